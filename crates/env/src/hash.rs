@@ -1,7 +1,8 @@
 //! Hash maps and sets with a fixed order.
 #![allow(clippy::disallowed_types)]
 
-use foldhash::fast::FixedState;
+/// How they hash.
+pub use foldhash::fast::FixedState;
 
 /// A hash map whose order depends on nothing but its contents and history.
 pub type HashMap<K, V> = std::collections::HashMap<K, V, FixedState>;

@@ -39,7 +39,7 @@ pub use rand_xoshiro::Xoshiro256PlusPlus as Rng;
 pub use self::alarm::Alarm;
 pub use self::blocking::{allow_blocking, may_block, server_threads};
 pub use self::env::Env;
-pub use self::hash::{HashMap, HashSet};
+pub use self::hash::{FixedState, HashMap, HashSet};
 pub use self::node::Node;
 pub use self::push::Push;
 pub use self::task::Task;

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// The number of an inode: never given to another one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Ino(pub u64);
 
 impl Ino {
@@ -18,7 +20,7 @@ impl fmt::Display for Ino {
 }
 
 /// The type of an inode.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// Bytes.
     File,
@@ -37,7 +39,9 @@ pub enum Kind {
 }
 
 /// A point in time: seconds since 1970, and nanoseconds below 10⁹ after them.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct Timestamp {
     /// Seconds, negative before 1970.
     pub seconds: i64,
@@ -46,7 +50,7 @@ pub struct Timestamp {
 }
 
 /// Everything that `stat` shows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attributes {
     /// The inode.
     pub ino: Ino,
@@ -79,7 +83,7 @@ pub struct Attributes {
 }
 
 /// A time to be set.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum TimeChange {
     /// The time of the call.
     Now,
@@ -88,7 +92,7 @@ pub enum TimeChange {
 }
 
 /// Attributes to set; those that are `None` stay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct AttributeChange {
     /// The low 12 bits of the mode.
     pub mode: Option<u16>,

@@ -10,6 +10,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino, Kind};
@@ -32,7 +33,7 @@ pub const MAX_LINKS: u32 = 65_000_000;
 pub const MAX_FILE: u64 = 16 << 40;
 
 /// The type of a new inode.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Node {
     /// An empty file.
     File,
@@ -55,7 +56,7 @@ pub enum Node {
 /// In a directory with set-group-id the inode gets the directory's group, and a new directory gets
 /// set-group-id too. The mode is `mode` without the bits of `umask`; in a directory with a default access
 /// control list, that list takes the place of `umask`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NewNode {
     /// Its type.
     pub node: Node,
@@ -70,7 +71,7 @@ pub struct NewNode {
 }
 
 /// What a rename does when the new name exists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Rename {
     /// Takes its place.
     Replace,
@@ -82,7 +83,9 @@ pub enum Rename {
 
 /// A place in a directory: behind an entry. It stays valid while entries come and go, and is less
 /// than 2⁶².
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct Cookie(pub u64);
 
 impl Cookie {
@@ -106,7 +109,7 @@ pub struct Entry {
 }
 
 /// Where a write goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum WriteAt {
     /// To a byte of the file.
     Offset(u64),
@@ -115,7 +118,7 @@ pub enum WriteAt {
 }
 
 /// Options of a write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct WriteHow {
     /// Return when it survives a crash.
     pub sync: bool,
@@ -124,7 +127,7 @@ pub struct WriteHow {
 }
 
 /// A change of the storage of a range.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Allocation {
     /// Reserves it; content stays.
     Reserve {
@@ -141,7 +144,7 @@ pub enum Allocation {
 }
 
 /// The target of a seek.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Seek {
     /// A byte with storage.
     Data,
@@ -150,7 +153,7 @@ pub enum Seek {
 }
 
 /// How setting an extended attribute treats an existing one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum SetXattr {
     /// Either way it is set.
     Any,
@@ -161,7 +164,7 @@ pub enum SetXattr {
 }
 
 /// How full the filesystem is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Statistics {
     /// Bytes in a block.
     pub block: u32,

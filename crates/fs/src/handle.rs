@@ -1,7 +1,9 @@
 //! Open files and directories.
 
+use serde::{Deserialize, Serialize};
+
 /// The caller of a request: a process, and the user it acts for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Caller {
     /// The user.
     pub uid: u32,
@@ -12,11 +14,13 @@ pub struct Caller {
 }
 
 /// An open file or directory. A filesystem chooses the numbers, below 2⁶².
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct Handle(pub u64);
 
 /// How an inode is opened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OpenFlags {
     /// To be read.
     pub read: bool,
@@ -31,7 +35,7 @@ pub struct OpenFlags {
 }
 
 /// How a caller may cache the pages of an open file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum PageCache {
     /// It keeps the pages that it has.
     #[default]
@@ -43,7 +47,7 @@ pub enum PageCache {
 }
 
 /// The answer to an open.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Opened {
     /// The open file or directory.
     pub handle: Handle,

@@ -9,6 +9,7 @@ mod ranges;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use thalweg_env::HashMap;
 use tokio::sync::Notify;
 
@@ -21,7 +22,7 @@ use ranges::Ranges;
 pub const MAX_LOCKS: usize = 8_192;
 
 /// The kind of a lock. Locks of different kinds never conflict.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum LockKind {
     /// Of a whole file, owned by an open file (flock). A change between shared and exclusive first releases
     /// the old lock, and is lost when the new one cannot be had.
@@ -30,12 +31,24 @@ pub enum LockKind {
     Posix,
 }
 
-/// The owner of locks: of a POSIX lock a process, of a BSD lock an open file. The number is the caller's choice.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LockOwner(pub u64);
+/// The owner of locks: of a POSIX lock a process, of a BSD lock an open file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct LockOwner {
+    /// The machine: 0 is the one with the filesystem.
+    pub client: u64,
+    /// A number of the caller's choice.
+    pub number: u64,
+}
+
+impl LockOwner {
+    /// An owner on the machine with the filesystem.
+    pub fn local(number: u64) -> LockOwner {
+        LockOwner { client: 0, number }
+    }
+}
 
 /// How a lock excludes others.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum LockMode {
     /// Any number of owners may have it.
     Shared,
@@ -44,7 +57,7 @@ pub enum LockMode {
 }
 
 /// Bytes of a file, both ends included: 0 to [`u64::MAX`] is all of it, however long it becomes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct LockRange {
     /// The first byte.
     pub first: u64,
@@ -62,7 +75,7 @@ impl LockRange {
 }
 
 /// A lock that is wanted or held.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Lock {
     /// The kind.
     pub kind: LockKind,

@@ -476,6 +476,6 @@ impl Connection {
         let replying = async move {
             work.await.unwrap_or_else(|error| (Answer::Failed(error.into()), Vec::new()))
         };
-        self.serving.answer(id, cost, Box::pin(replying)).await;
+        self.serving.answer(id, cost, replying).await;
     }
 }

@@ -80,6 +80,10 @@ impl Default for Limits {
     }
 }
 
+fn closed() -> CallError {
+    CallError::Lost("it closed the connection".to_owned())
+}
+
 /// Why a call has no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
@@ -137,12 +141,33 @@ impl Handler for NoCalls {
 
 type Answered = Result<(Bytes, Bytes), CallError>;
 
+/// What a call's answer is for.
+enum Waiter {
+    /// The caller, who may be gone.
+    Caller(oneshot::Sender<Answered>),
+    /// This is done with it where frames are received; see [`Channel::call_then`].
+    Then(Box<dyn FnOnce(Answered) -> Result<(), FrameError> + Send>),
+}
+
+impl Waiter {
+    fn answer(self, answered: Answered) -> Result<(), FrameError> {
+        match self {
+            // A caller that was dropped, or whose deadline has passed, needs no answer.
+            Waiter::Caller(caller) => {
+                let _ = caller.send(answered);
+                Ok(())
+            }
+            Waiter::Then(then) => then(answered),
+        }
+    }
+}
+
 /// The calls of this side.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Calls {
     last: u64,
-    /// The callers of the calls without an answer. A caller may be gone.
-    waiting: HashMap<u64, oneshot::Sender<Answered>>,
+    /// The calls without an answer.
+    waiting: HashMap<u64, Waiter>,
     /// Why no further call is sent.
     over: Option<String>,
 }
@@ -199,6 +224,11 @@ impl Channel {
         Channel { shared: Arc::new(shared) }
     }
 
+    /// Whether both are the same side of the same connection.
+    pub fn is_same(&self, other: &Channel) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Queues a frame and counts it.
     fn push<T: Serialize>(
         &self,
@@ -222,8 +252,52 @@ impl Channel {
         call: &C,
         payload: &[Bytes],
     ) -> Result<(A, Bytes), CallError> {
-        let shared = &self.shared;
         let (sender, answer) = oneshot::channel();
+        self.send(call, payload, Waiter::Caller(sender))?;
+        let (message, payload) = answer.await.unwrap_or_else(|_| Err(closed()))?;
+        match frame::message_of(&message) {
+            Ok(answer) => Ok((answer, payload)),
+            Err(error) => {
+                self.close(&error.to_string());
+                Err(CallError::Lost(error.to_string()))
+            }
+        }
+    }
+
+    /// As [`Channel::call`], and passes the answer through `then`, which runs where frames are received: before any frame
+    /// that the peer sent after this answer is looked at, and also when the future was dropped meanwhile. So it must not
+    /// block, nor call this channel's [`Channel::close`].
+    ///
+    /// # Errors
+    /// As [`Channel::call`]; then `then` does not run.
+    pub async fn call_then<C: Serialize, A: DeserializeOwned, R: Send + 'static>(
+        &self,
+        call: &C,
+        payload: &[Bytes],
+        then: impl FnOnce(A, Bytes) -> R + Send + 'static,
+    ) -> Result<R, CallError> {
+        let (sender, result) = oneshot::channel();
+        let take = move |answered: Answered| {
+            let done = match answered {
+                Ok((message, payload)) => Ok(then(frame::message_of(&message)?, payload)),
+                Err(error) => Err(error),
+            };
+            // The caller may be gone.
+            let _ = sender.send(done);
+            Ok(())
+        };
+        self.send(call, payload, Waiter::Then(Box::new(take)))?;
+        result.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// Sends a call.
+    fn send<C: Serialize>(
+        &self,
+        call: &C,
+        payload: &[Bytes],
+        waiter: Waiter,
+    ) -> Result<(), CallError> {
+        let shared = &self.shared;
         let is_alone = {
             let mut calls = shared.calls.lock();
             self.check(&calls)?;
@@ -232,7 +306,7 @@ impl Channel {
             }
             calls.last += 1;
             let id = shared.side.numbers() | calls.last;
-            calls.waiting.insert(id, sender);
+            calls.waiting.insert(id, waiter);
             // Under the lock, so that calls leave in the order of their numbers.
             self.push(id, None, call, payload);
             calls.waiting.len() == 1
@@ -242,15 +316,7 @@ impl Channel {
             // Other callers are about to wait, too: one write carries all calls.
             false => shared.output.flush_soon(),
         }
-        let lost = || CallError::Lost("it closed the connection".to_owned());
-        let (message, payload) = answer.await.unwrap_or_else(|_| Err(lost()))?;
-        match frame::message_of(&message) {
-            Ok(answer) => Ok((answer, payload)),
-            Err(error) => {
-                self.close(&error.to_string());
-                Err(CallError::Lost(error.to_string()))
-            }
-        }
+        Ok(())
     }
 
     /// As [`Channel::call`], with a deadline.
@@ -384,8 +450,7 @@ impl Channel {
         let caller = self.shared.calls.lock().waiting.remove(&id);
         let caller =
             caller.ok_or_else(|| io::Error::other("it sent an answer without a request"))?;
-        // A caller that was dropped, or whose deadline has passed, needs no answer.
-        let _ = caller.send(Ok((message, payload)));
+        caller.answer(Ok((message, payload))).map_err(io::Error::other)?;
         self.shared.answered.notify_waiters();
         Ok(())
     }
@@ -413,7 +478,8 @@ impl Channel {
             std::mem::take(&mut calls.waiting)
         };
         for (_, caller) in callers {
-            let _ = caller.send(Err(CallError::Lost(why.to_owned())));
+            // An error does not have to be decoded.
+            let _ = caller.answer(Err(CallError::Lost(why.to_owned())));
         }
         self.shared.answered.notify_waiters();
     }

@@ -36,22 +36,28 @@ impl Serving {
         &self,
         id: u64,
         cost: u64,
-        mut work: BoxFuture<'static, Reply<A>>,
+        work: impl Future<Output = Reply<A>> + Send + 'static,
     ) {
+        let channel = self.channel.clone();
+        let answering = async move {
+            let (answer, payload) = work.await;
+            channel.answer(id, &answer, &payload);
+        };
+        self.run(cost, Box::pin(answering)).await;
+    }
+
+    /// As [`Serving::answer`], of work that answers by itself.
+    pub async fn run(&self, cost: u64, mut work: BoxFuture<'static, ()>) {
         let permit = self.afford(cost).await;
-        match futures::poll!(&mut work) {
-            Poll::Ready((answer, payload)) => self.channel.answer(id, &answer, &payload),
-            Poll::Pending => {
-                let channel = self.channel.clone();
-                let task = self.env.spawn(async move {
-                    let (answer, payload) = work.await;
-                    channel.answer(id, &answer, &payload);
-                    channel.flush_soon();
-                    drop(permit);
-                });
-                // Work that has begun runs to its end when the peer disconnects.
-                task.detach();
-            }
+        if futures::poll!(&mut work) == Poll::Pending {
+            let channel = self.channel.clone();
+            let task = self.env.spawn(async move {
+                work.await;
+                channel.flush_soon();
+                drop(permit);
+            });
+            // Work that has begun runs to its end when the peer disconnects.
+            task.detach();
         }
     }
 

@@ -20,7 +20,7 @@ const FILE: Ino = Ino(7);
 const BYTES: u64 = 12;
 
 fn lock(kind: LockKind, owner: u64, mode: LockMode, first: u64, last: u64) -> Lock {
-    let (owner, handle) = (LockOwner(owner), Handle(owner));
+    let (owner, handle) = (LockOwner::local(owner), Handle(owner));
     Lock { kind, owner, handle, pid: 1, mode, range: LockRange { first, last } }
 }
 
@@ -63,7 +63,7 @@ type Model = BTreeMap<(LockKind, u64, u64), LockMode>;
 fn excludes(model: &Model, lock: &Lock) -> bool {
     model.iter().any(|((kind, owner, byte), mode)| {
         *kind == lock.kind
-            && *owner != lock.owner.0
+            && *owner != lock.owner.number
             && (lock.range.first..=lock.range.last).contains(byte)
             && (*mode == LockMode::Exclusive || lock.mode == LockMode::Exclusive)
     })
@@ -75,7 +75,7 @@ fn excluded(table: &LockTable) -> BTreeSet<(LockKind, u64, u64)> {
     for (kind, owner, byte) in cases() {
         let wanted = lock(kind, owner, LockMode::Exclusive, byte, byte);
         if let Some(held) = table.conflict(FILE, &wanted) {
-            assert!(held.owner.0 != owner && held.kind == kind, "{held:?}");
+            assert!(held.owner.number != owner && held.kind == kind, "{held:?}");
             assert!((held.range.first..=held.range.last).contains(&byte), "{held:?}");
             found.insert((kind, owner, byte));
         }
@@ -99,9 +99,9 @@ proptest! {
                 match step {
                     Step::Lock(lock) => {
                         let locked = table.lock(FILE, lock, false).await;
-                        let key = |byte| (lock.kind, lock.owner.0, byte);
+                        let key = |byte| (lock.kind, lock.owner.number, byte);
                         if lock.kind == LockKind::Bsd && model.get(&key(0)).is_some_and(|it| *it != lock.mode) {
-                            model.retain(|(kind, owner, _), _| (*kind, *owner) != (lock.kind, lock.owner.0));
+                            model.retain(|(kind, owner, _), _| (*kind, *owner) != (lock.kind, lock.owner.number));
                         }
                         if excludes(&model, lock) {
                             assert!(matches!(locked, Err(FsError::Locked)), "{step:?}: {locked:?}");
@@ -112,13 +112,13 @@ proptest! {
                         }
                     }
                     Step::Unlock(kind, owner, range) => {
-                        table.unlock(FILE, *kind, LockOwner(*owner), *range).unwrap();
+                        table.unlock(FILE, *kind, LockOwner::local(*owner), *range).unwrap();
                         model.retain(|(k, o, byte), _| {
                             (k, o) != (kind, owner) || !(range.first..=range.last).contains(byte)
                         });
                     }
                     Step::UnlockOwner(kind, owner) => {
-                        table.unlock_owner(FILE, *kind, LockOwner(*owner));
+                        table.unlock_owner(FILE, *kind, LockOwner::local(*owner));
                         model.retain(|(k, o, _), _| (k, o) != (kind, owner));
                     }
                     Step::Release(handle) => {
@@ -158,7 +158,9 @@ fn a_wait_ends_when_the_lock_is_free() {
         table.lock(FILE, &posix(1, exclusive, 0, 9), false).await.unwrap();
         let first = wait_for(&env, &table, FILE, posix(2, exclusive, 5, 5)).await;
         let second = wait_for(&env, &table, FILE, posix(3, shared, 8, 20)).await;
-        table.unlock(FILE, LockKind::Posix, LockOwner(1), LockRange { first: 0, last: 5 }).unwrap();
+        table
+            .unlock(FILE, LockKind::Posix, LockOwner::local(1), LockRange { first: 0, last: 5 })
+            .unwrap();
         first.await.unwrap().unwrap();
         assert_eq!(table.waiting(), 1);
         // A change to a shared lock lets other shared ones in.
@@ -182,7 +184,7 @@ fn a_dropped_wait_leaves_nothing() {
         drop(waiting);
         env.sleep(Duration::from_millis(1)).await;
         assert_eq!(table.waiting(), 0);
-        table.unlock_owner(FILE, LockKind::Bsd, LockOwner(1));
+        table.unlock_owner(FILE, LockKind::Bsd, LockOwner::local(1));
         assert!(table.is_empty());
         table.lock(FILE, &bsd(3, LockMode::Exclusive), false).await.unwrap();
     });
@@ -204,11 +206,11 @@ fn posix_owners_do_not_wait_in_a_circle() {
         assert!(matches!(circle, Err(FsError::Deadlock)), "{circle:?}");
         // Another owner may wait for any of them.
         let fourth = wait_for(&env, &table, a, one(4, 0)).await;
-        table.unlock_owner(c, LockKind::Posix, LockOwner(3));
+        table.unlock_owner(c, LockKind::Posix, LockOwner::local(3));
         second.await.unwrap().unwrap();
-        table.unlock_owner(b, LockKind::Posix, LockOwner(2));
+        table.unlock_owner(b, LockKind::Posix, LockOwner::local(2));
         first.await.unwrap().unwrap();
-        table.unlock_owner(a, LockKind::Posix, LockOwner(1));
+        table.unlock_owner(a, LockKind::Posix, LockOwner::local(1));
         fourth.await.unwrap().unwrap();
     });
 }
@@ -228,8 +230,11 @@ fn a_failed_change_of_a_bsd_lock_loses_it() {
         let changed = table.lock(FILE, &posix(1, exclusive, 0, 9), false).await;
         assert!(matches!(changed, Err(FsError::Locked)));
         assert!(table.conflict(FILE, &posix(4, exclusive, 0, 0)).is_some());
-        table.unlock_owner(FILE, LockKind::Posix, LockOwner(3));
-        assert_eq!(table.conflict(FILE, &posix(4, exclusive, 0, 0)).map(|it| it.owner.0), Some(1));
+        table.unlock_owner(FILE, LockKind::Posix, LockOwner::local(3));
+        assert_eq!(
+            table.conflict(FILE, &posix(4, exclusive, 0, 0)).map(|it| it.owner.number),
+            Some(1)
+        );
     });
 }
 
@@ -266,7 +271,7 @@ fn closes_end_locks() {
         assert_ne!(one, two);
         let range = LockRange { first: 0, last: 9 };
         let by = |kind, owner, handle| {
-            let (mode, owner) = (LockMode::Exclusive, LockOwner(owner));
+            let (mode, owner) = (LockMode::Exclusive, LockOwner::local(owner));
             Lock { kind, owner, handle, pid: 9, mode, range }
         };
         fs.lock(file, &by(LockKind::Posix, 1, one), false).await.unwrap();
@@ -274,7 +279,7 @@ fn closes_end_locks() {
         let held = fs.conflicting_lock(file, &by(LockKind::Posix, 3, two)).await.unwrap();
         assert_eq!(held, Some(by(LockKind::Posix, 1, one)));
         // Another transaction's view has the same locks.
-        fs.flush(file, two, LockOwner(1)).await.unwrap();
+        fs.flush(file, two, LockOwner::local(1)).await.unwrap();
         fs.lock(file, &by(LockKind::Posix, 3, two), false).await.unwrap();
         let refused = fs.lock(file, &by(LockKind::Bsd, 3, two), false).await;
         assert!(matches!(refused, Err(FsError::Locked)));

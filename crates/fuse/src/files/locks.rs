@@ -32,7 +32,7 @@ impl Adapter {
     ) -> Result<Option<Lock>, Errno> {
         let lock = |mode| Lock {
             kind: self.locks.kind(),
-            owner: LockOwner(owner.0),
+            owner: LockOwner::local(owner.0),
             handle: KernelHandle::of(file).handle,
             pid,
             mode,
@@ -66,7 +66,7 @@ impl Adapter {
         range: LockRange,
         reply: ReplyEmpty,
     ) {
-        let (kind, owner) = (self.locks.kind(), LockOwner(owner.0));
+        let (kind, owner) = (self.locks.kind(), LockOwner::local(owner.0));
         self.run_empty("unlock", reply, move |served| async move {
             served.filesystem.unlock(ino, kind, owner, range).await
         });

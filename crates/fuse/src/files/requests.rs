@@ -328,7 +328,7 @@ impl fuser::Filesystem for Adapter {
         owner: fuser::LockOwner,
         reply: ReplyEmpty,
     ) {
-        let (handle, owner) = (KernelHandle::of(handle).handle, LockOwner(owner.0));
+        let (handle, owner) = (KernelHandle::of(handle).handle, LockOwner::local(owner.0));
         self.run_empty("flush", reply, move |served| async move {
             served.filesystem.flush(Ino(ino.0), handle, owner).await
         });

@@ -29,7 +29,7 @@ impl Handler for Doubler {
             env.sleep(Duration::from_millis(millis)).await;
             (2 * millis, vec![payload])
         };
-        self.serving.answer(call.id, 1, Box::pin(work)).await;
+        self.serving.answer(call.id, 1, work).await;
         Ok(())
     }
 }

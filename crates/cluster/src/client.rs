@@ -1,0 +1,204 @@
+//! A filesystem behind a server, as its clients see it.
+//!
+//! - `cache`: what the client may use without a call;
+//! - `link`: connections, one after the other, and what the server calls;
+//! - `call`: a call that outlives connections;
+//! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
+//!
+//! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
+//! for [`Options::retry`]. If the server has ended the session in the meantime, everything that was open is stale, which
+//! is logged; a new session begins by itself.
+
+mod cache;
+mod call;
+mod content;
+mod filesystem;
+mod link;
+mod names;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use thalweg_env::connection::Connector;
+use thalweg_env::{Env, Task, watch};
+use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
+use uuid::Uuid;
+
+use cache::Cache;
+use call::Numbers;
+use link::Link;
+
+/// How a client treats its server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Time for the first connection.
+    pub patience: Duration,
+    /// How long calls wait for a server that cannot be reached; `None` for any time.
+    pub retry: Option<Duration>,
+    /// The pause before a connection is tried again; up to 16 times as long after many failures.
+    pub pause: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            patience: Duration::from_secs(10),
+            retry: Some(Duration::from_secs(300)),
+            pause: Duration::from_millis(50),
+        }
+    }
+}
+
+/// Why a client does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The server cannot be reached, or does not let this client in.
+    #[error("the server cannot be used: {0}")]
+    Lost(#[source] io::Error),
+    /// The directory that the client is to see is not there.
+    #[error(transparent)]
+    Refused(FsError),
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, thiserror::Error)]
+enum LinkError {
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("the server has ended the session of this client while the call was under way")]
+    Evicted,
+    #[error("the client is closed")]
+    Closed,
+    #[error("the server's answer does not fit the call")]
+    Unexpected,
+}
+
+impl From<LinkError> for FsError {
+    fn from(error: LinkError) -> FsError {
+        FsError::Store(Failure::new(Action::Reconnect, error))
+    }
+}
+
+/// A filesystem behind a server. Clones are the same client; its session ends with [`Client::close`], or when the server
+/// has not heard it for long enough.
+#[derive(Clone, Debug)]
+pub struct Client {
+    shared: Arc<Shared>,
+    _life: Arc<Life>,
+}
+
+/// Ends the connection with the last clone of a client.
+#[derive(Debug)]
+struct Life {
+    shared: Arc<Shared>,
+    _tasks: [Task<()>; 2],
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.shared.abandon();
+    }
+}
+
+/// A session at the server.
+#[derive(Clone, Copy, Debug)]
+struct SessionInfo {
+    id: Uuid,
+    /// Sessions of this client count from 0.
+    generation: u64,
+    /// The server knows it.
+    begun: bool,
+    root: Ino,
+    lease: Duration,
+    read_only: bool,
+}
+
+struct Shared {
+    env: Env,
+    connector: Box<dyn Connector>,
+    options: Options,
+    session: Mutex<SessionInfo>,
+    link: watch::Sender<Link>,
+    numbers: Mutex<Numbers>,
+    cache: Mutex<Cache>,
+    watcher: RwLock<Option<Watcher>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("connector", &self.connector).finish_non_exhaustive()
+    }
+}
+
+/// What a client knows of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct ClientStatus {
+    /// Whether it has a connection with a session.
+    pub connected: bool,
+    /// Sessions that the server has ended.
+    pub evictions: u64,
+    /// Inodes that it knows.
+    pub inodes: usize,
+    /// Calls without an answer.
+    pub calls: usize,
+}
+
+impl Client {
+    /// Connects, and begins a session.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub async fn connect(
+        env: &Env,
+        connector: Box<dyn Connector>,
+        options: Options,
+    ) -> Result<Client, AttachError> {
+        let session = SessionInfo {
+            id: env.uuid(),
+            generation: 0,
+            begun: false,
+            root: Ino::ROOT,
+            lease: Duration::ZERO,
+            read_only: false,
+        };
+        let link = watch::Sender::new(Link::Down);
+        let shared = Arc::new(Shared {
+            env: env.clone(),
+            connector,
+            options,
+            session: Mutex::new(session),
+            link,
+            numbers: Mutex::default(),
+            cache: Mutex::default(),
+            watcher: RwLock::default(),
+        });
+        let first = env.timeout(shared.options.patience, shared.attach()).await;
+        let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
+        let connection = first.unwrap_or_else(late)?;
+        let (linking, tending) = (shared.clone(), shared.clone());
+        let tasks = [
+            env.spawn(async move { linking.keep_connected(connection).await }),
+            env.spawn(async move { tending.tend().await }),
+        ];
+        let life = Life { shared: shared.clone(), _tasks: tasks };
+        Ok(Client { shared, _life: Arc::new(life) })
+    }
+
+    /// Ends the session in order. Calls fail from now on.
+    pub async fn close(&self) {
+        self.shared.detach().await;
+    }
+
+    /// What it knows of itself.
+    pub fn status(&self) -> ClientStatus {
+        ClientStatus {
+            connected: matches!(*self.shared.link.borrow(), Link::Up(_)),
+            evictions: self.shared.session.lock().generation,
+            inodes: self.shared.cache.lock().len(),
+            calls: self.shared.numbers.lock().pending(),
+        }
+    }
+}

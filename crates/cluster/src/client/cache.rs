@@ -1,0 +1,275 @@
+//! What a client may use without a call: attributes, names, and that names are absent.
+//!
+//! Everything in it was granted by the server, which invalidates it before it changes. It is used only while the lease
+//! lasts; when the lease is renewed it is valid again, because the server would have ended the session before it changed
+//! something that this client had not dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_env::{HashMap, Time};
+use thalweg_fs::{Answer, Attributes, Ino, Lookup, Validity};
+
+use super::Shared;
+use crate::protocol::Changed;
+
+/// The inodes that a client knows.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    nodes: HashMap<Ino, Node>,
+    /// Until when it may be used.
+    lease_end: Time,
+}
+
+/// An inode.
+#[derive(Debug, Default)]
+struct Node {
+    /// If they may be used.
+    attributes: Option<Attributes>,
+    /// If names of the directory may be used.
+    names: Option<Names>,
+    /// Changes of this client that are under way. Nothing that they concern is put into the cache.
+    changing: u32,
+    /// The stamp of the last answer that named it.
+    stamp: u64,
+    /// References of the caller.
+    references: u64,
+    /// It was used since the last sweep.
+    used: bool,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    /// All names of the directory are here.
+    complete: bool,
+    names: HashMap<Bytes, Name>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Name {
+    Present(Ino),
+    Absent,
+    /// It was invalidated.
+    Unknown,
+}
+
+/// What becomes of a name that this client has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NewName {
+    Present(Ino),
+    Absent,
+}
+
+impl Cache {
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// A call that was sent at `sent` was answered.
+    pub(super) fn renew(&mut self, sent: Time, lease: Duration) {
+        self.lease_end = self.lease_end.max(sent + lease);
+    }
+
+    /// How long attributes may be used by a caller's own cache.
+    fn validity(&self, now: Time) -> Validity {
+        let attributes = match self.lease_end > now {
+            true => self.lease_end.since(now),
+            false => Duration::ZERO,
+        };
+        // The caller's kernel would have to lock a directory to drop a name of it, which a call under way may have
+        // locked. So the kernel asks for each name.
+        Validity { entry: Duration::ZERO, attributes }
+    }
+
+    /// Cached attributes.
+    pub(super) fn attributes(&mut self, ino: Ino, now: Time) -> Option<Answer> {
+        if self.lease_end <= now {
+            return None;
+        }
+        let valid = self.validity(now);
+        let node = self.nodes.get_mut(&ino)?;
+        node.used = true;
+        node.attributes.map(|attributes| Answer { attributes, valid })
+    }
+
+    /// A cached name, or a name that is known to be absent.
+    pub(super) fn lookup(&mut self, parent: Ino, name: &[u8], now: Time) -> Option<Lookup> {
+        if self.lease_end <= now {
+            return None;
+        }
+        let node = self.nodes.get_mut(&parent)?;
+        node.used = true;
+        let names = node.names.as_ref()?;
+        match names.names.get(name) {
+            Some(Name::Present(ino)) => {
+                let ino = *ino;
+                self.attributes(ino, now).map(Lookup::Found)
+            }
+            Some(Name::Absent) => Some(Lookup::Absent(Duration::ZERO)),
+            None if names.complete => Some(Lookup::Absent(Duration::ZERO)),
+            Some(Name::Unknown) | None => None,
+        }
+    }
+
+    /// The inode of a name, if it is known.
+    pub(super) fn target(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
+        match self.nodes.get(&parent)?.names.as_ref()?.names.get(name)? {
+            Name::Present(ino) => Some(*ino),
+            Name::Absent | Name::Unknown => None,
+        }
+    }
+
+    /// An answer names an inode; with `keep`, its attributes may be used. How long the caller may use them.
+    pub(super) fn learn(
+        &mut self,
+        attributes: &Attributes,
+        stamp: u64,
+        keep: bool,
+        now: Time,
+    ) -> Validity {
+        let valid = self.validity(now);
+        let node = self.nodes.entry(attributes.ino).or_default();
+        node.stamp = node.stamp.max(stamp);
+        node.used = true;
+        match keep && node.changing == 0 {
+            true => {
+                node.attributes = Some(*attributes);
+                valid
+            }
+            false => Validity::NONE,
+        }
+    }
+
+    /// Names of a directory may be used from now on; with `complete`, it is a new one without any.
+    pub(super) fn hold_names(&mut self, directory: Ino, complete: bool) {
+        let node = self.nodes.entry(directory).or_default();
+        let names = node.names.get_or_insert_default();
+        names.complete |= complete;
+    }
+
+    /// An answer says what a name is.
+    pub(super) fn learn_name(&mut self, parent: Ino, name: Bytes, found: NewName) {
+        let Some(node) = self.nodes.get_mut(&parent) else { return };
+        if node.changing > 0 {
+            return;
+        }
+        node.set_name(name, found);
+    }
+
+    /// A change of this client has made a name what it is.
+    pub(super) fn changed_name(&mut self, parent: Ino, name: Bytes, found: NewName) {
+        let Some(node) = self.nodes.get_mut(&parent) else { return };
+        // Of two changes under way it is not known which was the last.
+        if node.changing == 1 {
+            node.set_name(name, found);
+        }
+    }
+
+    /// A change of this client begins: what it concerns is dropped.
+    fn begin(&mut self, changes: &[Changed]) {
+        for change in changes {
+            self.drop_changed(change);
+            self.nodes.entry(change.ino()).or_default().changing += 1;
+        }
+    }
+
+    fn end(&mut self, changes: &[Changed]) {
+        for change in changes {
+            if let Some(node) = self.nodes.get_mut(&change.ino()) {
+                node.changing = node.changing.saturating_sub(1);
+            }
+        }
+    }
+
+    /// The server has invalidated something. Whether the caller may cache it.
+    pub(super) fn drop_changed(&mut self, change: &Changed) -> bool {
+        let Some(node) = self.nodes.get_mut(&change.ino()) else { return false };
+        match change {
+            Changed::Attributes(_) => node.attributes = None,
+            Changed::Content { .. } => {}
+            Changed::Name { name, .. } => {
+                if let Some(names) = &mut node.names {
+                    names.names.insert(name.clone(), Name::Unknown);
+                }
+            }
+        }
+        true
+    }
+
+    pub(super) fn reference(&mut self, ino: Ino) {
+        self.nodes.entry(ino).or_default().references += 1;
+    }
+
+    pub(super) fn unreference(&mut self, ino: Ino, count: u64) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.references = node.references.saturating_sub(count);
+        }
+    }
+
+    /// Removes inodes that the caller does not refer to and that were not used since the last sweep: these, with their
+    /// stamps.
+    pub(super) fn sweep(&mut self) -> Vec<(Ino, u64)> {
+        let mut gone = Vec::new();
+        self.nodes.retain(|ino, node| {
+            let stays = node.references > 0 || node.changing > 0 || node.used;
+            node.used = false;
+            if !stays {
+                gone.push((*ino, node.stamp));
+            }
+            stays
+        });
+        gone
+    }
+
+    /// The session has ended: nothing may be used. The inodes that the caller may cache.
+    pub(super) fn clear(&mut self) -> Vec<Ino> {
+        self.lease_end = Time::default();
+        for node in self.nodes.values_mut() {
+            node.attributes = None;
+            node.names = None;
+            node.stamp = 0;
+        }
+        let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();
+        inodes.sort_unstable();
+        inodes
+    }
+}
+
+impl Node {
+    fn set_name(&mut self, name: Bytes, found: NewName) {
+        let Some(names) = &mut self.names else { return };
+        let found = match found {
+            NewName::Present(ino) => Name::Present(ino),
+            // Of a complete directory the names that are there are enough.
+            NewName::Absent if names.complete => {
+                names.names.remove(&name);
+                return;
+            }
+            NewName::Absent => Name::Absent,
+        };
+        names.names.insert(name, found);
+    }
+}
+
+/// A change of this client that is under way: nothing that it concerns is used, or put into the cache. It ends with the
+/// last clone.
+pub(super) type Changing = Arc<ChangeGuard>;
+
+pub(super) struct ChangeGuard {
+    shared: Arc<Shared>,
+    changes: Vec<Changed>,
+}
+
+impl ChangeGuard {
+    pub(super) fn begin(shared: &Arc<Shared>, changes: Vec<Changed>) -> Changing {
+        shared.cache.lock().begin(&changes);
+        Arc::new(ChangeGuard { shared: shared.clone(), changes })
+    }
+}
+
+impl Drop for ChangeGuard {
+    fn drop(&mut self) {
+        self.shared.cache.lock().end(&self.changes);
+    }
+}

@@ -1,0 +1,167 @@
+//! A call that outlives connections.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_fs::FsError;
+use thalweg_net::channel::{CallError, Channel};
+
+use super::link::Link;
+use super::{LinkError, Shared};
+use crate::protocol::{Answer, Call, Reply, Request};
+
+/// The numbers of the calls without an answer.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    last: u64,
+    pending: BTreeSet<u64>,
+}
+
+impl Numbers {
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The oldest call without an answer, or the next one.
+    fn oldest(&self) -> u64 {
+        self.pending.first().copied().unwrap_or(self.last + 1)
+    }
+}
+
+/// The number of a call that has no answer yet.
+struct Number {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        self.shared.numbers.lock().pending.remove(&self.number);
+    }
+}
+
+/// Has the server end a wait for a lock when its caller has gone.
+struct Wait<'a> {
+    number: &'a Number,
+    over: bool,
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let shared = &self.number.shared;
+        let call = Call { number: 0, oldest: 0, request: Request::Cancel(self.number.number) };
+        if let Link::Up(channel) = &*shared.link.borrow()
+            && channel.tell(&call, &[]).is_ok()
+        {
+            channel.flush_soon();
+        }
+    }
+}
+
+impl Shared {
+    fn number(self: &Arc<Self>) -> Number {
+        let mut numbers = self.numbers.lock();
+        numbers.last += 1;
+        let number = numbers.last;
+        numbers.pending.insert(number);
+        drop(numbers);
+        Number { shared: self.clone(), number }
+    }
+
+    /// The connection, as soon as there is one other than `failed`.
+    async fn connected(&self, failed: Option<&Channel>) -> Result<Channel, LinkError> {
+        let mut links = self.link.subscribe();
+        let connecting = async {
+            loop {
+                match &*links.borrow_and_update() {
+                    Link::Closed => return Err(LinkError::Closed),
+                    Link::Up(channel) if !failed.is_some_and(|old| old.is_same(channel)) => {
+                        return Ok(channel.clone());
+                    }
+                    Link::Up(_) | Link::Down => {}
+                }
+                if links.changed().await.is_err() {
+                    return Err(LinkError::Closed);
+                }
+            }
+        };
+        match self.options.retry {
+            None => connecting.await,
+            Some(retry) => {
+                let late = || {
+                    let secs = retry.as_secs_f64();
+                    Err(LinkError::Unreachable(format!("for {secs} s all attempts have failed")))
+                };
+                self.env.timeout(retry, connecting).await.unwrap_or_else(late)
+            }
+        }
+    }
+
+    /// Makes a call, on as many connections as it takes. `then` sees each answer where frames are received, before
+    /// anything that the server sent later; also when this future was dropped.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        request: Request,
+        payload: Vec<Bytes>,
+        then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(Reply, Bytes), FsError> {
+        let number = self.number();
+        let mut wait =
+            Wait { number: &number, over: !matches!(request, Request::Lock { wait: true, .. }) };
+        let generation = self.session.lock().generation;
+        let mut failed: Option<Channel> = None;
+        let is_once = request.is_once();
+        loop {
+            let channel = self.connected(failed.as_ref()).await?;
+            if failed.is_some() && is_once && self.session.lock().generation != generation {
+                wait.over = true;
+                tracing::error!(
+                    "a call was under way when the server ended the session; it may count or not"
+                );
+                return Err(LinkError::Evicted.into());
+            }
+            let oldest = self.numbers.lock().oldest();
+            let call = Call { number: number.number, oldest, request: request.clone() };
+            let (shared, then, sent) = (self.clone(), then.clone(), self.env.now());
+            let take = move |reply: Reply, payload: Bytes| {
+                shared.renew(sent);
+                then(&shared, &reply, &payload);
+                (reply, payload)
+            };
+            match channel.call_then(&call, &payload, take).await {
+                Ok((reply, payload)) => {
+                    wait.over = true;
+                    return match reply.answer {
+                        Answer::Failed(error) => Err(error.into()),
+                        _ => Ok((reply, payload)),
+                    };
+                }
+                Err(CallError::Overloaded(why)) => {
+                    return Err(LinkError::Unreachable(why.to_owned()).into());
+                }
+                Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel),
+            }
+        }
+    }
+
+    /// A call whose answer allows nothing.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        request: Request,
+    ) -> Result<(Answer, Bytes), FsError> {
+        let (reply, payload) = self.call(request, Vec::new(), |_, _, _| {}).await?;
+        Ok((reply.answer, payload))
+    }
+
+    /// A call that is answered with nothing but success.
+    pub(super) async fn order(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
+        match self.ask(request).await? {
+            (Answer::Done, _) => Ok(()),
+            _ => Err(LinkError::Unexpected.into()),
+        }
+    }
+}

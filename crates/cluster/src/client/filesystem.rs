@@ -1,0 +1,234 @@
+//! The calls of a filesystem.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_fs::{
+    Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Entry, Filesystem, FsError,
+    Handle, Ino, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, OpenFlags, Opened, Rename,
+    Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
+};
+
+use super::{Client, LinkError};
+use crate::protocol::{Answer, Request};
+
+fn unexpected<T>() -> Result<T, FsError> {
+    Err(LinkError::Unexpected.into())
+}
+
+impl Client {
+    /// The number of an inode at the server: callers know the root by the number that all filesystems have for it.
+    fn theirs(&self, ino: Ino) -> Ino {
+        match ino {
+            Ino::ROOT => self.shared.session.lock().root,
+            ino => ino,
+        }
+    }
+}
+
+#[async_trait]
+impl Filesystem for Client {
+    fn is_read_only(&self) -> bool {
+        self.shared.session.lock().read_only
+    }
+
+    async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
+        self.shared.look_up(self.theirs(parent), name).await
+    }
+
+    async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
+        let parent = self.shared.parent(self.theirs(directory)).await?;
+        Ok(self.shared.ours(parent))
+    }
+
+    async fn attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
+        let mut answer = self.shared.attributes(self.theirs(ino)).await?;
+        answer.attributes.ino = ino;
+        Ok(answer)
+    }
+
+    async fn set_attributes(
+        &self,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<FileAnswer, FsError> {
+        let mut answer = self.shared.set_attributes(self.theirs(ino), *change).await?;
+        answer.attributes.ino = ino;
+        Ok(answer)
+    }
+
+    async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<FileAnswer, FsError> {
+        self.shared.create(self.theirs(parent), name, new).await
+    }
+
+    async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
+        self.shared.link(self.theirs(ino), self.theirs(parent), name).await
+    }
+
+    async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.shared.unlink(self.theirs(parent), name, false).await
+    }
+
+    async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        self.shared.unlink(self.theirs(parent), name, true).await
+    }
+
+    async fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<(), FsError> {
+        let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
+        self.shared.rename(from, to, how).await
+    }
+
+    async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
+        match self.shared.ask(Request::ReadLink { ino }).await? {
+            (Answer::Bytes, target) => Ok(target),
+            _ => unexpected(),
+        }
+    }
+
+    async fn read_directory(
+        &self,
+        ino: Ino,
+        from: Cookie,
+        most: usize,
+        attributes: bool,
+    ) -> Result<Vec<Entry>, FsError> {
+        self.shared.list(self.theirs(ino), from, most, attributes).await
+    }
+
+    async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+        self.shared.read(self.theirs(ino), offset, len).await
+    }
+
+    async fn write(
+        &self,
+        ino: Ino,
+        at: WriteAt,
+        data: Vec<Bytes>,
+        how: WriteHow,
+    ) -> Result<u64, FsError> {
+        self.shared.write(self.theirs(ino), at, data, how).await
+    }
+
+    async fn allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        how: Allocation,
+    ) -> Result<(), FsError> {
+        self.shared.allocate(self.theirs(ino), offset, len, how).await
+    }
+
+    async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
+        let ino = self.theirs(ino);
+        match self.shared.ask(Request::Seek { ino, offset, what }).await? {
+            (Answer::Number(at), _) => Ok(at),
+            _ => unexpected(),
+        }
+    }
+
+    async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
+        let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
+        self.shared.copy(from, to, len).await
+    }
+
+    async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
+        let ino = self.theirs(ino);
+        self.shared.order(Request::Sync { ino, content_only }).await
+    }
+
+    async fn sync_all(&self) -> Result<(), FsError> {
+        self.shared.order(Request::SyncAll).await
+    }
+
+    async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
+        let request = Request::Xattr { ino: self.theirs(ino), name: Bytes::copy_from_slice(name) };
+        match self.shared.ask(request).await? {
+            (Answer::Bytes, value) => Ok(value),
+            _ => unexpected(),
+        }
+    }
+
+    async fn set_xattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: Bytes,
+        how: SetXattr,
+    ) -> Result<(), FsError> {
+        let ino = self.theirs(ino);
+        let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
+        self.shared.change_xattr(ino, request, vec![value]).await
+    }
+
+    async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
+        match self.shared.ask(Request::Xattrs { ino: self.theirs(ino) }).await? {
+            (Answer::Names, names) => {
+                postcard::from_bytes(&names).map_err(|_| LinkError::Unexpected.into())
+            }
+            _ => unexpected(),
+        }
+    }
+
+    async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+        let ino = self.theirs(ino);
+        let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
+        self.shared.change_xattr(ino, request, Vec::new()).await
+    }
+
+    async fn statistics(&self) -> Result<Statistics, FsError> {
+        match self.shared.ask(Request::Statistics).await? {
+            (Answer::Statistics(found), _) => Ok(found),
+            _ => unexpected(),
+        }
+    }
+
+    fn reference(&self, ino: Ino) {
+        self.shared.cache.lock().reference(self.theirs(ino));
+    }
+
+    fn unreference(&self, ino: Ino, count: u64) {
+        self.shared.cache.lock().unreference(self.theirs(ino), count);
+    }
+
+    async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened, FsError> {
+        self.shared.open(*caller, self.theirs(ino), flags).await
+    }
+
+    async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError> {
+        let ino = self.theirs(ino);
+        self.shared.order(Request::Flush { ino, handle, owner }).await
+    }
+
+    async fn release(&self, ino: Ino, handle: Handle) {
+        self.shared.release(self.theirs(ino), handle).await;
+    }
+
+    async fn lock(&self, ino: Ino, lock: &Lock, wait: bool) -> Result<(), FsError> {
+        let ino = self.theirs(ino);
+        self.shared.order(Request::Lock { ino, lock: *lock, wait }).await
+    }
+
+    async fn unlock(
+        &self,
+        ino: Ino,
+        kind: LockKind,
+        owner: LockOwner,
+        range: LockRange,
+    ) -> Result<(), FsError> {
+        let ino = self.theirs(ino);
+        self.shared.order(Request::Unlock { ino, kind, owner, range }).await
+    }
+
+    async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError> {
+        self.shared.conflicting_lock(self.theirs(ino), *lock).await
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        *self.shared.watcher.write() = Some(watcher);
+    }
+}

@@ -1,0 +1,272 @@
+//! The connections to the server, one after the other.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use thalweg_env::{Task, Time};
+use thalweg_fs::{Change, FsError, Ino, Invalidation};
+use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
+
+use super::{AttachError, SessionInfo, Shared};
+use crate::protocol::{
+    Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD, Reply,
+    Request,
+};
+
+/// Pauses between attempts grow up to so many times the first one.
+const LONGEST_PAUSE: u32 = 16;
+/// Sweeps of the cache in the time of a lease.
+const SWEEPS: u32 = 1;
+/// Renewals in the time of a lease.
+const RENEWALS: u32 = 4;
+
+/// The way to the server.
+#[derive(Clone, Debug)]
+pub(super) enum Link {
+    /// There is a connection, and the server knows the session.
+    Up(Channel),
+    /// There is none.
+    Down,
+    /// There will be none.
+    Closed,
+}
+
+/// A connection whose session is attached.
+pub(super) struct Connection {
+    channel: Channel,
+    /// Receives answers and calls, until the connection ends.
+    running: Task<io::Result<()>>,
+}
+
+/// Carries out the calls of the server.
+struct Invalidator(Arc<Shared>, Channel);
+
+impl Handler for Invalidator {
+    async fn handle(&self, call: Incoming) -> io::Result<()> {
+        let FromServer::Invalidate(changes) = call.decode().map_err(io::Error::other)?;
+        let dropped = self.0.invalidate(&changes);
+        let (channel, id) = (self.1.clone(), call.id);
+        if dropped.is_empty() {
+            channel.answer(id, &Invalidated, &[]);
+            return Ok(());
+        }
+        // The caller's cache may wait for calls that are answered on this connection.
+        let answering = async move {
+            join_all(dropped.into_iter().map(Invalidation::wait)).await;
+            channel.answer(id, &Invalidated, &[]);
+            channel.flush_soon();
+        };
+        self.0.env.spawn(answering).detach();
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Drops what the server is about to change; invalidations of the caller's cache that have begun.
+    fn invalidate(&self, changes: &[Changed]) -> Vec<Invalidation> {
+        let mut told = Vec::new();
+        {
+            let mut cache = self.cache.lock();
+            for change in changes {
+                if !cache.drop_changed(change) {
+                    continue;
+                }
+                match change {
+                    Changed::Attributes(ino) => {
+                        told.push(Change::Inode { ino: self.ours(*ino), content: None })
+                    }
+                    Changed::Content { ino, from, to } => {
+                        told.push(Change::Inode {
+                            ino: self.ours(*ino),
+                            content: Some(*from..*to),
+                        });
+                    }
+                    // The caller never caches names.
+                    Changed::Name { .. } => {}
+                }
+            }
+        }
+        let watcher = self.watcher.read();
+        watcher.as_ref().map(|watcher| told.into_iter().map(watcher).collect()).unwrap_or_default()
+    }
+
+    /// The number of an inode for callers: all filesystems have one for the root.
+    pub(super) fn ours(&self, ino: Ino) -> Ino {
+        match ino == self.session.lock().root {
+            true => Ino::ROOT,
+            false => ino,
+        }
+    }
+
+    /// A call that was sent then was answered.
+    pub(super) fn renew(&self, sent: Time) {
+        let lease = self.session.lock().lease;
+        self.cache.lock().renew(sent, lease);
+    }
+
+    /// Connects, and begins or resumes the session.
+    pub(super) async fn attach(self: &Arc<Self>) -> Result<Connection, AttachError> {
+        let mut stream = self.connector.connect().await.map_err(AttachError::Lost)?;
+        HELLO.exchange(&mut stream).await.map_err(AttachError::Lost)?;
+        let (reader, writer) = tokio::io::split(stream);
+        let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
+        let channel = Channel::new(&self.env, Side::Connecting, limits, writer);
+        let handler = Invalidator(self.clone(), channel.clone());
+        let receiving = channel.clone();
+        let running = self.env.spawn(async move { receiving.run(reader, &handler).await });
+        let SessionInfo { id, begun, .. } = *self.session.lock();
+        let request = Request::Attach { session: id, resumes: begun };
+        let call = Call { number: 0, oldest: 0, request };
+        let sent = self.env.now();
+        let lost = |error| AttachError::Lost(io::Error::other(error));
+        let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
+        match answer {
+            Answer::Attached { root, lease, read_only } => {
+                let lease = Duration::from_millis(u64::from(lease));
+                let mut session = self.session.lock();
+                *session = SessionInfo { begun: true, root, lease, read_only, ..*session };
+                drop(session);
+                self.cache.lock().renew(sent, lease);
+                Ok(Connection { channel, running })
+            }
+            Answer::Evicted => {
+                self.forget_session();
+                Err(AttachError::Lost(io::Error::other("the server has ended the session")))
+            }
+            Answer::Failed(error) => Err(AttachError::Refused(FsError::from(error))),
+            _ => Err(AttachError::Lost(io::Error::other("its answer does not fit the call"))),
+        }
+    }
+
+    /// The server has ended the session: another one begins with the next connection.
+    fn forget_session(&self) {
+        {
+            let mut session = self.session.lock();
+            let generation = session.generation + 1;
+            let id = self.env.uuid();
+            *session = SessionInfo { id, generation, begun: false, ..*session };
+        }
+        tracing::error!(
+            "the server has ended the session of this client: open files are stale, and locks are lost"
+        );
+        let inodes = self.cache.lock().clear();
+        if let Some(watcher) = &*self.watcher.read() {
+            // Nothing waits for the caller's cache: what it may still have of these was to be used until the lease ended.
+            inodes.into_iter().for_each(|ino| drop(watcher(Change::content(self.ours(ino)))));
+        }
+    }
+
+    /// Keeps a connection, until the client is closed.
+    pub(super) async fn keep_connected(self: &Arc<Self>, first: Connection) {
+        let mut next = Some(first);
+        loop {
+            let Connection { channel, running } = match next.take() {
+                Some(connection) => connection,
+                None => self.reconnect().await,
+            };
+            if !self.set_link(Link::Up(channel.clone())) {
+                return;
+            }
+            let ended = running.await;
+            channel.close("the connection to the server was lost");
+            if !self.set_link(Link::Down) {
+                return;
+            }
+            match ended {
+                Some(Err(error)) => tracing::warn!(%error, "the connection to the server was lost"),
+                _ => tracing::warn!("the server has closed the connection"),
+            }
+        }
+    }
+
+    /// Sets the way to the server; whether the client is not closed.
+    fn set_link(&self, next: Link) -> bool {
+        self.link.send_if_modified(|link| {
+            let is_open = !matches!(link, Link::Closed);
+            if is_open {
+                *link = next;
+            }
+            is_open
+        })
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(*self.link.borrow(), Link::Closed)
+    }
+
+    async fn reconnect(self: &Arc<Self>) -> Connection {
+        let mut factor = 1;
+        let mut has_warned = false;
+        loop {
+            let attached = self.env.timeout(self.options.patience, self.attach()).await;
+            let error = match attached {
+                Some(Ok(connection)) => {
+                    tracing::info!("the server is connected again");
+                    return connection;
+                }
+                Some(Err(error)) => error,
+                None => AttachError::Lost(io::ErrorKind::TimedOut.into()),
+            };
+            if !std::mem::replace(&mut has_warned, true) {
+                tracing::warn!(%error, "connecting to the server failed; it is tried again");
+            }
+            self.env.sleep(self.options.pause * factor).await;
+            factor = (2 * factor).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Renews the lease, and forgets inodes that are not used.
+    pub(super) async fn tend(self: &Arc<Self>) {
+        let mut renewals = 0;
+        loop {
+            let lease = self.session.lock().lease.max(Duration::from_millis(1));
+            self.env.sleep(lease / RENEWALS).await;
+            if self.is_closed() {
+                return;
+            }
+            let Link::Up(channel) = self.link.borrow().clone() else { continue };
+            renewals += 1;
+            if renewals % (RENEWALS / SWEEPS) == 0 {
+                self.forget_unused(&channel);
+            }
+            let (shared, sent) = (self.clone(), self.env.now());
+            let call = Call { number: 0, oldest: 0, request: Request::Renew };
+            // A server that does not answer for so long is not there: the connection is made again.
+            let renewing = channel.call_then(&call, &[], move |_: Reply, _| shared.renew(sent));
+            if self.env.timeout(lease, renewing).await.is_none() {
+                channel.close("the server did not answer in time");
+            }
+        }
+    }
+
+    /// Tells the server of inodes that are not used any more.
+    fn forget_unused(&self, channel: &Channel) {
+        // Under the lock, so that an answer that names one of them anew is looked at later.
+        let mut cache = self.cache.lock();
+        let gone = cache.sweep();
+        for some in gone.chunks(MAX_FORGOTTEN) {
+            let payload = postcard::to_allocvec(some).unwrap_or_default();
+            let call = Call { number: 0, oldest: 0, request: Request::Forget };
+            // Without a connection the server forgets them with the session.
+            let _ = channel.tell(&call, &[payload.into()]);
+        }
+    }
+
+    /// Ends the session in order.
+    pub(super) async fn detach(self: &Arc<Self>) {
+        let Link::Up(channel) = self.link.send_replace(Link::Closed) else { return };
+        let call = Call { number: 0, oldest: 0, request: Request::Detach };
+        let patience = self.options.patience;
+        let _ = channel.call_within::<_, Reply>(&self.env, patience, &call, &[]).await;
+        channel.close("the client is closed");
+    }
+
+    /// Ends the connection. The server ends the session when it has not heard this client for long enough.
+    pub(super) fn abandon(&self) {
+        if let Link::Up(channel) = self.link.send_replace(Link::Closed) {
+            channel.close("the client is closed");
+        }
+    }
+}

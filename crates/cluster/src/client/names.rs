@@ -1,0 +1,244 @@
+//! Calls about names and attributes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_fs::{
+    Answer as FileAnswer, AttributeChange, Attributes, Cookie, Entry, FsError, Ino, Lookup,
+    NewNode, Node, Rename, Validity,
+};
+
+use super::cache::{ChangeGuard, NewName};
+use super::{LinkError, Shared};
+use crate::protocol::{Answer, Changed, ListedEntry, Reply, Request};
+
+/// What a change of a name in a directory changes.
+fn name_changes(parent: Ino, name: &[u8]) -> Vec<Changed> {
+    vec![Changed::Attributes(parent), Changed::Name { parent, name: Bytes::copy_from_slice(name) }]
+}
+
+impl Shared {
+    /// An answer that names an inode.
+    fn learned(&self, reply: &Reply) -> Result<FileAnswer, FsError> {
+        match reply.answer {
+            Answer::Inode(attributes) => Ok(self.valid(attributes)),
+            _ => Err(LinkError::Unexpected.into()),
+        }
+    }
+
+    /// Attributes, and how long they may be used: if the cache has them still.
+    fn valid(&self, attributes: Attributes) -> FileAnswer {
+        let cached = self.cache.lock().attributes(attributes.ino, self.env.now());
+        let cached = cached.filter(|cached| cached.attributes == attributes);
+        cached.unwrap_or(FileAnswer { attributes, valid: Validity::NONE })
+    }
+
+    /// Puts the inode of an answer into the cache, where answers are received.
+    fn take_inode(&self, reply: &Reply) {
+        if let Answer::Inode(attributes) = &reply.answer {
+            let keep = reply.grants.attributes;
+            self.cache.lock().learn(attributes, reply.stamp, keep, self.env.now());
+        }
+    }
+
+    pub(super) async fn look_up(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Lookup, FsError> {
+        if let Some(found) = self.cache.lock().lookup(parent, name, self.env.now()) {
+            return Ok(found);
+        }
+        let name = Bytes::copy_from_slice(name);
+        let request = Request::Lookup { parent, name: name.clone() };
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            shared.take_inode(reply);
+            if !reply.grants.names {
+                return;
+            }
+            let mut cache = shared.cache.lock();
+            cache.hold_names(parent, false);
+            match &reply.answer {
+                Answer::Inode(found) => {
+                    cache.learn_name(parent, name.clone(), NewName::Present(found.ino));
+                }
+                Answer::Absent => cache.learn_name(parent, name.clone(), NewName::Absent),
+                _ => {}
+            }
+        };
+        let (reply, _) = self.call(request, Vec::new(), take).await?;
+        match reply.answer {
+            Answer::Absent => Ok(Lookup::Absent(Duration::ZERO)),
+            _ => self.learned(&reply).map(Lookup::Found),
+        }
+    }
+
+    pub(super) async fn attributes(self: &Arc<Self>, ino: Ino) -> Result<FileAnswer, FsError> {
+        if let Some(found) = self.cache.lock().attributes(ino, self.env.now()) {
+            return Ok(found);
+        }
+        let take = |shared: &Shared, reply: &Reply, _: &Bytes| shared.take_inode(reply);
+        let (reply, _) = self.call(Request::Attributes { ino }, Vec::new(), take).await?;
+        self.learned(&reply)
+    }
+
+    pub(super) async fn set_attributes(
+        self: &Arc<Self>,
+        ino: Ino,
+        change: AttributeChange,
+    ) -> Result<FileAnswer, FsError> {
+        let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            let _guard = &guard;
+            shared.take_inode(reply);
+        };
+        let request = Request::SetAttributes { ino, change };
+        let (reply, _) = self.call(request, Vec::new(), take).await?;
+        self.learned(&reply)
+    }
+
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Result<FileAnswer, FsError> {
+        let guard = ChangeGuard::begin(self, name_changes(parent, name));
+        let name = Bytes::copy_from_slice(name);
+        let (new, payload) = match &new.node {
+            Node::Symlink(target) => {
+                let node = Node::Symlink(Bytes::new());
+                (NewNode { node, ..new.clone() }, vec![target.clone()])
+            }
+            _ => (new.clone(), Vec::new()),
+        };
+        let request = Request::Create { parent, name: name.clone(), new };
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            let _guard = &guard;
+            shared.take_inode(reply);
+            if let Answer::Inode(made) = &reply.answer {
+                let mut cache = shared.cache.lock();
+                cache.changed_name(parent, name.clone(), NewName::Present(made.ino));
+                if reply.grants.names {
+                    cache.hold_names(made.ino, true);
+                }
+            }
+        };
+        let (reply, _) = self.call(request, payload, take).await?;
+        self.learned(&reply)
+    }
+
+    pub(super) async fn link(
+        self: &Arc<Self>,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<FileAnswer, FsError> {
+        let mut changes = name_changes(parent, name);
+        changes.push(Changed::Attributes(ino));
+        let guard = ChangeGuard::begin(self, changes);
+        let name = Bytes::copy_from_slice(name);
+        let request = Request::Link { ino, parent, name };
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            let _guard = &guard;
+            shared.take_inode(reply);
+        };
+        let (reply, _) = self.call(request, Vec::new(), take).await?;
+        self.learned(&reply)
+    }
+
+    pub(super) async fn unlink(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        is_directory: bool,
+    ) -> Result<(), FsError> {
+        let mut changes = name_changes(parent, name);
+        let target = self.cache.lock().target(parent, name);
+        changes.extend(target.map(Changed::Attributes));
+        let guard = ChangeGuard::begin(self, changes);
+        let name = Bytes::copy_from_slice(name);
+        let request = match is_directory {
+            true => Request::RemoveDirectory { parent, name: name.clone(), target },
+            false => Request::Unlink { parent, name: name.clone(), target },
+        };
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            let _guard = &guard;
+            if reply.answer == Answer::Done {
+                shared.cache.lock().changed_name(parent, name.clone(), NewName::Absent);
+            }
+        };
+        self.call(request, Vec::new(), take).await.map(|_| ())
+    }
+
+    pub(super) async fn rename(
+        self: &Arc<Self>,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<(), FsError> {
+        let mut changes = Vec::new();
+        let targets = [from, to].map(|(parent, name)| {
+            let target = self.cache.lock().target(parent, name);
+            changes.extend(name_changes(parent, name));
+            changes.extend(target.map(Changed::Attributes));
+            target
+        });
+        let guard = ChangeGuard::begin(self, changes);
+        let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
+        let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
+        let take = move |_: &Shared, _: &Reply, _: &Bytes| {
+            let _guard = &guard;
+        };
+        self.call(request, Vec::new(), take).await.map(|_| ())
+    }
+
+    pub(super) async fn list(
+        self: &Arc<Self>,
+        ino: Ino,
+        from: Cookie,
+        most: usize,
+        attributes: bool,
+    ) -> Result<Vec<Entry>, FsError> {
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        let request = Request::ReadDirectory { ino, from, most, attributes };
+        let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
+            let Ok(entries) = postcard::from_bytes::<Vec<ListedEntry>>(payload) else { return };
+            let mut cache = shared.cache.lock();
+            let now = shared.env.now();
+            if reply.grants.names {
+                cache.hold_names(ino, false);
+            }
+            for entry in entries {
+                if reply.grants.names {
+                    cache.learn_name(ino, entry.name, NewName::Present(entry.ino));
+                }
+                if let Some((attributes, keep)) = entry.attributes {
+                    cache.learn(&attributes, reply.stamp, keep, now);
+                }
+            }
+        };
+        let (reply, payload) = self.call(request, Vec::new(), take).await?;
+        if reply.answer != Answer::Entries {
+            return Err(LinkError::Unexpected.into());
+        }
+        let entries = postcard::from_bytes::<Vec<ListedEntry>>(&payload);
+        let entries = entries.map_err(|_| LinkError::Unexpected)?;
+        let shown = |entry: ListedEntry| Entry {
+            name: entry.name,
+            ino: entry.ino,
+            kind: entry.kind,
+            cookie: entry.cookie,
+            attributes: entry.attributes.map(|(attributes, _)| self.valid(attributes)),
+        };
+        Ok(entries.into_iter().map(shown).collect())
+    }
+
+    pub(super) async fn parent(self: &Arc<Self>, directory: Ino) -> Result<Ino, FsError> {
+        match self.ask(Request::Parent { directory }).await? {
+            (Answer::Directory(parent), _) => Ok(parent),
+            _ => Err(LinkError::Unexpected.into()),
+        }
+    }
+}

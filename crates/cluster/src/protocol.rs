@@ -1,0 +1,367 @@
+//! The messages between a server of files and its clients, and their layout.
+//!
+//! After the hellos ([`thalweg_net::hello`]) the client attaches a session, in its first call. The calls of a session
+//! have numbers of the client's choice, which grow. A client that lost its connection connects again, resumes the
+//! session and sends each call without an answer again, with its old number: the server carries out no call twice.
+//!
+//! Answers say what the client may cache. The server takes that back with [`FromServer::Invalidate`], and waits for the
+//! answer before it makes the change. Calls and answers are in one order on a connection: what was allowed before an
+//! invalidation ends with it, also when the answer that allowed it is looked at later.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use thalweg_fs::{
+    Allocation, AttributeChange, Attributes, Caller, Cookie, Handle, Ino, Kind, Lock, LockKind,
+    LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr, Statistics,
+    WriteAt, WriteHow,
+};
+use thalweg_net::hello::Hello;
+use uuid::Uuid;
+
+use crate::failure::WireError;
+
+/// The first bytes that each side sends.
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 1 };
+/// Longest payload of a call or an answer in bytes, and so of a read or a write.
+pub const MAX_PAYLOAD: usize = 1 << 20;
+/// Most entries of a directory in an answer.
+pub const MAX_ENTRIES: usize = 2048;
+/// Most inodes in a [`Request::Forget`].
+pub const MAX_FORGOTTEN: usize = 4096;
+
+/// A call of a client.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Call {
+    /// Its number in the session.
+    pub number: u64,
+    /// All calls with lower numbers were answered, or their answers are not wanted: the server forgets them.
+    pub oldest: u64,
+    /// What is to be done.
+    pub request: Request,
+}
+
+/// What a client wants.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[expect(
+    missing_docs,
+    reason = "each is the call of `Filesystem` with that name, and so are its fields"
+)]
+pub enum Request {
+    /// Begins a session, or resumes one. [`Answer::Attached`].
+    Attach {
+        /// The session.
+        session: Uuid,
+        /// It is to exist.
+        resumes: bool,
+    },
+    /// Renews the lease, as every call does.
+    Renew,
+    /// Ends the session, with all that it holds.
+    Detach,
+    /// Is not answered. The client does not know the inodes of the payload any more: pairs of inode and the stamp of the
+    /// last answer that named it.
+    Forget,
+    /// Is not answered: the call with this number, which waits for a lock, is to fail.
+    Cancel(u64),
+    Lookup {
+        parent: Ino,
+        name: Bytes,
+    },
+    Parent {
+        directory: Ino,
+    },
+    Attributes {
+        ino: Ino,
+    },
+    SetAttributes {
+        ino: Ino,
+        change: AttributeChange,
+    },
+    /// A symbolic link's target is the payload.
+    Create {
+        parent: Ino,
+        name: Bytes,
+        new: NewNode,
+    },
+    Link {
+        ino: Ino,
+        parent: Ino,
+        name: Bytes,
+    },
+    Unlink {
+        parent: Ino,
+        name: Bytes,
+        /// The inode of the name, if the client knows it. It caches nothing of it while it waits for the answer.
+        target: Option<Ino>,
+    },
+    RemoveDirectory {
+        parent: Ino,
+        name: Bytes,
+        target: Option<Ino>,
+    },
+    Rename {
+        from: (Ino, Bytes),
+        to: (Ino, Bytes),
+        how: Rename,
+        targets: [Option<Ino>; 2],
+    },
+    ReadLink {
+        ino: Ino,
+    },
+    ReadDirectory {
+        ino: Ino,
+        from: Cookie,
+        most: u32,
+        attributes: bool,
+    },
+    Read {
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    },
+    /// The bytes are the payload.
+    Write {
+        ino: Ino,
+        at: WriteAt,
+        how: WriteHow,
+    },
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        how: Allocation,
+    },
+    Seek {
+        ino: Ino,
+        offset: u64,
+        what: Seek,
+    },
+    Copy {
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+    },
+    Sync {
+        ino: Ino,
+        content_only: bool,
+    },
+    SyncAll,
+    Xattr {
+        ino: Ino,
+        name: Bytes,
+    },
+    /// The value is the payload.
+    SetXattr {
+        ino: Ino,
+        name: Bytes,
+        how: SetXattr,
+    },
+    Xattrs {
+        ino: Ino,
+    },
+    RemoveXattr {
+        ino: Ino,
+        name: Bytes,
+    },
+    Statistics,
+    Open {
+        caller: Caller,
+        ino: Ino,
+        flags: OpenFlags,
+    },
+    Flush {
+        ino: Ino,
+        handle: Handle,
+        owner: LockOwner,
+    },
+    Release {
+        ino: Ino,
+        handle: Handle,
+    },
+    Lock {
+        ino: Ino,
+        lock: Lock,
+        wait: bool,
+    },
+    Unlock {
+        ino: Ino,
+        kind: LockKind,
+        owner: LockOwner,
+        range: LockRange,
+    },
+    ConflictingLock {
+        ino: Ino,
+        lock: Lock,
+    },
+}
+
+impl Request {
+    /// Whether it is to be carried out once: it may change something, or its answer is a new thing.
+    pub fn is_once(&self) -> bool {
+        match self {
+            Request::Attach { .. }
+            | Request::Renew
+            | Request::Detach
+            | Request::Forget
+            | Request::Cancel(_)
+            | Request::Lookup { .. }
+            | Request::Parent { .. }
+            | Request::Attributes { .. }
+            | Request::ReadLink { .. }
+            | Request::ReadDirectory { .. }
+            | Request::Read { .. }
+            | Request::Seek { .. }
+            | Request::Sync { .. }
+            | Request::SyncAll
+            | Request::Xattr { .. }
+            | Request::Xattrs { .. }
+            | Request::Statistics
+            | Request::ConflictingLock { .. } => false,
+            Request::SetAttributes { .. }
+            | Request::Create { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::RemoveDirectory { .. }
+            | Request::Rename { .. }
+            | Request::Write { .. }
+            | Request::Allocate { .. }
+            | Request::Copy { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Open { .. }
+            | Request::Flush { .. }
+            | Request::Release { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. } => true,
+        }
+    }
+}
+
+/// What a client may cache from now on, until it is invalidated or the lease ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Grants {
+    /// The attributes in the answer.
+    pub attributes: bool,
+    /// In the directory of the call: the name of the call. In the directory that the call makes: that it is empty.
+    pub names: bool,
+    /// The pages of the file that the call opens.
+    pub content: bool,
+}
+
+/// A server's answer.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Reply {
+    /// Answers of a session that name inodes have growing stamps.
+    pub stamp: u64,
+    /// What may be cached.
+    pub grants: Grants,
+    /// The answer itself.
+    pub answer: Answer,
+}
+
+/// What a server answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// The session goes on.
+    Attached {
+        /// The directory that the client sees as its root.
+        root: Ino,
+        /// The client may use what it caches for so many milliseconds after it sent the last call that was answered.
+        lease: u32,
+        /// Changes are refused.
+        read_only: bool,
+    },
+    /// The server has ended the session, or does not know it.
+    Evicted,
+    /// Success.
+    Done,
+    /// An inode.
+    Inode(Attributes),
+    /// There is no such name.
+    Absent,
+    /// A directory.
+    Directory(Ino),
+    /// An offset, or a number of bytes.
+    Number(u64),
+    /// An open file.
+    Opened {
+        /// The handle.
+        handle: Handle,
+        /// How its pages are cached.
+        pages: PageCache,
+        /// Whether closes are to be told.
+        flush: bool,
+    },
+    /// The payload is a list of [`ListedEntry`].
+    Entries,
+    /// The payload is what was asked for.
+    Bytes,
+    /// The payload is a list of names.
+    Names,
+    /// A lock that excludes the one asked for.
+    Lock(Option<Lock>),
+    /// How full it is.
+    Statistics(Statistics),
+    /// It failed.
+    Failed(WireError),
+}
+
+/// A name of a directory in an answer.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ListedEntry {
+    /// The name.
+    pub name: Bytes,
+    /// The inode.
+    pub ino: Ino,
+    /// Its type.
+    pub kind: Kind,
+    /// The place behind this entry.
+    pub cookie: Cookie,
+    /// The attributes, if they were asked for, and whether they may be cached.
+    pub attributes: Option<(Attributes, bool)>,
+}
+
+/// A call of the server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum FromServer {
+    /// The client is to drop what it caches of these. Answered with [`Invalidated`].
+    Invalidate(Vec<Changed>),
+}
+
+/// What is about to change.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Changed {
+    /// The attributes of an inode.
+    Attributes(Ino),
+    /// The inode of a name.
+    Name {
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        name: Bytes,
+    },
+    /// Bytes of a file.
+    Content {
+        /// The file.
+        ino: Ino,
+        /// The first byte.
+        from: u64,
+        /// The byte behind the last one; `u64::MAX` for the rest of the file.
+        to: u64,
+    },
+}
+
+impl Changed {
+    /// The inode that it is about.
+    pub fn ino(&self) -> Ino {
+        match self {
+            Changed::Attributes(ino)
+            | Changed::Name { parent: ino, .. }
+            | Changed::Content { ino, .. } => *ino,
+        }
+    }
+}
+
+/// The client has dropped it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Invalidated;

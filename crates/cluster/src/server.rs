@@ -1,0 +1,291 @@
+//! A filesystem, served to clients on other machines.
+//!
+//! The server keeps nothing about names or inodes: that is the [`Filesystem`]'s. It adds:
+//!
+//! - `session`: a client's session, with the inodes that it knows, its open files and its locks;
+//! - `capabilities`: what each client caches; `changing`: a change invalidates that first;
+//! - `connection`: the calls of a connection, each carried out once;
+//! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
+//!
+//! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
+//! answer, it is evicted then: its session ends, and what it held is released. Otherwise its session goes on for
+//! [`Options::expire`].
+
+mod attributes;
+mod capabilities;
+mod changing;
+mod connection;
+mod content;
+mod names;
+mod open_files;
+mod opens;
+mod session;
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thalweg_env::connection::Stream;
+use thalweg_env::{Env, HashMap, Task, Time};
+use thalweg_fs::{Filesystem, FsError, Ino, Kind};
+use thalweg_net::channel::{Channel, Limits, Side};
+use thalweg_net::keys::Access;
+use thalweg_net::serving::Serving;
+use uuid::Uuid;
+
+use crate::protocol::{HELLO, MAX_PAYLOAD};
+use capabilities::Capabilities;
+use changing::NameLocks;
+use connection::Connection;
+use open_files::OpenFiles;
+use session::Session;
+
+/// Limits and times.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A client may use what it caches for so long after the last call that was answered.
+    pub lease: Duration,
+    /// A client that is silent for so long has lost its session.
+    pub expire: Duration,
+    /// Most sessions.
+    pub sessions: usize,
+    /// Calls of one connection that run at a time, those that wait for locks not counted.
+    pub budget: u32,
+    /// Time within which a new connection must send its hello.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            lease: Duration::from_secs(10),
+            expire: Duration::from_secs(60),
+            sessions: 4096,
+            budget: 4096,
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A client, as its key says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Visitor {
+    /// Its name.
+    pub name: String,
+    /// The directory that it is to see as its root: a path from the filesystem's root.
+    pub path: String,
+    /// What it may do.
+    pub access: Access,
+}
+
+/// A session, for an administrator.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct SessionStatus {
+    /// The client's name.
+    pub client: String,
+    /// The directory that it sees as its root.
+    pub path: String,
+    /// Whether it may change nothing.
+    pub read_only: bool,
+    /// Whether it has a connection.
+    pub connected: bool,
+    /// Milliseconds since it was last heard.
+    pub silent_ms: u64,
+    /// Inodes that it knows.
+    pub inodes: usize,
+    /// Inodes of which it caches something.
+    pub cached: u64,
+    /// Open files.
+    pub open: usize,
+}
+
+/// Serves a filesystem. Clones are the same server; the sessions end with the last of them.
+#[derive(Clone, Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    _reaper: Arc<Task<()>>,
+}
+
+pub(in crate::server) struct Shared {
+    /// Itself, for tasks.
+    me: Weak<Shared>,
+    env: Env,
+    filesystem: Arc<dyn Filesystem>,
+    options: Options,
+    sessions: Mutex<HashMap<Uuid, Arc<Session>>>,
+    serial: AtomicU64,
+    capabilities: Capabilities,
+    /// Ended sessions whose clients may still use what they cache: until when.
+    leaving: Mutex<HashMap<u64, Time>>,
+    names: NameLocks,
+    open_files: OpenFiles,
+}
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// Its client has ended it, and uses nothing any more.
+    Detached,
+    /// Its client may not know yet.
+    Evicted(&'static str),
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("filesystem", &self.filesystem).finish_non_exhaustive()
+    }
+}
+
+impl Server {
+    /// A server of this filesystem, which no other program changes.
+    pub fn new(env: &Env, filesystem: Arc<dyn Filesystem>, options: Options) -> Server {
+        let (sessions, serial, capabilities, leaving, names, open_files) = Default::default();
+        let env = env.clone();
+        let shared = Arc::new_cyclic(|me| Shared {
+            me: me.clone(),
+            env,
+            filesystem,
+            options,
+            sessions,
+            serial,
+            capabilities,
+            leaving,
+            names,
+            open_files,
+        });
+        let weak = Arc::downgrade(&shared);
+        let (clock, pause) = (shared.env.clone(), shared.options.lease / 4);
+        let reaper = shared.env.spawn(async move {
+            loop {
+                clock.sleep(pause).await;
+                let Some(shared) = weak.upgrade() else { return };
+                shared.expire();
+            }
+        });
+        Server { shared, _reaper: Arc::new(reaper) }
+    }
+
+    /// Serves a client over a stream until the connection ends. Its session goes on, so that the client may connect
+    /// again.
+    ///
+    /// # Errors
+    /// Errors of the connection, and a client that violates the protocol.
+    pub async fn serve<S: Stream>(&self, mut stream: S, visitor: Visitor) -> io::Result<()> {
+        let Shared { env, options, .. } = &*self.shared;
+        let greeted = env.timeout(options.patience, HELLO.exchange(&mut stream)).await;
+        greeted.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
+        let (reader, writer) = tokio::io::split(stream);
+        let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
+        let channel = Channel::new(env, Side::Accepting, limits, writer);
+        let serving = Serving::new(env, channel.clone(), options.budget);
+        let connection =
+            Connection::new(self.shared.clone(), channel.clone(), Arc::new(serving), visitor);
+        channel.run(reader, &connection).await
+    }
+
+    /// The sessions, by the names of their clients.
+    pub fn sessions(&self) -> Vec<SessionStatus> {
+        let cached = self.shared.capabilities.count();
+        let now = self.shared.env.now();
+        let status = |session: &Arc<Session>| {
+            let state = session.state.lock();
+            let (inodes, open) = state.holds();
+            SessionStatus {
+                client: session.visitor.name.clone(),
+                path: session.visitor.path.clone(),
+                read_only: session.visitor.access == Access::Read,
+                connected: state.channel.is_some(),
+                silent_ms: now.since(state.heard).as_millis() as u64,
+                inodes,
+                cached: cached.get(&session.serial).copied().unwrap_or_default(),
+                open,
+            }
+        };
+        let mut all: Vec<_> = self.shared.sessions.lock().values().map(status).collect();
+        all.sort_by(|a, b| (&a.client, &a.path).cmp(&(&b.client, &b.path)));
+        all
+    }
+
+    /// Ends the sessions of a client; how many. Their calls fail from now on, and what they held is released.
+    pub fn evict(&self, client: &str) -> usize {
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        let of_client = sessions.iter().filter(|session| session.visitor.name == client);
+        of_client
+            .map(|session| self.shared.end(session, Ending::Evicted("an administrator evicted it")))
+            .count()
+    }
+}
+
+impl Shared {
+    /// The inode of a path from the root. No part of it is a symbolic link.
+    async fn resolve(&self, path: &str) -> Result<Ino, FsError> {
+        let mut ino = Ino::ROOT;
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            let found = self.filesystem.find(ino, name.as_bytes()).await?;
+            if found.kind != Kind::Directory {
+                return Err(FsError::NotDirectory);
+            }
+            ino = found.ino;
+        }
+        Ok(ino)
+    }
+
+    /// Ends a session, and releases what it holds.
+    fn end(&self, session: &Arc<Session>, how: Ending) {
+        let why = match how {
+            Ending::Detached => "its client has left",
+            Ending::Evicted(why) => why,
+        };
+        let (estate, heard) = {
+            let mut state = session.state.lock();
+            (state.end(why), state.heard)
+        };
+        let Some(estate) = estate else { return };
+        let Visitor { name, path, .. } = &session.visitor;
+        tracing::info!(client = name, path, why, "a session ended");
+        let until = match how {
+            Ending::Detached => self.env.now(),
+            Ending::Evicted(_) => self.lease_end(heard),
+        };
+        self.leaving.lock().insert(session.serial, until);
+        self.sessions.lock().remove(&session.id);
+        session.moved.notify_waiters();
+        // Without a server, nothing waits for the client.
+        let Some(shared) = self.me.upgrade() else { return };
+        let (serial, ended) = (session.serial, session.clone());
+        let release = async move {
+            for (handle, file) in estate.handles {
+                shared.close(&ended, file, handle).await;
+            }
+            estate.inodes.into_iter().for_each(|ino| shared.filesystem.unreference(ino, 1));
+            shared.env.sleep_until(until).await;
+            shared.capabilities.drop_session(serial);
+            shared.leaving.lock().remove(&serial);
+        };
+        self.env.spawn(release).detach();
+    }
+
+    /// Ends the sessions of clients that are silent for too long.
+    fn expire(&self) {
+        let now = self.env.now();
+        let is_lost =
+            |session: &&Arc<Session>| now.since(session.state.lock().heard) > self.options.expire;
+        let lost: Vec<_> = self.sessions.lock().values().filter(is_lost).cloned().collect();
+        lost.iter().for_each(|session| {
+            self.end(session, Ending::Evicted("its client was silent for too long"))
+        });
+    }
+
+    fn next_serial(&self) -> u64 {
+        // 0 is the machine with the filesystem.
+        1 + self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// When a client that was last heard then cannot use what it caches any more. Clocks differ by less than an eighth.
+    fn lease_end(&self, heard: Time) -> Time {
+        heard + self.options.lease + self.options.lease / 8
+    }
+}

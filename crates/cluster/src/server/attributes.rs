@@ -1,0 +1,159 @@
+//! Calls about attributes, and all calls by their kind.
+
+use bytes::Bytes;
+use thalweg_fs::{AttributeChange, FsError, Ino, SetXattr};
+use thalweg_net::keys::Access;
+
+use super::Shared;
+use super::connection::{Outcome, Wants};
+use super::session::Session;
+use crate::protocol::{Answer, Changed, Request};
+
+impl Shared {
+    pub(super) async fn attributes(&self, ino: Ino) -> Result<Outcome, FsError> {
+        let since = self.capabilities.now();
+        let found = self.filesystem.attributes(ino).await?;
+        let wants = Wants { since, attributes: Some(ino), ..Wants::default() };
+        Ok(Outcome { wants, ..Outcome::of(Answer::Inode(found.attributes)) })
+    }
+
+    pub(super) async fn set_attributes(
+        &self,
+        session: &Session,
+        ino: Ino,
+        change: AttributeChange,
+    ) -> Result<Outcome, FsError> {
+        let mut changes = vec![Changed::Attributes(ino)];
+        // Zeros may follow, and the last page has other bytes behind its end.
+        changes.extend(change.size.map(|_| Changed::Content { ino, from: 0, to: u64::MAX }));
+        let _change = self.begin(session, changes).await;
+        let set = self.filesystem.set_attributes(ino, &change).await?;
+        Ok(Outcome::of(Answer::Inode(set.attributes)))
+    }
+
+    async fn set_xattr(
+        &self,
+        session: &Session,
+        (ino, name): (Ino, Bytes),
+        value: Bytes,
+        how: SetXattr,
+    ) -> Result<Outcome, FsError> {
+        let _change = self.begin(session, vec![Changed::Attributes(ino)]).await;
+        self.filesystem.set_xattr(ino, &name, value, how).await?;
+        Ok(Outcome::done())
+    }
+
+    async fn remove_xattr(
+        &self,
+        session: &Session,
+        ino: Ino,
+        name: Bytes,
+    ) -> Result<Outcome, FsError> {
+        let _change = self.begin(session, vec![Changed::Attributes(ino)]).await;
+        self.filesystem.remove_xattr(ino, &name).await?;
+        Ok(Outcome::done())
+    }
+
+    /// Carries out call `number` of a session.
+    pub(super) async fn carry_out(
+        &self,
+        session: &Session,
+        number: u64,
+        request: Request,
+        payload: Bytes,
+    ) -> Result<Outcome, FsError> {
+        self.check(session, &request)?;
+        let filesystem = &self.filesystem;
+        match request {
+            Request::Lookup { parent, name } => self.look_up(parent, &name).await,
+            Request::Parent { directory } => self.parent(session, directory).await,
+            Request::Attributes { ino } => self.attributes(ino).await,
+            Request::SetAttributes { ino, change } => {
+                self.set_attributes(session, ino, change).await
+            }
+            Request::Create { parent, name, new } => {
+                self.create(session, (parent, name), new, payload).await
+            }
+            Request::Link { ino, parent, name } => self.link(session, ino, (parent, name)).await,
+            Request::Unlink { parent, name, target } => {
+                self.unlink(session, (parent, name), target, false).await
+            }
+            Request::RemoveDirectory { parent, name, target } => {
+                self.unlink(session, (parent, name), target, true).await
+            }
+            Request::Rename { from, to, how, targets } => {
+                self.rename(session, from, to, how, targets).await
+            }
+            Request::ReadLink { ino } => {
+                Ok(Outcome::with(Answer::Bytes, vec![filesystem.read_link(ino).await?]))
+            }
+            Request::ReadDirectory { ino, from, most, attributes } => {
+                self.list(ino, from, most as usize, attributes).await
+            }
+            Request::Xattr { ino, name } => {
+                Ok(Outcome::with(Answer::Bytes, vec![filesystem.xattr(ino, &name).await?]))
+            }
+            Request::SetXattr { ino, name, how } => {
+                self.set_xattr(session, (ino, name), payload, how).await
+            }
+            Request::Xattrs { ino } => {
+                let names = postcard::to_allocvec(&filesystem.xattrs(ino).await?);
+                Ok(Outcome::with(Answer::Names, vec![names.unwrap_or_default().into()]))
+            }
+            Request::RemoveXattr { ino, name } => self.remove_xattr(session, ino, name).await,
+            Request::Statistics => {
+                Ok(Outcome::of(Answer::Statistics(filesystem.statistics().await?)))
+            }
+            request => self.use_content(session, number, request, payload).await,
+        }
+    }
+
+    /// Whether the session may do this at all: its client knows the inodes, and may change what it changes.
+    fn check(&self, session: &Session, request: &Request) -> Result<(), FsError> {
+        let (inodes, changes) = touched(request);
+        if changes && session.visitor.access == Access::Read {
+            return Err(FsError::ReadOnly);
+        }
+        inodes.into_iter().flatten().try_for_each(|ino| session.knows(ino))
+    }
+}
+
+/// The inodes that a request names, and whether it changes something.
+fn touched(request: &Request) -> ([Option<Ino>; 2], bool) {
+    match request {
+        Request::Attach { .. }
+        | Request::Renew
+        | Request::Detach
+        | Request::Forget
+        | Request::Cancel(_)
+        | Request::SyncAll
+        | Request::Statistics => ([None, None], false),
+        Request::Lookup { parent: ino, .. }
+        | Request::Parent { directory: ino }
+        | Request::Attributes { ino }
+        | Request::ReadLink { ino }
+        | Request::ReadDirectory { ino, .. }
+        | Request::Read { ino, .. }
+        | Request::Seek { ino, .. }
+        | Request::Sync { ino, .. }
+        | Request::Xattr { ino, .. }
+        | Request::Xattrs { ino }
+        | Request::Flush { ino, .. }
+        | Request::Release { ino, .. }
+        | Request::Lock { ino, .. }
+        | Request::Unlock { ino, .. }
+        | Request::ConflictingLock { ino, .. } => ([Some(*ino), None], false),
+        Request::Open { ino, flags, .. } => ([Some(*ino), None], flags.write),
+        Request::SetAttributes { ino, .. }
+        | Request::Create { parent: ino, .. }
+        | Request::Unlink { parent: ino, .. }
+        | Request::RemoveDirectory { parent: ino, .. }
+        | Request::Write { ino, .. }
+        | Request::Allocate { ino, .. }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. } => ([Some(*ino), None], true),
+        Request::Link { ino: one, parent: two, .. } => ([Some(*one), Some(*two)], true),
+        Request::Rename { from: (one, _), to: (two, _), .. }
+        | Request::Copy { from: (one, _), to: (two, _), .. } => ([Some(*one), Some(*two)], true),
+    }
+}

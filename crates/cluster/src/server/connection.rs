@@ -1,0 +1,318 @@
+//! The calls of a connection.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_fs::{FsError, Ino};
+use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
+use thalweg_net::keys::Access;
+use thalweg_net::serving::Serving;
+use uuid::Uuid;
+
+use super::capabilities::{Held, Table};
+use super::session::{Admission, OpenFile, Session};
+use super::{Ending, Shared, Visitor};
+use crate::protocol::{
+    Answer, Call, Grants, ListedEntry, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request,
+};
+
+/// The part of a connection's budget that a call takes.
+const CALL_COST: u64 = 1;
+/// Bytes that cost as much as a call.
+const BYTES_OF_A_CALL: u64 = 16 << 10;
+
+/// A connection of a client.
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    channel: Channel,
+    serving: Arc<Serving>,
+    visitor: Visitor,
+    session: Mutex<Option<Arc<Session>>>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.lock().take() {
+            session.disconnect(&self.channel);
+        }
+    }
+}
+
+/// What a call has come to, before anything is granted.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) answer: Answer,
+    pub(super) payload: Vec<Bytes>,
+    /// What the client may cache of it, if no change came between.
+    pub(super) wants: Wants,
+    /// Entries of a directory, which become the payload.
+    pub(super) entries: Option<Vec<ListedEntry>>,
+    /// The file that it has opened.
+    pub(super) opened: Option<OpenFile>,
+    /// An inode that the call has taken a reference to, for the client.
+    pub(super) referenced: Option<Ino>,
+}
+
+/// What a call would like to grant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wants {
+    /// The stamp when it began to read.
+    pub(super) since: u64,
+    /// The attributes in the answer.
+    pub(super) attributes: Option<Ino>,
+    /// Names in this directory.
+    pub(super) names: Option<Ino>,
+    /// Pages of this file.
+    pub(super) content: Option<Ino>,
+}
+
+impl Outcome {
+    pub(super) fn of(answer: Answer) -> Outcome {
+        let (payload, wants, entries, opened, referenced) = Default::default();
+        Outcome { answer, payload, wants, entries, opened, referenced }
+    }
+
+    pub(super) fn done() -> Outcome {
+        Outcome::of(Answer::Done)
+    }
+
+    pub(super) fn with(answer: Answer, payload: Vec<Bytes>) -> Outcome {
+        Outcome { payload, ..Outcome::of(answer) }
+    }
+
+    /// The inodes that the client learns of.
+    fn tells(&self) -> Vec<Ino> {
+        match &self.answer {
+            Answer::Inode(attributes) => vec![attributes.ino],
+            Answer::Directory(ino) => vec![*ino],
+            _ => {
+                let entries = self.entries.iter().flatten();
+                entries.filter(|it| it.attributes.is_some()).map(|it| it.ino).collect()
+            }
+        }
+    }
+}
+
+/// An answer that allows nothing.
+fn plain(answer: Answer) -> Reply {
+    Reply { stamp: 0, grants: Grants::default(), answer }
+}
+
+impl Handler for Connection {
+    async fn handle(&self, incoming: Incoming) -> io::Result<()> {
+        let call: Call = incoming.decode().map_err(io::Error::other)?;
+        let Incoming { id, payload, .. } = incoming;
+        if let Request::Attach { session, resumes } = call.request {
+            let answer = self.attach(session, resumes).await;
+            self.channel.answer(id, &plain(answer), &[]);
+            return Ok(());
+        }
+        let session = self.session.lock().clone();
+        let session =
+            session.ok_or_else(|| io::Error::other("its first call attaches no session"))?;
+        {
+            let mut state = session.state.lock();
+            if state.has_ended {
+                return Err(io::Error::other("its session has ended"));
+            }
+            // What comes late over an old connection was sent again.
+            if !state.channel.as_ref().is_some_and(|present| present.is_same(&self.channel)) {
+                return Err(io::Error::other("the client has connected again"));
+            }
+            state.heard = self.shared.env.now();
+        }
+        match call.request {
+            Request::Renew => self.channel.answer(id, &plain(Answer::Done), &[]),
+            Request::Detach => {
+                self.channel.answer(id, &plain(Answer::Done), &[]);
+                self.channel.flush();
+                self.shared.end(&session, Ending::Detached);
+            }
+            Request::Cancel(number) => session.end_wait(number),
+            Request::Forget => self.forget(&session, &payload)?,
+            _ if id == UNANSWERED => {
+                return Err(io::Error::other("invalid request: its kind wants an answer"));
+            }
+            _ => self.start(id, session, call, payload).await,
+        }
+        Ok(())
+    }
+}
+
+impl Connection {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        channel: Channel,
+        serving: Arc<Serving>,
+        visitor: Visitor,
+    ) -> Connection {
+        Connection { shared, channel, serving, visitor, session: Mutex::new(None) }
+    }
+
+    async fn attach(&self, id: Uuid, resumes: bool) -> Answer {
+        let shared = &self.shared;
+        let found = shared.sessions.lock().get(&id).cloned();
+        let session = match found {
+            // Another client cannot know the number.
+            Some(session) if session.visitor == self.visitor => session,
+            Some(_) => return Answer::Evicted,
+            None if resumes => return Answer::Evicted,
+            None => match self.begin(id).await {
+                Ok(session) => session,
+                Err(error) => return Answer::Failed(error.into()),
+            },
+        };
+        session.state.lock().heard = shared.env.now();
+        session.connect(self.channel.clone());
+        let old = self.session.lock().replace(session.clone());
+        drop(old);
+        Answer::Attached {
+            root: session.root,
+            lease: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
+            read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
+        }
+    }
+
+    async fn begin(&self, id: Uuid) -> Result<Arc<Session>, FsError> {
+        let shared = &self.shared;
+        let root = shared.resolve(&self.visitor.path).await?;
+        let now = shared.env.now();
+        let session = Session::new(id, shared.next_serial(), self.visitor.clone(), root, now);
+        let session = Arc::new(session);
+        let mut sessions = shared.sessions.lock();
+        if sessions.len() >= shared.options.sessions {
+            return Err(FsError::Invalid("the server has its maximum of sessions"));
+        }
+        shared.filesystem.reference(root);
+        sessions.insert(id, session.clone());
+        drop(sessions);
+        tracing::info!(client = self.visitor.name, path = self.visitor.path, "a session began");
+        Ok(session)
+    }
+
+    fn forget(&self, session: &Session, payload: &[u8]) -> io::Result<()> {
+        let forgotten: Vec<(Ino, u64)> = postcard::from_bytes(payload).map_err(io::Error::other)?;
+        if forgotten.len() > MAX_FORGOTTEN {
+            return Err(io::Error::other("invalid request: it forgets too many inodes"));
+        }
+        for (ino, stamp) in forgotten {
+            let is_forgotten = session.state.lock().forget(ino, stamp);
+            if is_forgotten {
+                self.shared.capabilities.forget(session.serial, ino);
+                self.shared.filesystem.unreference(ino, 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out a call, unless that was done before.
+    async fn start(&self, id: u64, session: Arc<Session>, call: Call, payload: Bytes) {
+        let Call { number, oldest, request } = call;
+        let is_once = request.is_once();
+        if is_once {
+            match session.admit(number, oldest, id) {
+                Admission::New => {}
+                Admission::Known(reply) => return self.channel.answer(id, &reply, &[]),
+                Admission::Ignored => return,
+            }
+        }
+        let cost = match &request {
+            Request::Lock { wait: true, .. } => 0,
+            Request::Read { len, .. } => CALL_COST + u64::from(*len) / BYTES_OF_A_CALL,
+            _ => CALL_COST + payload.len() as u64 / BYTES_OF_A_CALL,
+        };
+        let (shared, channel) = (self.shared.clone(), self.channel.clone());
+        let work = async move {
+            let result = shared.carry_out(&session, number, request, payload).await;
+            let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
+            let number = is_once.then_some(number);
+            if let Err(outcome) = shared.finish(&session, number, (&channel, id), outcome) {
+                shared.undo(&session, *outcome).await;
+            }
+        };
+        self.serving.run(cost, Box::pin(work)).await;
+    }
+}
+
+impl Shared {
+    /// Grants what may be cached of an outcome, and answers. Both happen while no change can begin, so that an
+    /// invalidation follows the answer on its way to the client. The outcome comes back if the session has ended.
+    fn finish(
+        &self,
+        session: &Session,
+        number: Option<u64>,
+        (channel, id): (&Channel, u64),
+        mut outcome: Outcome,
+    ) -> Result<(), Box<Outcome>> {
+        let mut table = self.capabilities.lock();
+        let mut state = session.state.lock();
+        if state.has_ended {
+            return Err(Box::new(outcome));
+        }
+        let grants = grant(&mut table, session.serial, &mut outcome);
+        if let (Some(file), Answer::Opened { handle, .. }) = (outcome.opened, &outcome.answer) {
+            state.open(*handle, file);
+        }
+        let (stamp, new) = state.tell(&outcome.tells());
+        for ino in new.iter().filter(|ino| outcome.referenced != Some(**ino)) {
+            self.filesystem.reference(*ino);
+        }
+        let extra = outcome.referenced.filter(|ino| !new.contains(ino));
+        if let Some(entries) = &outcome.entries {
+            outcome.payload = vec![encode(entries)];
+        }
+        let reply = Reply { stamp, grants, answer: outcome.answer };
+        match number {
+            None => channel.answer(id, &reply, &outcome.payload),
+            Some(number) => {
+                if let Some((id, present)) = state.done(number, &reply).zip(state.channel.clone()) {
+                    present.answer(id, &reply, &outcome.payload);
+                    present.flush_soon();
+                }
+            }
+        }
+        drop(state);
+        drop(table);
+        if let Some(ino) = extra {
+            self.filesystem.unreference(ino, 1);
+        }
+        Ok(())
+    }
+
+    /// The session has ended: no client is told of what the call has got.
+    async fn undo(&self, session: &Session, outcome: Outcome) {
+        if let Some(ino) = outcome.referenced {
+            self.filesystem.unreference(ino, 1);
+        }
+        if let (Some(file), Answer::Opened { handle, .. }) = (outcome.opened, outcome.answer) {
+            self.close(session, file, handle).await;
+        }
+    }
+}
+
+/// Grants what a call would like to grant, as far as no change came between.
+fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
+    let wants = outcome.wants;
+    let mut grant = |ino: Option<Ino>, what| {
+        ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
+    };
+    for entry in outcome.entries.iter_mut().flatten() {
+        if let Some((attributes, kept)) = &mut entry.attributes {
+            *kept = grant(Some(attributes.ino), Held::ATTRIBUTES);
+        }
+    }
+    Grants {
+        attributes: grant(wants.attributes, Held::ATTRIBUTES),
+        names: grant(wants.names, Held::NAMES),
+        content: grant(wants.content, Held::CONTENT),
+    }
+}
+
+/// The entries that fit into a payload.
+fn encode(entries: &[ListedEntry]) -> Bytes {
+    let encoded = postcard::to_allocvec(entries).unwrap_or_default();
+    debug_assert!(encoded.len() <= MAX_PAYLOAD);
+    encoded.into()
+}

@@ -1,0 +1,85 @@
+//! Calls about bytes of files.
+
+use bytes::Bytes;
+use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
+
+use super::Shared;
+use super::connection::Outcome;
+use super::session::Session;
+use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
+
+/// What a change of bytes changes.
+fn bytes_change(ino: Ino, from: u64, to: u64) -> Vec<Changed> {
+    vec![Changed::Attributes(ino), Changed::Content { ino, from, to }]
+}
+
+impl Shared {
+    /// Carries out a call about bytes, or about open files.
+    pub(super) async fn use_content(
+        &self,
+        session: &Session,
+        number: u64,
+        request: Request,
+        payload: Bytes,
+    ) -> Result<Outcome, FsError> {
+        let filesystem = &self.filesystem;
+        match request {
+            Request::Read { ino, offset, len } => {
+                let len = (len as usize).min(MAX_PAYLOAD);
+                Ok(Outcome::with(Answer::Bytes, filesystem.read(ino, offset, len).await?))
+            }
+            Request::Write { ino, at, how } => self.write(session, ino, at, payload, how).await,
+            Request::Allocate { ino, offset, len, how } => {
+                self.allocate(session, ino, (offset, len), how).await
+            }
+            Request::Seek { ino, offset, what } => {
+                Ok(Outcome::of(Answer::Number(filesystem.seek(ino, offset, what).await?)))
+            }
+            Request::Copy { from, to, len } => {
+                let changes = bytes_change(to.0, to.1, to.1.saturating_add(len));
+                let _change = self.begin(session, changes).await;
+                Ok(Outcome::of(Answer::Number(filesystem.copy(from, to, len).await?)))
+            }
+            Request::Sync { ino, content_only } => {
+                filesystem.sync(ino, content_only).await?;
+                Ok(Outcome::done())
+            }
+            Request::SyncAll => {
+                filesystem.sync_all().await?;
+                Ok(Outcome::done())
+            }
+            request => self.use_handle(session, number, request).await,
+        }
+    }
+
+    async fn write(
+        &self,
+        session: &Session,
+        ino: Ino,
+        at: WriteAt,
+        data: Bytes,
+        how: WriteHow,
+    ) -> Result<Outcome, FsError> {
+        let (from, to) = match at {
+            WriteAt::Offset(offset) => (offset, offset.saturating_add(data.len() as u64)),
+            // Where the end is, is not known before; pages behind it hold zeros.
+            WriteAt::End => (0, u64::MAX),
+        };
+        let _change = self.begin(session, bytes_change(ino, from, to)).await;
+        let went = self.filesystem.write(ino, at, vec![data], how).await?;
+        Ok(Outcome::of(Answer::Number(went)))
+    }
+
+    async fn allocate(
+        &self,
+        session: &Session,
+        ino: Ino,
+        (offset, len): (u64, u64),
+        how: Allocation,
+    ) -> Result<Outcome, FsError> {
+        let changes = bytes_change(ino, offset, offset.saturating_add(len));
+        let _change = self.begin(session, changes).await;
+        self.filesystem.allocate(ino, offset, len, how).await?;
+        Ok(Outcome::done())
+    }
+}

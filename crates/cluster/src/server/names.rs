@@ -1,0 +1,154 @@
+//! Calls about names.
+
+use bytes::Bytes;
+use thalweg_fs::{Cookie, FsError, Ino, Lookup, NewNode, Node, Rename};
+
+use super::Shared;
+use super::connection::{Outcome, Wants};
+use super::session::Session;
+use crate::protocol::{Answer, Changed, ListedEntry, MAX_ENTRIES};
+
+/// What a change of a name in a directory changes.
+fn name_changes(parent: Ino, name: &Bytes) -> [Changed; 2] {
+    [Changed::Attributes(parent), Changed::Name { parent, name: name.clone() }]
+}
+
+impl Shared {
+    pub(super) async fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Outcome, FsError> {
+        let since = self.capabilities.now();
+        let names = Some(parent);
+        match self.filesystem.lookup(parent, name).await? {
+            Lookup::Found(found) => {
+                self.filesystem.reference(found.ino);
+                let wants = Wants { since, attributes: Some(found.ino), names, content: None };
+                let answer = Answer::Inode(found.attributes);
+                Ok(Outcome { wants, referenced: Some(found.ino), ..Outcome::of(answer) })
+            }
+            Lookup::Absent(_) => {
+                let wants = Wants { since, names, ..Wants::default() };
+                Ok(Outcome { wants, ..Outcome::of(Answer::Absent) })
+            }
+        }
+    }
+
+    /// The directory above one; its client sees nothing above its root.
+    pub(super) async fn parent(
+        &self,
+        session: &Session,
+        directory: Ino,
+    ) -> Result<Outcome, FsError> {
+        if directory == session.root {
+            return Ok(Outcome::of(Answer::Directory(directory)));
+        }
+        let parent = self.filesystem.parent(directory).await?;
+        // It was moved out of what the client sees.
+        session.knows(parent)?;
+        Ok(Outcome::of(Answer::Directory(parent)))
+    }
+
+    pub(super) async fn create(
+        &self,
+        session: &Session,
+        (parent, name): (Ino, Bytes),
+        new: NewNode,
+        payload: Bytes,
+    ) -> Result<Outcome, FsError> {
+        let new = match new.node {
+            Node::Symlink(_) => NewNode { node: Node::Symlink(payload), ..new },
+            _ => new,
+        };
+        let is_directory = new.node == Node::Directory;
+        let since = self.capabilities.now();
+        let _names = self.names.lock(&[(parent, &name)]).await;
+        let change = self.begin(session, name_changes(parent, &name).to_vec()).await;
+        let made = self.filesystem.create(parent, &name, &new).await?;
+        self.filesystem.reference(made.ino);
+        drop(change);
+        let wants = Wants {
+            since,
+            attributes: Some(made.ino),
+            // The new directory is empty.
+            names: is_directory.then_some(made.ino),
+            content: None,
+        };
+        let answer = Answer::Inode(made.attributes);
+        Ok(Outcome { wants, referenced: Some(made.ino), ..Outcome::of(answer) })
+    }
+
+    pub(super) async fn link(
+        &self,
+        session: &Session,
+        ino: Ino,
+        (parent, name): (Ino, Bytes),
+    ) -> Result<Outcome, FsError> {
+        let _names = self.names.lock(&[(parent, &name)]).await;
+        let mut changes = name_changes(parent, &name).to_vec();
+        changes.push(Changed::Attributes(ino));
+        let _change = self.begin(session, changes).await;
+        let linked = self.filesystem.link(ino, parent, &name).await?;
+        Ok(Outcome::of(Answer::Inode(linked.attributes)))
+    }
+
+    pub(super) async fn unlink(
+        &self,
+        session: &Session,
+        (parent, name): (Ino, Bytes),
+        expected: Option<Ino>,
+        is_directory: bool,
+    ) -> Result<Outcome, FsError> {
+        let _names = self.names.lock(&[(parent, &name)]).await;
+        let mut changes = name_changes(parent, &name).to_vec();
+        let target = self.target(parent, &name).await?;
+        changes.extend(target.map(Changed::Attributes));
+        let surprising = target.filter(|_| target != expected);
+        let _change = self.begin_with(session, changes, surprising.as_slice()).await;
+        match is_directory {
+            true => self.filesystem.remove_directory(parent, &name).await?,
+            false => self.filesystem.unlink(parent, &name).await?,
+        }
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn rename(
+        &self,
+        session: &Session,
+        from: (Ino, Bytes),
+        to: (Ino, Bytes),
+        how: Rename,
+        expected: [Option<Ino>; 2],
+    ) -> Result<Outcome, FsError> {
+        let _names = self.names.lock(&[(from.0, &from.1), (to.0, &to.1)]).await;
+        let (mut changes, mut surprising) = (Vec::new(), Vec::new());
+        for ((parent, name), expected) in [&from, &to].into_iter().zip(expected) {
+            let target = self.target(*parent, name).await?;
+            changes.extend(name_changes(*parent, name));
+            changes.extend(target.map(Changed::Attributes));
+            surprising.extend(target.filter(|_| target != expected));
+        }
+        let _change = self.begin_with(session, changes, &surprising).await;
+        self.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await?;
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn list(
+        &self,
+        ino: Ino,
+        from: Cookie,
+        most: usize,
+        attributes: bool,
+    ) -> Result<Outcome, FsError> {
+        let since = self.capabilities.now();
+        let most = most.min(MAX_ENTRIES);
+        let found = self.filesystem.read_directory(ino, from, most, attributes).await?;
+        let entries = found.into_iter().map(|entry| ListedEntry {
+            name: entry.name,
+            ino: entry.ino,
+            kind: entry.kind,
+            cookie: entry.cookie,
+            attributes: entry.attributes.map(|answer| (answer.attributes, false)),
+        });
+        let entries = Some(entries.collect());
+        let wants = Wants { since, names: Some(ino), ..Wants::default() };
+        Ok(Outcome { wants, entries, ..Outcome::of(Answer::Entries) })
+    }
+}

@@ -1,0 +1,64 @@
+//! Which clients have a file open.
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use thalweg_env::HashMap;
+use thalweg_fs::Ino;
+
+/// The open files of all sessions.
+#[derive(Debug, Default)]
+pub(super) struct OpenFiles(Mutex<HashMap<Ino, SmallVec<[Opens; 2]>>>);
+
+/// How often a session has a file open.
+#[derive(Clone, Copy, Debug)]
+struct Opens {
+    session: u64,
+    all: u32,
+    writing: u32,
+}
+
+/// Who else has a file open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Others {
+    /// Some other session has.
+    pub(super) open: bool,
+    /// Some other session has, for writing.
+    pub(super) writing: bool,
+}
+
+impl OpenFiles {
+    /// A session opens a file. [`OpenFiles::close`] must follow.
+    pub(super) fn open(&self, session: u64, ino: Ino, writes: bool) -> Others {
+        let mut files = self.0.lock();
+        let opens = files.entry(ino).or_default();
+        let others = || opens.iter().filter(|other| other.session != session);
+        let found = Others {
+            open: others().next().is_some(),
+            writing: others().any(|other| other.writing > 0),
+        };
+        let own = match opens.iter().position(|it| it.session == session) {
+            Some(own) => own,
+            None => {
+                opens.push(Opens { session, all: 0, writing: 0 });
+                opens.len() - 1
+            }
+        };
+        opens[own].all += 1;
+        opens[own].writing += u32::from(writes);
+        found
+    }
+
+    /// A session closes a file.
+    pub(super) fn close(&self, session: u64, ino: Ino, writes: bool) {
+        let mut files = self.0.lock();
+        let Some(opens) = files.get_mut(&ino) else { return };
+        if let Some(own) = opens.iter_mut().find(|it| it.session == session) {
+            own.all -= 1;
+            own.writing -= u32::from(writes);
+        }
+        opens.retain(|it| it.all > 0);
+        if opens.is_empty() {
+            files.remove(&ino);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Open files, and locks that are taken through them.
+
+use thalweg_fs::{Caller, FsError, Handle, Ino, Lock, LockOwner, OpenFlags, PageCache};
+
+use super::Shared;
+use super::connection::{Outcome, Wants};
+use super::session::{OpenFile, Session};
+use crate::protocol::{Answer, Request};
+
+impl Shared {
+    /// Carries out a call about open files.
+    pub(super) async fn use_handle(
+        &self,
+        session: &Session,
+        number: u64,
+        request: Request,
+    ) -> Result<Outcome, FsError> {
+        // The owners of two clients are never the same.
+        let owner_of = |owner: LockOwner| LockOwner { client: session.serial, ..owner };
+        let lock_of = |lock: Lock| Lock { owner: owner_of(lock.owner), ..lock };
+        let filesystem = &self.filesystem;
+        match request {
+            Request::Open { caller, ino, flags } => self.open(session, &caller, ino, flags).await,
+            Request::Flush { ino, handle, owner } => {
+                session.opened(handle, ino)?;
+                filesystem.flush(ino, handle, owner_of(owner)).await?;
+                Ok(Outcome::done())
+            }
+            Request::Release { ino, handle } => {
+                session.opened(handle, ino)?;
+                let closed = session.state.lock().close(handle);
+                if let Some(file) = closed {
+                    self.close(session, file, handle).await;
+                }
+                Ok(Outcome::done())
+            }
+            Request::Lock { ino, lock, wait } => {
+                session.opened(lock.handle, ino)?;
+                self.lock(session, number, (ino, lock_of(lock)), wait).await
+            }
+            Request::Unlock { ino, kind, owner, range } => {
+                filesystem.unlock(ino, kind, owner_of(owner), range).await?;
+                Ok(Outcome::done())
+            }
+            Request::ConflictingLock { ino, lock } => {
+                let found = filesystem.conflicting_lock(ino, &lock_of(lock)).await?;
+                Ok(Outcome::of(Answer::Lock(found)))
+            }
+            _ => Err(FsError::NotSupported),
+        }
+    }
+
+    async fn open(
+        &self,
+        session: &Session,
+        caller: &Caller,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<Outcome, FsError> {
+        let since = self.capabilities.now();
+        let others = self.open_files.open(session.serial, ino, flags.write);
+        let file = OpenFile { ino, writes: flags.write };
+        let opened = match self.filesystem.open(caller, ino, flags).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                self.open_files.close(session.serial, ino, flags.write);
+                return Err(error);
+            }
+        };
+        // A page that a client writes is locked in its kernel until the write is answered, and a write waits for other
+        // clients to drop that page. So at most one client writes through its kernel's pages.
+        let is_shared = others.writing || (flags.write && others.open);
+        let pages = if is_shared { PageCache::Bypass } else { opened.pages };
+        let wants = Wants { since, content: (!is_shared).then_some(ino), ..Wants::default() };
+        let answer = Answer::Opened { handle: opened.handle, pages, flush: opened.flush };
+        Ok(Outcome { wants, opened: Some(file), ..Outcome::of(answer) })
+    }
+
+    /// Closes a file of a session.
+    pub(super) async fn close(&self, session: &Session, file: OpenFile, handle: Handle) {
+        self.open_files.close(session.serial, file.ino, file.writes);
+        self.filesystem.release(file.ino, handle).await;
+    }
+
+    async fn lock(
+        &self,
+        session: &Session,
+        number: u64,
+        (ino, lock): (Ino, Lock),
+        wait: bool,
+    ) -> Result<Outcome, FsError> {
+        if !wait {
+            self.filesystem.lock(ino, &lock, false).await?;
+            return Ok(Outcome::done());
+        }
+        let cancelled = session.wait(number);
+        let locked = tokio::select! {
+            biased;
+            locked = self.filesystem.lock(ino, &lock, true) => locked,
+            _ = cancelled => Err(FsError::Locked),
+        };
+        session.end_wait(number);
+        locked?;
+        // The session may have ended, and released its locks, in the meantime.
+        if session.state.lock().has_ended {
+            self.filesystem.release(ino, lock.handle).await;
+        }
+        Ok(Outcome::done())
+    }
+}

@@ -1,0 +1,254 @@
+//! A client's session: it outlives connections, and holds inodes, open files and locks.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use thalweg_env::{HashMap, Time};
+use thalweg_fs::{FsError, Handle, Ino};
+use thalweg_net::channel::Channel;
+use tokio::sync::{Notify, oneshot};
+use uuid::Uuid;
+
+use super::Visitor;
+use crate::protocol::{Grants, Reply};
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: Uuid,
+    /// Its number here: no other session of this server has it.
+    pub(super) serial: u64,
+    pub(super) visitor: Visitor,
+    /// The directory that its client sees as the root.
+    pub(super) root: Ino,
+    pub(super) state: Mutex<SessionState>,
+    /// A connection came or went, or the session has ended.
+    pub(super) moved: Notify,
+}
+
+#[derive(Debug)]
+pub(super) struct SessionState {
+    pub(super) channel: Option<Channel>,
+    /// When its client was last heard.
+    pub(super) heard: Time,
+    /// It has ended, and its calls are refused.
+    pub(super) has_ended: bool,
+    /// Of the last answer that named inodes.
+    stamp: u64,
+    /// The inodes that the client knows, and the stamp of the last answer that named each.
+    told: HashMap<Ino, u64>,
+    handles: HashMap<Handle, OpenFile>,
+    calls: BTreeMap<u64, CallState>,
+    /// The client knows the answers to all calls before this one.
+    oldest: u64,
+    /// Ends a wait for a lock, by the call's number.
+    waits: HashMap<u64, oneshot::Sender<()>>,
+}
+
+/// An open file of a client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenFile {
+    pub(super) ino: Ino,
+    pub(super) writes: bool,
+}
+
+/// A call that must not be carried out twice.
+#[derive(Debug)]
+enum CallState {
+    /// It runs; the answer goes to this call of the present connection.
+    Running(Option<u64>),
+    Done(Reply),
+}
+
+/// What is to be done with a call.
+#[derive(Debug)]
+pub(super) enum Admission {
+    /// Carry it out.
+    New,
+    /// Answer this.
+    Known(Reply),
+    /// Nothing: it runs, or the client knows the answer.
+    Ignored,
+}
+
+/// What an ended session held.
+#[derive(Debug, Default)]
+pub(super) struct Estate {
+    pub(super) handles: Vec<(Handle, OpenFile)>,
+    pub(super) inodes: Vec<Ino>,
+}
+
+impl Session {
+    pub(super) fn new(id: Uuid, serial: u64, visitor: Visitor, root: Ino, now: Time) -> Session {
+        let state = SessionState {
+            channel: None,
+            heard: now,
+            has_ended: false,
+            stamp: 0,
+            told: HashMap::from_iter([(root, u64::MAX)]),
+            handles: HashMap::default(),
+            calls: BTreeMap::new(),
+            oldest: 0,
+            waits: HashMap::default(),
+        };
+        let moved = Notify::new();
+        Session { id, serial, visitor, root, state: Mutex::new(state), moved }
+    }
+
+    /// The client has a new connection: it sends its calls again. Ends the old one.
+    pub(super) fn connect(&self, channel: Channel) {
+        let old = {
+            let mut state = self.state.lock();
+            for call in state.calls.values_mut() {
+                if let CallState::Running(answers) = call {
+                    *answers = None;
+                }
+            }
+            state.channel.replace(channel)
+        };
+        if let Some(old) = old {
+            old.close("the client has connected again");
+        }
+        self.moved.notify_waiters();
+    }
+
+    /// A connection has ended.
+    pub(super) fn disconnect(&self, channel: &Channel) {
+        let mut state = self.state.lock();
+        if state.channel.as_ref().is_some_and(|present| present.is_same(channel)) {
+            state.channel = None;
+        }
+    }
+
+    /// What is to be done with call `number`, which is call `id` of the connection.
+    pub(super) fn admit(&self, number: u64, oldest: u64, id: u64) -> Admission {
+        let mut state = self.state.lock();
+        state.oldest = state.oldest.max(oldest);
+        while let Some(first) = state.calls.first_entry() {
+            if *first.key() >= oldest || matches!(first.get(), CallState::Running(_)) {
+                break;
+            }
+            first.remove();
+        }
+        if number < state.oldest {
+            return Admission::Ignored;
+        }
+        match state.calls.get_mut(&number) {
+            None => {
+                state.calls.insert(number, CallState::Running(Some(id)));
+                Admission::New
+            }
+            Some(CallState::Running(answers)) => {
+                *answers = Some(id);
+                Admission::Ignored
+            }
+            Some(CallState::Done(reply)) => {
+                // What was granted with the lost answer may have been invalidated since.
+                Admission::Known(Reply { grants: Grants::default(), ..reply.clone() })
+            }
+        }
+    }
+
+    /// Whether the client knows an inode: it may use no other one.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`].
+    pub(super) fn knows(&self, ino: Ino) -> Result<(), FsError> {
+        match self.state.lock().told.contains_key(&ino) {
+            true => Ok(()),
+            false => Err(FsError::Stale),
+        }
+    }
+
+    /// The file behind a handle.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]: it is not one of this session, or of another inode.
+    pub(super) fn opened(&self, handle: Handle, ino: Ino) -> Result<(), FsError> {
+        match self.state.lock().handles.get(&handle) {
+            Some(file) if file.ino == ino => Ok(()),
+            _ => Err(FsError::Stale),
+        }
+    }
+
+    /// A way to end the wait of call `number`.
+    pub(super) fn wait(&self, number: u64) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        self.state.lock().waits.insert(number, sender);
+        receiver
+    }
+
+    /// The wait of a call is over, or is to be over.
+    pub(super) fn end_wait(&self, number: u64) {
+        self.state.lock().waits.remove(&number);
+    }
+}
+
+impl SessionState {
+    /// The client is told of inodes: the answer's stamp, and those that it did not know.
+    pub(super) fn tell(&mut self, inodes: &[Ino]) -> (u64, Vec<Ino>) {
+        if inodes.is_empty() {
+            return (self.stamp, Vec::new());
+        }
+        self.stamp += 1;
+        let mut new = Vec::new();
+        for ino in inodes {
+            match self.told.get_mut(ino) {
+                // The root is never forgotten.
+                Some(stamp) if *stamp == u64::MAX => {}
+                Some(stamp) => *stamp = self.stamp,
+                None => {
+                    self.told.insert(*ino, self.stamp);
+                    new.push(*ino);
+                }
+            }
+        }
+        (self.stamp, new)
+    }
+
+    /// The client has forgotten an inode, of which it heard last in the answer with this stamp; whether it does not know
+    /// it any more.
+    pub(super) fn forget(&mut self, ino: Ino, stamp: u64) -> bool {
+        let is_last = self.told.get(&ino) == Some(&stamp);
+        if is_last {
+            self.told.remove(&ino);
+        }
+        is_last
+    }
+
+    pub(super) fn open(&mut self, handle: Handle, file: OpenFile) {
+        self.handles.insert(handle, file);
+    }
+
+    pub(super) fn close(&mut self, handle: Handle) -> Option<OpenFile> {
+        self.handles.remove(&handle)
+    }
+
+    /// A call that is carried out once has its answer. Returns the call of the present connection that waits for it.
+    pub(super) fn done(&mut self, number: u64, reply: &Reply) -> Option<u64> {
+        match self.calls.insert(number, CallState::Done(reply.clone())) {
+            Some(CallState::Running(answers)) => answers,
+            _ => None,
+        }
+    }
+
+    /// Ends the session; what it held, the first time.
+    pub(super) fn end(&mut self, why: &'static str) -> Option<Estate> {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return None;
+        }
+        self.waits.clear();
+        self.calls.clear();
+        if let Some(channel) = self.channel.take() {
+            channel.close(why);
+        }
+        let handles = std::mem::take(&mut self.handles);
+        let told = std::mem::take(&mut self.told);
+        Some(Estate { handles: handles.into_iter().collect(), inodes: told.into_keys().collect() })
+    }
+
+    /// How many inodes and open files it holds.
+    pub(super) fn holds(&self) -> (usize, usize) {
+        (self.told.len(), self.handles.len())
+    }
+}

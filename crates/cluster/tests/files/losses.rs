@@ -1,0 +1,137 @@
+//! Connections that break, clients that do not answer, and servers that end.
+
+use std::time::Duration;
+
+use thalweg_fs::{
+    Caller, Filesystem, FsError, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
+    OpenFlags,
+};
+use thalweg_sim::run;
+
+use crate::scene::*;
+
+/// A POSIX lock of a whole file.
+fn whole(handle: thalweg_fs::Handle, number: u64) -> Lock {
+    Lock {
+        kind: LockKind::Posix,
+        owner: LockOwner::local(number),
+        handle,
+        pid: 1,
+        mode: LockMode::Exclusive,
+        range: LockRange::ALL,
+    }
+}
+
+const WRITING: OpenFlags =
+    OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
+
+#[test]
+fn a_change_waits_no_longer_than_a_lease_for_a_client_that_is_gone() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        assert_eq!(b.client.attributes(file).await.unwrap().size, 0);
+        scene.network.part(&[b.host.clone()], &[scene.server.clone()]);
+        let start = env.now();
+        put(&a.client, file, "new").await.unwrap();
+        let took = env.now().since(start);
+        assert!(took > LEASE / 2 && took < 3 * LEASE, "{took:?}");
+        // What the other client cached it must not use any more.
+        let asked = env.timeout(LEASE, b.client.attributes(file)).await;
+        assert!(asked.is_none(), "{asked:?}");
+        scene.network.heal();
+        let found = b.client.attributes(file).await;
+        assert!(matches!(found, Err(FsError::Stale)), "{found:?}");
+        assert_eq!(b.client.find(Ino::ROOT, b"f").await.unwrap().size, 3);
+        assert_eq!(b.client.status().evictions, 1);
+    });
+}
+
+#[test]
+fn calls_go_on_over_another_connection_and_count_once() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let directory = make(&a.client, Ino::ROOT, "d", Node::Directory).await;
+        for number in 0..200 {
+            let name = format!("f{number}");
+            let (network, clock) = (scene.network.clone(), env.clone());
+            let (one, two) = (a.host.clone(), scene.server.clone());
+            let cutting = env.spawn(async move {
+                clock.sleep(Duration::from_micros(number * 3)).await;
+                network.reset(&one, &two);
+            });
+            // A create that was carried out twice would say that the name exists.
+            make(&a.client, directory, &name, Node::File).await;
+            cutting.await;
+            assert!(b.client.find(Ino::ROOT, b"d").await.is_ok());
+            assert!(b.client.find(directory, name.as_bytes()).await.is_ok());
+        }
+        assert_eq!(a.client.status().evictions, 0);
+    });
+}
+
+#[test]
+fn a_lock_ends_with_its_client() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        let open = async |machine: &Machine| {
+            machine.client.open(&Caller::default(), file, WRITING).await.unwrap().handle
+        };
+        let (first, second) = (open(&a).await, open(&b).await);
+        // Owners with equal numbers on two machines are two.
+        a.client.lock(file, &whole(first, 1), false).await.unwrap();
+        let refused = b.client.lock(file, &whole(second, 1), false).await;
+        assert!(matches!(refused, Err(FsError::Locked)));
+        let seen = b.client.conflicting_lock(file, &whole(second, 1)).await.unwrap();
+        assert_eq!(seen.unwrap().range, LockRange::ALL);
+        // A wait that is given up leaves nothing behind.
+        let waited =
+            env.timeout(Duration::from_secs(1), b.client.lock(file, &whole(second, 1), true)).await;
+        assert!(waited.is_none());
+        a.client.unlock(file, LockKind::Posix, LockOwner::local(1), LockRange::ALL).await.unwrap();
+        a.client.lock(file, &whole(first, 2), true).await.unwrap();
+        let (waiting, lock) = (b.client.clone(), whole(second, 3));
+        let waiter = env.spawn(async move { waiting.lock(file, &lock, true).await });
+        env.sleep(Duration::from_secs(1)).await;
+        assert!(!waiter.is_finished());
+        a.process.kill();
+        let start = env.now();
+        waiter.await.unwrap().unwrap();
+        assert!(env.now().since(start) < EXPIRE + LEASE);
+    });
+}
+
+#[test]
+fn a_client_goes_on_with_a_new_server() {
+    run(1, |env| async move {
+        let mut scene = Scene::new(&env);
+        let a = scene.client("a").await;
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        put(&a.client, file, "text").await.unwrap();
+        scene.restart().await;
+        // The new server does not know the session.
+        assert!(matches!(a.client.attributes(file).await, Err(FsError::Stale)));
+        let found = a.client.find(Ino::ROOT, b"f").await.unwrap();
+        assert_eq!((found.ino, found.size), (file, 4));
+        assert_eq!(text(&a.client, file).await, "text");
+    });
+}
+
+#[test]
+fn calls_fail_when_the_server_is_gone_for_good() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let a = scene.client("a").await;
+        scene.server.power_off();
+        let start = env.now();
+        let failed = a.client.statistics().await;
+        assert!(matches!(failed, Err(FsError::Store(_))), "{failed:?}");
+        assert!(env.now().since(start) < Duration::from_secs(70));
+    });
+}

@@ -1,0 +1,7 @@
+//! A filesystem behind a server, on simulated machines: what its clients see of each other, and when.
+
+#![allow(clippy::unwrap_used)]
+
+mod basics;
+mod losses;
+mod scene;

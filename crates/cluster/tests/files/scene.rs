@@ -1,0 +1,138 @@
+//! A server of files and its clients, each on a machine of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_cluster::client::{self, AttachError, Client};
+use thalweg_cluster::server::{Options, Server, Visitor};
+use thalweg_env::connection::Listener;
+use thalweg_env::{Env, Node};
+use thalweg_fs::{Filesystem, FsError, Ino, NewNode, Node as Kind, WriteAt, WriteHow};
+use thalweg_net::keys::Access;
+use thalweg_sim::files::NaiveFiles;
+use thalweg_sim::net::{Host, LinkSpec, Network};
+
+const PORT: u16 = 7700;
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+pub(crate) const EXPIRE: Duration = Duration::from_secs(8);
+
+/// The machines.
+pub(crate) struct Scene {
+    pub(crate) env: Env,
+    pub(crate) network: Network,
+    pub(crate) files: NaiveFiles,
+    pub(crate) server: Host,
+    process: Node,
+    pub(crate) service: Server,
+}
+
+/// A client, and its machine.
+pub(crate) struct Machine {
+    pub(crate) host: Host,
+    pub(crate) process: Node,
+    pub(crate) client: Client,
+}
+
+pub(crate) fn options() -> Options {
+    Options { lease: LEASE, expire: EXPIRE, ..Options::default() }
+}
+
+/// What a client may do everywhere.
+pub(crate) fn visitor(name: &str) -> Visitor {
+    Visitor { name: name.to_owned(), path: "/".to_owned(), access: Access::Write }
+}
+
+/// What a client may do.
+pub(crate) struct Visit {
+    pub(crate) path: &'static str,
+    pub(crate) access: Access,
+}
+
+impl Visit {
+    pub(crate) fn of(self, name: &str) -> Visitor {
+        Visitor { name: name.to_owned(), path: self.path.to_owned(), access: self.access }
+    }
+}
+
+impl Scene {
+    pub(crate) fn new(env: &Env) -> Scene {
+        let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
+        let server = network.host("server");
+        let files = NaiveFiles::new(env);
+        let (process, service) = serve(env, &server, &files);
+        Scene { env: env.clone(), network, files, server, process, service }
+    }
+
+    /// A client that says who it is by the name of its host.
+    pub(crate) async fn client(&self, name: &str) -> Machine {
+        self.client_as(visitor(name)).await.unwrap()
+    }
+
+    pub(crate) async fn client_as(&self, visitor: Visitor) -> Result<Machine, AttachError> {
+        let host = self.network.host(&visitor.name);
+        VISITORS.with(|all| all.borrow_mut().insert(visitor.name.clone(), visitor));
+        let process = self.env.node();
+        let connector = Box::new(host.connector(&self.server, PORT));
+        let client = Client::connect(process.env(), connector, patient()).await?;
+        Ok(Machine { host, process, client })
+    }
+
+    /// Stops the server, and starts another one on the same files.
+    pub(crate) async fn restart(&mut self) {
+        self.process.kill();
+        self.env.sleep(Duration::from_millis(1)).await;
+        (self.process, self.service) = serve(&self.env, &self.server, &self.files);
+    }
+}
+
+pub(crate) fn patient() -> client::Options {
+    client::Options { retry: Some(Duration::from_secs(60)), ..client::Options::default() }
+}
+
+thread_local! {
+    /// What the server knows of its clients.
+    static VISITORS: std::cell::RefCell<std::collections::BTreeMap<String, Visitor>> =
+        const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
+}
+
+fn serve(env: &Env, host: &Host, files: &NaiveFiles) -> (Node, Server) {
+    let process = env.node();
+    let service = Server::new(process.env(), Arc::new(files.share()), options());
+    let listener = host.listen(PORT).unwrap();
+    let (serving, own) = (service.clone(), process.env().clone());
+    let accept = async move {
+        loop {
+            let Ok(stream) = listener.accept().await else { return };
+            let name = stream.peer();
+            let visitor = VISITORS.with(|all| all.borrow()[&name].clone());
+            let serving = serving.clone();
+            own.spawn(async move {
+                let _ = serving.serve(stream, visitor).await;
+            })
+            .detach();
+        }
+    };
+    process.env().spawn(accept).detach();
+    (process, service)
+}
+
+pub(crate) fn new(node: Kind) -> NewNode {
+    NewNode { node, mode: 0o755, umask: 0, uid: 7, gid: 7 }
+}
+
+/// Makes a file or a directory.
+pub(crate) async fn make(fs: &dyn Filesystem, parent: Ino, name: &str, node: Kind) -> Ino {
+    let made = fs.create(parent, name.as_bytes(), &new(node)).await.unwrap();
+    made.ino
+}
+
+pub(crate) async fn put(fs: &dyn Filesystem, ino: Ino, text: &str) -> Result<(), FsError> {
+    let data = vec![Bytes::copy_from_slice(text.as_bytes())];
+    fs.write(ino, WriteAt::Offset(0), data, WriteHow::default()).await.map(|_| ())
+}
+
+pub(crate) async fn text(fs: &dyn Filesystem, ino: Ino) -> String {
+    let read = fs.read(ino, 0, 1000).await.unwrap();
+    String::from_utf8(read.concat()).unwrap()
+}

@@ -6,6 +6,7 @@
 pub(crate) mod ask;
 pub(crate) mod attach;
 pub(crate) mod bench;
+pub(crate) mod cluster;
 #[cfg(test)]
 mod documented;
 pub(crate) mod dump;
@@ -14,6 +15,7 @@ pub(crate) mod key;
 pub(crate) mod kv;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
+pub(crate) mod mount_shared;
 pub(crate) mod mounted;
 pub(crate) mod replica;
 pub(crate) mod resize;
@@ -61,6 +63,8 @@ pub(crate) enum Command {
     Key(key::KeyCommand),
     #[command(subcommand)]
     Replica(replica::ReplicaCommand),
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     Wait(wait::Wait),
     Dump(dump::DumpArgs),
     Bench(bench::Bench),
@@ -92,6 +96,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Kv(args) => kv::run(&env, args).await,
             Command::Key(command) => key::run(&env, command).await,
             Command::Replica(command) => replica::run(&env, command).await,
+            Command::Cluster(command) => cluster::run(&env, command).await,
             Command::Wait(args) => wait::run(&env, &args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,

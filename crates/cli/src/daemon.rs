@@ -2,7 +2,8 @@
 //! and to requests on control sockets.
 //!
 //! - `session`: the open volumes with their clients; `answers`: the requests on them;
-//! - `exports`, `attachments`, `mounts` (with `views`), `network`: the clients of each kind;
+//! - `exports`, `attachments`, `mounts` (with `views`), `network`: the clients of each kind; `shared_files`: a filesystem
+//!   that is served to other machines; `mounted_files`: what is mounted; `shared_mount`: a mount of such a filesystem;
 //! - `lifetime`: when the process ends; `signals`;
 //! - `running`: a session with its control sockets (`control`), metrics (`metrics`) and signals;
 //! - `background`: starts this program as a daemon; `leftover`: removes the files of killed ones.
@@ -17,11 +18,14 @@ pub(crate) mod leftover;
 pub(crate) mod lifetime;
 pub(crate) mod metrics;
 pub(crate) mod mount_flags;
+mod mounted_files;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod published;
 pub(crate) mod replicas;
 pub(crate) mod running;
 pub(crate) mod session;
+pub(crate) mod shared_files;
+pub(crate) mod shared_mount;
 pub(crate) mod signals;
 pub(crate) mod views;

@@ -20,6 +20,13 @@ pub(crate) enum Request {
     Status,
     /// What follows the volume, and what it follows.
     Replicas,
+    /// The clients of the shared filesystem.
+    Clients,
+    /// End the sessions of a client of the shared filesystem.
+    Evict {
+        /// Its name.
+        client: String,
+    },
     /// The snapshots, and the space of each.
     ListSnapshots,
     /// Change the volume alone.
@@ -149,6 +156,8 @@ impl Request {
             self,
             Request::Status
                 | Request::Replicas
+                | Request::Clients
+                | Request::Evict { .. }
                 | Request::ListSnapshots
                 | Request::CheckSnapshot { .. }
                 | Request::Attach(_)

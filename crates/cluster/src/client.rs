@@ -1,5 +1,6 @@
 //! A filesystem behind a server, as its clients see it.
 //!
+//! - [`address`]: where it is;
 //! - `cache`: what the client may use without a call;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - `call`: a call that outlives connections;
@@ -9,6 +10,7 @@
 //! for [`Options::retry`]. If the server has ended the session in the meantime, everything that was open is stale, which
 //! is logged; a new session begins by itself.
 
+pub mod address;
 mod cache;
 mod call;
 mod content;

@@ -94,12 +94,22 @@ impl FromStr for Server {
     type Err = RemoteError;
 
     fn from_str(text: &str) -> Result<Server, RemoteError> {
+        Server::with_port(text, PORT)
+    }
+}
+
+impl Server {
+    /// Reads `HOST:PORT`, or `HOST` for a usual port.
+    ///
+    /// # Errors
+    /// [`RemoteError::Address`].
+    pub fn with_port(text: &str, usual: u16) -> Result<Server, RemoteError> {
         let invalid = || RemoteError::Address(text.to_owned());
         let is_port = |port: &str| port.parse().ok().filter(|port| *port != 0);
         let (host, port) = match (text.starts_with('['), text.rsplit_once(':')) {
-            (true, _) if text.ends_with(']') => (text, PORT),
+            (true, _) if text.ends_with(']') => (text, usual),
             (_, Some((host, port))) => (host, is_port(port).ok_or_else(invalid)?),
-            (_, None) => (text, PORT),
+            (_, None) => (text, usual),
         };
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_host = |it: &str| {
@@ -133,6 +143,26 @@ impl Server {
 
     fn refused(&self, source: impl Into<VisitError>) -> RemoteError {
         RemoteError::Visit { server: self.clone(), source: source.into() }
+    }
+
+    /// Enters for a service of what the server calls `name`, with the keys in `home`: what is returned speaks the protocol
+    /// of the service.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn enter(
+        &self,
+        env: &Env,
+        home: &Home,
+        (service, name): (Service, &str),
+    ) -> Result<BoxStream, RemoteError> {
+        let key = home.key()?;
+        let known = home.server(&self.to_string())?;
+        let known = known.ok_or_else(|| RemoteError::UnknownServer(self.clone()))?;
+        let stream = self.reach(env).await?;
+        let entered = visit::enter(env, stream, &key, known, (service, name)).await;
+        let stream = entered.map_err(|error| self.refused(error))?;
+        Ok(Box::new(stream))
     }
 
     /// Becomes a client of the server with a token, and notes its key in `home`: the client's name there.
@@ -204,13 +234,6 @@ impl Remote {
         home: &Home,
         service: Service,
     ) -> Result<BoxStream, RemoteError> {
-        let Remote { server, volume } = self;
-        let key = home.key()?;
-        let known = home.server(&server.to_string())?;
-        let known = known.ok_or_else(|| RemoteError::UnknownServer(server.clone()))?;
-        let stream = server.reach(env).await?;
-        let entered = visit::enter(env, stream, &key, known, (service, &**volume)).await;
-        let stream = entered.map_err(|error| server.refused(error))?;
-        Ok(Box::new(stream))
+        self.server.enter(env, home, (service, &self.volume)).await
     }
 }

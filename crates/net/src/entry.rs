@@ -41,6 +41,8 @@ pub enum Service {
     Transactions,
     /// The changes of a volume, for one that follows it.
     Replica,
+    /// A directory of a shared filesystem, which the name is the path of.
+    Files,
 }
 
 /// The server's answer.

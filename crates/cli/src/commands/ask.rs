@@ -27,6 +27,7 @@ pub(crate) async fn ask(
         request,
         Request::Status
             | Request::Replicas
+            | Request::Clients
             | Request::ListSnapshots
             | Request::CheckSnapshot { .. }
     );

@@ -39,7 +39,7 @@ pub(crate) struct KeysFolder {
 }
 
 impl KeysFolder {
-    fn home(&self) -> Home {
+    pub(crate) fn home(&self) -> Home {
         home(self.keys.as_deref())
     }
 }
@@ -140,7 +140,7 @@ pub(crate) struct Revoke {
 
 /// A span of time: a number with the unit s, m, h or d.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span(Duration);
+pub(crate) struct Span(Duration);
 
 impl FromStr for Span {
     type Err = String;
@@ -174,6 +174,15 @@ pub(crate) async fn run(env: &Env, command: KeyCommand) -> Outcome<()> {
     }
 }
 
+/// This user's key; it is made if there is none.
+pub(crate) fn own(env: &Env, home: &Home) -> Outcome<Key> {
+    if !home.key_file().try_exists()? {
+        let key = Key::generate(env)?;
+        home.add_key(&key)?;
+    }
+    Ok(home.key()?)
+}
+
 fn new(env: &Env, home: &Home) -> Outcome<()> {
     let path = home.key_file();
     if path.try_exists()? {
@@ -204,7 +213,7 @@ fn show(args: &Show) -> Outcome<()> {
 fn authorize(env: &Env, args: Authorize) -> Outcome<()> {
     let home = args.folder.home();
     // Without a key of its own a server cannot listen, and a token cannot name it.
-    let own = home.key()?.public();
+    home.key()?;
     let path = args.volume.map_or("/".to_owned(), |name| format!("/{name}"));
     let access = if args.read_only { Access::Read } else { Access::Write };
     if !args.token {
@@ -212,18 +221,28 @@ fn authorize(env: &Env, args: Authorize) -> Outcome<()> {
         let client = Client::with(key, &args.name, &path, access)?;
         return Ok(Authorized::update(&home.authorized_clients(), |all| all.add(client))?);
     }
-    // The key of the client is not known yet.
-    let client = Client::with(own, &args.name, &path, access)?;
+    println!("{}", offer(env, &home, (&args.name, &path, access), args.expires)?);
+    Ok(())
+}
+
+/// A token for a client whose key is not known yet: its name, what it sees and what it may do there.
+pub(crate) fn offer(
+    env: &Env,
+    home: &Home,
+    (name, path, access): (&str, &str, Access),
+    expires: Span,
+) -> Outcome<Token> {
+    let own = home.key()?.public();
+    let client = Client::with(own, name, path, access)?;
     if home.authorized()?.clients().any(|known| known.name == client.name) {
         return Err(Failure::new(format!("there is a client {} already", client.name))
             .help("choose another name, or revoke that client first"));
     }
     let token = Token::generate(env, &own)?;
     let now = env.wall_clock();
-    Offer::new(&token, &client, now.saturating_add(args.expires.0.as_secs()))
+    Offer::new(&token, &client, now.saturating_add(expires.0.as_secs()))
         .add_to(&home.offers(), now)?;
-    println!("{token}");
-    Ok(())
+    Ok(token)
 }
 
 async fn enrol(env: &Env, args: Enrol) -> Outcome<()> {
@@ -248,7 +267,7 @@ fn trust(args: &Trust) -> Outcome<()> {
     }
 }
 
-fn list(args: &List) -> Outcome<()> {
+pub(crate) fn list(args: &List) -> Outcome<()> {
     let authorized = args.folder.home().authorized()?;
     let object = |it: &Client| {
         json!({
@@ -267,7 +286,7 @@ fn list(args: &List) -> Outcome<()> {
     Ok(())
 }
 
-fn revoke(args: &Revoke) -> Outcome<()> {
+pub(crate) fn revoke(args: &Revoke) -> Outcome<()> {
     let path = args.folder.home().authorized_clients();
     match Authorized::update(&path, |all| Ok(all.remove(&args.client)))? {
         Some(client) => {

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use thalweg_cluster::client::address::Address;
 use thalweg_env::Env;
 use thalweg_fuse::mounts;
+use thalweg_net::keys::Token;
 use thalweg_store::device::Access;
 
+use super::mount_shared::Remote;
 use super::mounted::{canonical, is_dead, mount_on, no_server, server_folder, take_away};
 use super::status;
 use crate::control::Client;
@@ -21,7 +24,7 @@ use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::places::{MOUNT_KIND, MOUNT_LOG};
 use crate::progress::Silent;
-use crate::request::mount_options::{MountOptions, Unknown};
+use crate::request::mount_options::{JournalOptions, MountOptions, Unknown};
 use crate::request::{Answer, MountRequest, Request, unexpected_answer};
 use crate::target::{Target, export};
 use crate::volume::opened::Opened;
@@ -30,15 +33,16 @@ use crate::volume::opened::Opened;
 const ENDING_TRIES: u32 = 200;
 const ENDING_PAUSE: Duration = Duration::from_millis(20);
 
-/// Mount the filesystem of a volume
+/// Mount the filesystem of a volume, or one that another machine shares
 ///
 /// Returns when the filesystem is mounted. A background process serves it until it is unmounted; if the
-/// volume is served already, its server does that. With a link mount.thalweg to this program in /sbin,
+/// volume is served already, its server does that. SERVER:/PATH or SERVER:PORT:/PATH is a directory of a
+/// filesystem that another machine shares, see `thalweg cluster`. With a link mount.thalweg to this program in /sbin,
 /// mount(8) and /etc/fstab know the type thalweg.
 #[derive(Debug, Args)]
 #[command(after_long_help = OPTIONS)]
 pub(crate) struct Mount {
-    /// The volume's folder, FOLDER@SNAPSHOT, or the device or file of one that is updated in place
+    /// The volume's folder, FOLDER@SNAPSHOT, the device or file of one that is updated in place, or SERVER:/PATH
     volume: Option<String>,
     /// The directory to mount on
     directory: Option<PathBuf>,
@@ -63,6 +67,12 @@ pub(crate) struct Mount {
     /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<ListenAddress>,
+    /// For SERVER:/PATH: the token of `thalweg cluster client add`, the first time
+    #[arg(long, value_name = "TOKEN")]
+    token: Option<Token>,
+    /// For SERVER:/PATH: folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
+    #[arg(long, value_name = "FOLDER")]
+    keys: Option<PathBuf>,
     /// Report the result to the parent process, as one line of JSON
     #[arg(long, hide = true, requires = "foreground")]
     tell: bool,
@@ -95,6 +105,12 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
         return Err(Failure::new("a mount needs a volume and a directory")
             .help("thalweg mount VOLUME DIRECTORY"));
     };
+    if let Some(address) = Address::of(volume) {
+        return shared(env, &args, address?, directory, options).await;
+    }
+    if args.token.is_some() || args.keys.is_some() {
+        return Err(Failure::new("--token and --keys are for shared filesystems: SERVER:/PATH"));
+    }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
     let options = match (&target.snapshot, options.read_only) {
         (Some(_), Some(false)) => {
@@ -118,6 +134,37 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             warn_if_degraded(&target).await;
             Ok(())
         }
+    }
+}
+
+/// Mounts a filesystem that another machine shares.
+async fn shared(
+    env: &Env,
+    args: &Mount,
+    address: Address,
+    directory: &Path,
+    options: MountOptions,
+) -> Outcome<()> {
+    if options.journal != JournalOptions::default() || options.writeback_cache {
+        return Err(Failure::new(format!(
+            "{address} is a shared filesystem, without these options"
+        ))
+        .help("leave out writeback_cache, and the options of volumes that are updated in place"));
+    }
+    let directory = usable(directory)?;
+    if args.fake {
+        return Ok(());
+    }
+    let remote = Remote {
+        address,
+        keys: args.keys.clone(),
+        token: args.token.clone(),
+        request: MountRequest { snapshot: None, directory, options },
+        metrics: args.metrics.clone(),
+    };
+    match args.foreground {
+        true => remote.in_foreground(env, args.tell).await,
+        false => remote.in_background(env, &args.options).await,
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::control::Handler;
 use super::session::Session;
-use crate::failure::Outcome;
+use super::shared_files::SharedFiles;
+use crate::failure::{Failure, Outcome};
 use crate::progress::Report;
 use crate::request::sizes::{Grown, Resized};
 use crate::request::{Answer, Change, Request};
@@ -48,7 +49,14 @@ impl Session {
         if request.changes_volume() && !of_replica {
             volume.refuse_if_read_only()?;
         }
+        self.refuse_if_shared(volume, &request)?;
         match &request {
+            Request::Clients => self.shared(volume)?.status().map(Answer::Json),
+            Request::Evict { client } => match self.shared(volume)?.evict(client) {
+                0 => Err(Failure::new(format!("{client} has no session"))
+                    .help("thalweg cluster status lists the clients")),
+                ended => Ok(Answer::Json(serde_json::json!({ "sessions": ended }))),
+            },
             Request::Status => self.status(volume).await,
             Request::Replicas => Ok(Answer::Json(self.replicas.status(volume).await?)),
             Request::ListSnapshots => Ok(Answer::Json(volume.list_snapshots()?)),
@@ -76,7 +84,7 @@ impl Session {
                 self.mounts.mount(volume, request, permitted).await
             }
             Request::Remount { device, options } => {
-                self.mounts.remount(volume, *device, options).await.map(|()| Answer::Done)
+                self.mounts.remount(Some(volume), *device, options).await.map(|()| Answer::Done)
             }
             Request::Unmounting { device, last, lazy } => {
                 self.mounts.prepare_unmount(*device, *last, *lazy).await
@@ -87,6 +95,33 @@ impl Session {
             Request::Change(change) => self.change(volume, change, report).await,
             Request::Resize { size } => self.resize(volume, *size).await,
             Request::Scrub => volume.scrub_for_report(report).await.map(Answer::Json),
+        }
+    }
+
+    /// The shared filesystem of a volume.
+    fn shared(&self, volume: &Opened) -> Outcome<&SharedFiles> {
+        self.shared.get().filter(|shared| shared.is_of(volume)).ok_or_else(|| {
+            Failure::new(format!("{} has no clients on other machines", volume.target.name))
+                .help("thalweg cluster serve lets them in")
+        })
+    }
+
+    /// Refuses requests that would change a shared filesystem behind its clients' backs.
+    fn refuse_if_shared(&self, volume: &Opened, request: &Request) -> Outcome<()> {
+        let bypasses = match request {
+            Request::Mount(request) => request.snapshot.is_none(),
+            Request::Attach(request) => request.snapshot.is_none(),
+            Request::MakeFilesystem(_) => true,
+            Request::Change(Change::Rollback { .. }) => true,
+            _ => false,
+        };
+        match self.shared.get().is_some_and(|shared| shared.is_of(volume)) && bypasses {
+            true => Err(Failure::new(format!(
+                "the filesystem of {} is served to clients, which would not notice",
+                volume.target.name
+            ))
+            .help("mount it as they do: thalweg mount SERVER:/ DIRECTORY")),
+            false => Ok(()),
         }
     }
 

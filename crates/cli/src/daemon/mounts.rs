@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use thalweg_cluster::client::Client;
+use thalweg_cluster::client::address::Address;
 use thalweg_env::Env;
 use thalweg_fs::{Filesystem, Statistics};
+use thalweg_fuse::files::Locks;
 use thalweg_fuse::mounted::{self as fuse, Mounted};
 use thalweg_fuse::mounts;
 use thalweg_store::latency::StageStatus;
@@ -14,6 +17,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use super::lifetime::{Lifetime, Use};
 use super::mount_flags::change_flags;
+use super::mounted_files::MountedFiles;
 use super::published::PublishedName;
 use super::views::{MountedView, blocking, mount_at};
 use crate::failure::{Failure, Outcome};
@@ -37,13 +41,14 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How often a mount that is in use is tried again while its server ends.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// A volume's filesystem, mounted.
+/// A filesystem, mounted.
 #[derive(Debug)]
 pub(crate) struct MountedVolume {
+    /// The volume's name; of a filesystem that another machine shares, its address.
     volume: String,
     /// The snapshot that is mounted; `None` for the volume itself.
     snapshot: Option<String>,
-    files: Files,
+    files: MountedFiles,
     mounted: Arc<Mounted>,
     options: fuse::MountOptions,
     views: Vec<MountedView>,
@@ -160,7 +165,8 @@ impl Mounts {
                 return Err(failure);
             }
         };
-        let published = PublishedName::new(&mounted, volume)
+        let published = volume.target.served().and_then(|at| PublishedName::new(&mounted, at));
+        let published = published
             .inspect_err(|failure| {
                 tracing::warn!(%failure, "umount finds this server by the volume's path alone");
             })
@@ -173,7 +179,7 @@ impl Mounts {
         all.push(MountedVolume {
             volume: volume.target.name.clone(),
             snapshot: request.snapshot.clone(),
-            files,
+            files: MountedFiles::Own(Arc::new(files)),
             mounted,
             options,
             views: Vec::new(),
@@ -181,6 +187,43 @@ impl Mounts {
             used,
         });
         Ok(Answer::Mounted { directory })
+    }
+
+    /// Mounts a filesystem that a server on another machine shares. Requests about the mount come in `folder`.
+    pub(crate) async fn mount_shared(
+        self: &Arc<Self>,
+        client: Client,
+        address: &Address,
+        request: &MountRequest,
+        folder: PathBuf,
+    ) -> Outcome<()> {
+        let mut all = self.list.lock().await;
+        let used = self.lifetime.begin_use();
+        let defaults = request.options.for_kernel(address.to_string());
+        // Other machines are to see the locks. The writes that the kernel would collect are not bounded by a lease.
+        let options = fuse::MountOptions { locks: Locks::Both, writeback_cache: false, ..defaults };
+        let files = MountedFiles::Shared(client);
+        let mounted = mount_at(&self.env, files.filesystem(), &request.directory, &options).await;
+        let mounted = match mounted {
+            Ok(mounted) => Arc::new(mounted),
+            Err(failure) => {
+                files.close().await?;
+                return Err(failure);
+            }
+        };
+        let published = PublishedName::new(&mounted, folder)?;
+        self.watch_mount(address.to_string(), mounted.clone());
+        all.push(MountedVolume {
+            volume: address.to_string(),
+            snapshot: None,
+            files,
+            mounted,
+            options,
+            views: Vec::new(),
+            name: Some(published),
+            used,
+        });
+        Ok(())
     }
 
     /// Cleans up after an unmount from outside, for example by `umount`.
@@ -209,7 +252,7 @@ impl Mounts {
         last: bool,
         lazy: bool,
     ) -> Outcome<Answer> {
-        let filesystem = {
+        let synced = {
             let all = self.list.lock().await;
             let it = all.iter().find(|it| it.mounted.device() == device);
             let it = it.ok_or_else(|| Failure::new("this server has no such mount"))?;
@@ -222,9 +265,9 @@ impl Mounts {
                 .help("--lazy unmounts when it has ended"));
             }
             self.lifetime.hold();
-            it.filesystem()
+            it.files.clone()
         };
-        match sync(&*filesystem).await {
+        match synced.sync(&self.env).await {
             Err(failure) if !lazy => {
                 self.end_unmount();
                 Err(failure.help("--lazy unmounts nevertheless, and loses unsynced writes"))
@@ -252,12 +295,13 @@ impl Mounts {
             && let Some(users) =
                 self.users_of(&mounted, if lazy { GLANCE } else { PATIENCE }).await?
         {
-            let filesystem = {
+            let files = {
                 let all = self.list.lock().await;
-                all.iter().find(|it| it.mounted.device() == device).map(MountedVolume::filesystem)
+                let it = all.iter().find(|it| it.mounted.device() == device);
+                it.map(|it| it.files.clone())
             };
-            if let Some(filesystem) = filesystem {
-                sync(&*filesystem).await?;
+            if let Some(files) = files {
+                files.sync(&self.env).await?;
             }
             // While it is mounted elsewhere in this namespace, it is served as before.
             let users = if mounts::of(mounted.identity())?.is_empty() { users } else { Vec::new() };
@@ -321,7 +365,7 @@ impl Mounts {
     /// Applies a remount's options, except those that the kernel keeps.
     pub(crate) async fn remount(
         &self,
-        volume: &Opened,
+        volume: Option<&Opened>,
         device: (u32, u32),
         options: &MountOptions,
     ) -> Outcome<()> {
@@ -373,7 +417,7 @@ impl Mounts {
         let mut all = self.list.lock().await;
         let it = mounted_volume(&mut all, volume)?;
         let id = self.views.fetch_add(1, Ordering::Relaxed);
-        let view = MountedView::begin(&self.env, &it.files, &it.options, id).await?;
+        let view = MountedView::begin(&self.env, it.files.own()?, &it.options, id).await?;
         let directory = view.directory();
         it.views.push(view);
         Ok(Answer::View { id, directory })
@@ -470,15 +514,5 @@ async fn show_strict_atime(mountpoint: &Path) {
     let changed = blocking(move || change_flags(&mountpoint, &options)).await;
     if let Err(error) = changed {
         tracing::debug!(%error, "the kernel shows relatime");
-    }
-}
-
-/// Makes everything durable.
-async fn sync(filesystem: &dyn Filesystem) -> Outcome<()> {
-    match filesystem.is_read_only() {
-        true => Ok(()),
-        false => filesystem.sync_all().await.map_err(|error| {
-            Failure::of(&error).while_doing("the latest writes could not be made durable")
-        }),
     }
 }

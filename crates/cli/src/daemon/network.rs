@@ -1,4 +1,4 @@
-//! Clients on other machines: they need a key, and get the transactions of volumes.
+//! Clients on other machines: they need a key, and get transactions and changes of volumes, or files.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -97,6 +97,7 @@ impl Host {
         let serves = |client: &Client, service, name: &str| match service {
             Service::Transactions => sees(client, name) && exports.transactions(name).is_some(),
             Service::Replica => sees(client, name) && self.chained(name).is_some(),
+            Service::Files => client.contains(name) && self.session.shared.get().is_some(),
         };
         let admitted = self.gate.admit(stream, &self.seats, serves).await;
         drop(entering);
@@ -134,6 +135,10 @@ impl Host {
     ) -> Outcome<()> {
         // The volume may be gone since the client was let in.
         match service {
+            Service::Files => match self.session.shared.get() {
+                Some(shared) => shared.serve(stream, client, name).await,
+                None => Ok(()),
+            },
             Service::Transactions => match self.session.exports.transactions(name) {
                 Some(transactions) => Ok(transactions.serve(stream, client.access).await?),
                 None => Ok(()),

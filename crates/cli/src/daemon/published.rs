@@ -6,7 +6,6 @@ use thalweg_fuse::mounted::Mounted;
 use thalweg_fuse::{mounts, state};
 
 use crate::failure::Outcome;
-use crate::volume::opened::Opened;
 
 /// A symbolic link in this user's folder by which `thalweg umount` finds this process: from the number
 /// of a filesystem's device to the folder of the control socket. Dropping it removes it.
@@ -17,9 +16,9 @@ pub(super) struct PublishedName {
 }
 
 impl PublishedName {
-    pub(super) fn new(mounted: &Mounted, volume: &Opened) -> Outcome<PublishedName> {
+    /// The name of a mount whose server listens in `folder`.
+    pub(super) fn new(mounted: &Mounted, folder: PathBuf) -> Outcome<PublishedName> {
         let link = state::folder()?.join(mounts::name_of(mounted.device()));
-        let folder = volume.target.served()?;
         // Make the folder, so that the link is not taken for a killed server's.
         state::make(&folder)?;
         // Rename over a link that a killed server may have left.

@@ -1,5 +1,6 @@
 //! A session in operation.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use thalweg_env::{Env, Task, watch};
@@ -8,6 +9,7 @@ use thalweg_fuse::state;
 use super::answers::Administered;
 use super::control::{self, Control, Owned};
 use super::session::Session;
+use super::shared_mount::SharedMount;
 use super::{leftover, metrics, signals};
 use crate::failure::Outcome;
 use crate::listen::ListenAddress;
@@ -41,6 +43,19 @@ impl Running {
         session.volumes.iter().try_for_each(|volume| session.exports.serve_transactions(volume))?;
         let stopped = session.lifetime.stop().subscribe();
         Ok(Running { session: session.clone(), stopped, controls, _tasks: tasks })
+    }
+
+    /// As [`Running::start`], for a mount of a filesystem that another machine shares: requests come in `folder`.
+    pub(crate) fn start_shared(
+        mount: SharedMount,
+        folder: &Path,
+        metrics: Option<&ListenAddress>,
+    ) -> Outcome<Running> {
+        let mut running = Running::start(&mount.session, metrics)?;
+        let mount = Arc::new(mount);
+        let control = control::listen(&mount.session.env, folder, Owned::Yes, mount.clone());
+        running.controls.push(control?);
+        Ok(running)
     }
 
     /// Serves until the session is asked to end, then ends it.

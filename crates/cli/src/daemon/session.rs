@@ -7,7 +7,7 @@
 //! 3. the changes of an [`Opened`];
 //! 4. all others, none of which is held while another is taken or anything is awaited.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use thalweg_env::Env;
@@ -19,6 +19,7 @@ use super::lifetime::Lifetime;
 use super::metrics;
 use super::mounts::Mounts;
 use super::replicas::Replicas;
+use super::shared_files::SharedFiles;
 use crate::failure::Outcome;
 use crate::volume::numbers::Numbers;
 use crate::volume::opened::Opened;
@@ -36,6 +37,8 @@ pub(crate) struct Session {
     pub(crate) attachments: Arc<Attachments>,
     pub(crate) mounts: Arc<Mounts>,
     pub(crate) lifetime: Arc<Lifetime>,
+    /// The filesystem that is served to clients on other machines, if one is.
+    pub(crate) shared: OnceLock<SharedFiles>,
     /// Whether new snapshots are exported.
     pub(crate) exports_snapshots: bool,
 }
@@ -73,6 +76,7 @@ impl Session {
             attachments: Arc::new(Attachments::new(env, lifetime.clone())),
             mounts: Arc::new(Mounts::new(env, lifetime.clone())),
             lifetime,
+            shared: OnceLock::new(),
             exports_snapshots: purpose == Purpose::Serve,
         }
     }
@@ -98,6 +102,9 @@ impl Session {
         let mut result = self.exports.close().await;
         self.mounts.unmount_all().await;
         self.attachments.detach_all().await;
+        if let Some(shared) = self.shared.get() {
+            result = result.and(shared.close().await);
+        }
         self.replicas.close().await;
         for volume in &self.volumes {
             result = result.and(volume.close().await);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use thalweg_cluster::client;
 use thalweg_cluster::replica::Stopped;
 use thalweg_fs::FsError;
 use thalweg_fuse::attach::AttachError;
@@ -71,6 +72,19 @@ impl From<RemoteError> for Failure {
         match help {
             Some(help) => failure.help(help),
             None => failure,
+        }
+    }
+}
+
+impl From<client::AttachError> for Failure {
+    fn from(error: client::AttachError) -> Failure {
+        let client::AttachError::Lost(error) = error else { return Failure::of(&error) };
+        if !error.get_ref().is_some_and(|inner| inner.is::<RemoteError>()) {
+            return Failure::of(&error).while_doing("the server cannot be reached");
+        }
+        match error.into_inner().map(|inner| inner.downcast::<RemoteError>()) {
+            Some(Ok(error)) => (*error).into(),
+            _ => Failure::new("the server cannot be reached"),
         }
     }
 }

@@ -75,6 +75,17 @@ impl Client {
     }
 }
 
+impl Client {
+    /// Whether a path is the client's own or below it. Parts of it that are `.` or `..` are refused.
+    pub fn contains(&self, path: &str) -> bool {
+        let parts = |path: &str| -> Vec<String> {
+            path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
+        };
+        let (own, asked) = (parts(&self.path), parts(path));
+        asked.starts_with(&own) && !asked.iter().any(|part| part == "." || part == "..")
+    }
+}
+
 fn check_name(name: &str) -> Result<(), KeyError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
     match (1..=64).contains(&name.len()) && name.chars().all(is_plain) {

@@ -1,0 +1,276 @@
+//! `thalweg cluster`: a filesystem that many machines share.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+use thalweg_cluster::client::address::PORT;
+use thalweg_env::Env;
+use thalweg_net::keys::Access;
+use thalweg_store::open::VolumePath;
+
+use super::ask::ask;
+use super::key::{self, KeysFolder, Span};
+use super::volume::create::{self, Create as CreateVolume};
+use crate::daemon::network::Network;
+use crate::daemon::running::Running;
+use crate::daemon::session::{Purpose, Session};
+use crate::daemon::shared_files::SharedFiles;
+use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
+use crate::output;
+use crate::progress;
+use crate::request::{Answer, NewFilesystem, Request, unexpected_answer};
+use crate::size::Size;
+use crate::target::Target;
+use crate::volume::{files, opened::Opened};
+
+/// Share a filesystem with other machines
+///
+/// On the server: `thalweg cluster create FOLDER --size SIZE` makes a filesystem, or prepares an existing one;
+/// `thalweg cluster serve FOLDER` serves it; `thalweg cluster client add NAME --path PATH --rw` prints a token. On a client:
+/// `thalweg mount SERVER:PATH DIRECTORY --token TOKEN`, and from then on without the token.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    Create(Create),
+    Serve(Serve),
+    Status(Status),
+    #[command(subcommand)]
+    Client(ClientCommand),
+}
+
+/// Make a filesystem to be shared, on a new volume or an existing one
+///
+/// A filesystem that is there stays as it is. The server's key is made if this user has none.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    keys: KeysFolder,
+    /// The volume's folder
+    folder: PathBuf,
+    /// Make the volume first, of this size; its files take the space that is used
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+}
+
+/// Serve a filesystem to clients on other machines
+///
+/// Clients need keys, see `thalweg cluster client`. Until the server ends, the filesystem cannot be mounted on this
+/// machine by itself: mount it as a client, `thalweg mount localhost:/ DIRECTORY`. The first SIGINT or SIGTERM shuts the
+/// server down cleanly, the second one at once.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    keys: KeysFolder,
+    /// The volume's folder, or the device or file of one that is updated in place
+    volume: String,
+    /// Where to listen: on every address of the host
+    #[arg(long, value_name = "HOST:PORT", default_value_t = usual_address(), hide_default_value = true)]
+    listen: String,
+    /// A client that is not heard for so many seconds loses what it caches
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    lease: u64,
+    /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<ListenAddress>,
+    /// Print the addresses as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn usual_address() -> String {
+    format!("0.0.0.0:{PORT}")
+}
+
+/// Show the clients of a served filesystem
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// The volume's folder, or its device
+    volume: String,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Choose which clients may connect, and end their sessions
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClientCommand {
+    Add(Add),
+    List(key::List),
+    Revoke(key::Revoke),
+    Evict(Evict),
+}
+
+/// Print a token with which a client may connect for the first time
+#[derive(Debug, Args)]
+pub(crate) struct Add {
+    #[command(flatten)]
+    keys: KeysFolder,
+    /// Name of the client: letters, digits, and `.`, `_`, `-` or `@`
+    name: String,
+    /// The directory that it may use, with all that is in it
+    #[arg(long, value_name = "PATH")]
+    path: String,
+    /// Let it change files
+    #[arg(long, required_unless_present = "ro", conflicts_with = "ro")]
+    rw: bool,
+    /// Let it read only
+    #[arg(long)]
+    ro: bool,
+    /// Time for which the token can be used, such as 30m, 24h or 7d
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    expires: Span,
+}
+
+/// End the sessions of a client now; it may connect again
+///
+/// Its open files become stale, and its locks are released.
+#[derive(Debug, Args)]
+pub(crate) struct Evict {
+    /// The volume's folder, or its device
+    volume: String,
+    /// The client's name
+    client: String,
+}
+
+pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
+    match command {
+        ClusterCommand::Create(args) => create(env, args).await,
+        ClusterCommand::Serve(args) => serve(env, args).await,
+        ClusterCommand::Status(args) => status(env, args).await,
+        ClusterCommand::Client(ClientCommand::Add(args)) => add(env, &args),
+        ClusterCommand::Client(ClientCommand::List(args)) => key::list(&args),
+        ClusterCommand::Client(ClientCommand::Revoke(args)) => key::revoke(&args),
+        ClusterCommand::Client(ClientCommand::Evict(args)) => evict(env, args).await,
+    }
+}
+
+async fn create(env: &Env, args: Create) -> Outcome<()> {
+    let Create { keys, folder, size } = args;
+    let shown = folder.display().to_string();
+    match (VolumePath::find(&folder).is_ok(), size) {
+        (false, Some(size)) => {
+            let plain = CreateVolume::plain(&folder, size)?;
+            create::create(env, &plain, &*progress::for_user(false)).await?;
+        }
+        (false, None) => {
+            return Err(Failure::new(format!("{shown} is not a volume yet"))
+                .help("make one with the filesystem: --size 100G, for example"));
+        }
+        (true, Some(_)) => {
+            return Err(Failure::new(format!("{shown} is a volume already"))
+                .help("leave --size out, or extend it: thalweg volume extend"));
+        }
+        (true, None) => {}
+    }
+    let target = Target::volume(&shown)?;
+    make_if_absent(env, &target).await?;
+    let home = keys.home();
+    key::own(env, &home)?;
+    println!("{shown} can be served: thalweg cluster serve {shown}");
+    Ok(())
+}
+
+/// Makes a filesystem, unless there is one.
+async fn make_if_absent(env: &Env, target: &Target) -> Outcome<()> {
+    let volume = Opened::open(env, target).await?;
+    let made = async {
+        if files::room(&volume).await?.is_some() {
+            return Ok(());
+        }
+        // SAFETY: the calls only read the process's identity and cannot fail.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let new = NewFilesystem { uid, gid, mode: 0o755, force: false };
+        files::make(env, &volume, &new).await
+    };
+    let made = made.await;
+    made.and(volume.close().await)
+}
+
+async fn serve(env: &Env, args: Serve) -> Outcome<()> {
+    let target = Target::volume(&args.volume)?;
+    let address: ListenAddress = args.listen.parse().map_err(Failure::new)?;
+    let opened = Opened::open(env, &target).await?;
+    let session = Arc::new(Session::new(env, vec![opened], Purpose::Serve));
+    let running = Running::start(&session, args.metrics.as_ref())?;
+    let served = async {
+        let lease = Duration::from_secs(args.lease);
+        let shared = SharedFiles::open(env, &session.volumes[0], lease).await?;
+        let _ = session.shared.set(shared);
+        Network::start(&session, &address, args.keys.home()).await
+    };
+    match served.await {
+        // The network is there until the session has ended.
+        Ok(network) => {
+            let places: Vec<String> =
+                network.addresses().iter().map(|place| format!("{place}:/")).collect();
+            match args.json {
+                true => println!("{}", serde_json::json!({ "addresses": places })),
+                false => places.iter().for_each(|place| println!("{place}")),
+            }
+            output::flush();
+            running.until_stopped().await
+        }
+        Err(failure) => {
+            running.close().await?;
+            Err(failure)
+        }
+    }
+}
+
+fn add(env: &Env, args: &Add) -> Outcome<()> {
+    let home = args.keys.home();
+    key::own(env, &home)?;
+    let access = if args.rw { Access::Write } else { Access::Read };
+    if args.path.split('/').any(|part| part == "." || part == "..") {
+        return Err(Failure::new(format!("{} has parts that lead elsewhere", args.path))
+            .help("write the path from the root without . and .."));
+    }
+    println!("{}", key::offer(env, &home, (&args.name, &args.path, access), args.expires)?);
+    Ok(())
+}
+
+async fn status(env: &Env, args: Status) -> Outcome<()> {
+    let found = ask(env, &Target::volume(&args.volume)?, Request::Clients, args.json).await?;
+    let Answer::Json(found) = found else { return Err(unexpected_answer()) };
+    if args.json {
+        println!("{found}");
+        return Ok(());
+    }
+    let clients = found["clients"].as_array().map_or(&[][..], Vec::as_slice);
+    println!(
+        "{:20} {:20} {:6} {:>9} {:>9} {:>6}",
+        "CLIENT", "PATH", "ACCESS", "INODES", "CACHED", "OPEN"
+    );
+    for client in clients {
+        let text = |key: &str| client[key].as_str().unwrap_or_default().to_owned();
+        let number = |key: &str| client[key].as_u64().unwrap_or_default();
+        let access = if client["read_only"] == Value::Bool(true) { "ro" } else { "rw" };
+        let silent = match client["connected"] == Value::Bool(true) {
+            true => String::new(),
+            false => format!("  not connected for {} s", number("silent_ms") / 1000),
+        };
+        println!(
+            "{:20} {:20} {access:6} {:>9} {:>9} {:>6}{silent}",
+            text("client"),
+            text("path"),
+            number("inodes"),
+            number("cached"),
+            number("open"),
+        );
+    }
+    Ok(())
+}
+
+async fn evict(env: &Env, args: Evict) -> Outcome<()> {
+    let request = Request::Evict { client: args.client.clone() };
+    match ask(env, &Target::volume(&args.volume)?, request, false).await? {
+        Answer::Json(ended) => {
+            println!("{} sessions of {} have ended", ended["sessions"], args.client);
+            Ok(())
+        }
+        _ => Err(unexpected_answer()),
+    }
+}

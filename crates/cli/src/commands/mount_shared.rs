@@ -1,0 +1,104 @@
+//! `thalweg mount SERVER:/PATH DIRECTORY`: mounts a filesystem that another machine shares.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thalweg_cluster::client::address::Address;
+use thalweg_cluster::client::{Client, Options};
+use thalweg_env::Env;
+use thalweg_net::keys::{Home, Token};
+
+use super::key;
+use crate::daemon::background;
+use crate::daemon::running::Running;
+use crate::daemon::session::{Purpose, Session};
+use crate::daemon::shared_mount::{SharedMount, folder_of};
+use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
+use crate::places::MOUNT_LOG;
+use crate::request::MountRequest;
+
+/// A mount of a shared filesystem.
+pub(crate) struct Remote {
+    pub(crate) address: Address,
+    pub(crate) keys: Option<PathBuf>,
+    pub(crate) token: Option<Token>,
+    pub(crate) request: MountRequest,
+    pub(crate) metrics: Option<ListenAddress>,
+}
+
+impl Remote {
+    fn home(&self) -> Home {
+        key::home(self.keys.as_deref())
+    }
+
+    /// Becomes a client of the server, if there is a token. Then connects once, so that errors are told at once.
+    async fn enrol(&self, env: &Env) -> Outcome<()> {
+        let home = self.home();
+        if let Some(token) = &self.token {
+            let own = key::own(env, &home)?;
+            self.address.server().enrol(env, &home, &own, token).await?;
+        }
+        drop(self.address.enter(env, &home).await.map_err(|error| self.explain(error.into()))?);
+        Ok(())
+    }
+
+    fn explain(&self, failure: Failure) -> Failure {
+        failure.while_doing(format!("cannot mount {}", self.address))
+    }
+
+    /// Mounts it, and returns when it is mounted; a background process serves it. `options` are those behind `-o`.
+    pub(crate) async fn in_background(&self, env: &Env, options: &[String]) -> Outcome<()> {
+        self.enrol(env).await?;
+        let mut command: Vec<OsString> = ["mount", "--foreground", "--tell"].map(Into::into).into();
+        for list in options {
+            command.extend(["-o".into(), list.into()]);
+        }
+        if let Some(keys) = &self.keys {
+            command.extend(["--keys".into(), std::path::absolute(keys)?.into()]);
+        }
+        if let Some(metrics) = &self.metrics {
+            command.extend(["--metrics".into(), metrics.to_string().into()]);
+        }
+        let address = self.address.to_string();
+        let directory = self.request.directory.clone();
+        command.extend(["--".into(), address.clone().into(), directory.into()]);
+        background::start::<()>(&command, Path::new(&address), MOUNT_LOG)
+    }
+
+    /// Mounts it, and serves the mount until it is unmounted. With `tell`, reports to the parent process first.
+    pub(crate) async fn in_foreground(&self, env: &Env, tell: bool) -> Outcome<()> {
+        let started = async {
+            if !tell {
+                self.enrol(env).await?;
+            }
+            self.start(env).await
+        };
+        let started = started.await;
+        if tell {
+            background::tell(&started.as_ref().map(|_| ()).map_err(Failure::clone))?;
+        }
+        started?.until_stopped().await
+    }
+
+    async fn start(&self, env: &Env) -> Outcome<Running> {
+        let connector = self.address.connector(env, self.home());
+        let client = Client::connect(env, connector, Options::default()).await;
+        let client = client.map_err(|error| self.explain(error.into()))?;
+        let session = Arc::new(Session::new(env, Vec::new(), Purpose::Attach));
+        let address = self.address.to_string();
+        let folder = folder_of(&address)?;
+        let mount = SharedMount { session: session.clone(), client: client.clone(), address };
+        let mounted =
+            session.mounts.mount_shared(client, &self.address, &self.request, folder.clone()).await;
+        let running = match mounted {
+            Ok(()) => Running::start_shared(mount, &folder, self.metrics.as_ref()),
+            Err(failure) => Err(failure),
+        };
+        if running.is_err() {
+            session.close().await?;
+        }
+        running
+    }
+}

@@ -1,0 +1,98 @@
+//! What is mounted: the filesystem of a volume, or one that a server on another machine shares.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_cluster::client::Client;
+use thalweg_env::Env;
+use thalweg_fs::Filesystem;
+
+use crate::failure::{Failure, Outcome};
+use crate::request::mount_options::MountOptions;
+use crate::request::sizes::Grown;
+use crate::volume::files::Files;
+use crate::volume::opened::Opened;
+
+/// How long an unmount waits for a server that does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A filesystem that can be mounted.
+#[derive(Clone, Debug)]
+pub(super) enum MountedFiles {
+    /// A volume's.
+    Own(Arc<Files>),
+    /// One behind a server.
+    Shared(Client),
+}
+
+impl MountedFiles {
+    /// The filesystem that the kernel is shown.
+    pub(super) fn filesystem(&self) -> Arc<dyn Filesystem> {
+        match self {
+            MountedFiles::Own(files) => files.filesystem(),
+            MountedFiles::Shared(client) => Arc::new(client.clone()),
+        }
+    }
+
+    /// The filesystem of a volume.
+    ///
+    /// # Errors
+    /// It is another machine's.
+    pub(super) fn own(&self) -> Outcome<&Files> {
+        match self {
+            MountedFiles::Own(files) => Ok(files),
+            MountedFiles::Shared(_) => {
+                Err(Failure::new("a shared filesystem has no transactions here")
+                    .help("transactions are for the volumes of this machine"))
+            }
+        }
+    }
+
+    /// Grows it into its volume's free space.
+    pub(super) async fn grow(&self) -> Outcome<Grown> {
+        self.own()?.grow().await
+    }
+
+    /// Applies the options that a remount may change.
+    pub(super) async fn remount(
+        &self,
+        volume: Option<&Opened>,
+        options: &MountOptions,
+    ) -> Outcome<()> {
+        match (self, volume) {
+            (MountedFiles::Own(files), Some(volume)) => files.remount(volume, options).await,
+            // The kernel applies the flags.
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes everything durable. A server on another machine that does not answer soon is an error.
+    pub(super) async fn sync(&self, env: &Env) -> Outcome<()> {
+        let filesystem = self.filesystem();
+        if filesystem.is_read_only() {
+            return Ok(());
+        }
+        let syncing = filesystem.sync_all();
+        let synced = match self {
+            MountedFiles::Own(_) => syncing.await,
+            MountedFiles::Shared(_) => match env.timeout(PATIENCE, syncing).await {
+                Some(synced) => synced,
+                None => return Err(Failure::new("the server does not answer")),
+            },
+        };
+        synced.map_err(|error| {
+            Failure::of(&error).while_doing("the latest writes could not be made durable")
+        })
+    }
+
+    /// Makes everything durable and finishes background work.
+    pub(super) async fn close(&self) -> Outcome<()> {
+        match self {
+            MountedFiles::Own(files) => files.close().await,
+            MountedFiles::Shared(client) => {
+                client.close().await;
+                Ok(())
+            }
+        }
+    }
+}

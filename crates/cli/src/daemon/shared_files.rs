@@ -1,0 +1,66 @@
+//! A volume's filesystem, served to clients on other machines.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use thalweg_cluster::server::{Options, Server, Visitor};
+use thalweg_env::Env;
+use thalweg_env::connection::Stream;
+use thalweg_net::keys::Client;
+
+use crate::failure::Outcome;
+use crate::request::mount_options::MountOptions;
+use crate::volume::files::Files;
+use crate::volume::opened::Opened;
+
+/// A filesystem with its server.
+#[derive(Debug)]
+pub(crate) struct SharedFiles {
+    volume: String,
+    files: Files,
+    server: Server,
+}
+
+impl SharedFiles {
+    /// Opens the filesystem of a volume, and a server for it.
+    pub(crate) async fn open(env: &Env, volume: &Opened, lease: Duration) -> Outcome<SharedFiles> {
+        let files = Files::open(env, volume, None, &MountOptions::default()).await?;
+        let options = Options { lease, expire: 6 * lease, ..Options::default() };
+        let server = Server::new(env, files.filesystem(), options);
+        Ok(SharedFiles { volume: volume.target.name.clone(), files, server })
+    }
+
+    /// Whether it is the filesystem of this volume.
+    pub(crate) fn is_of(&self, volume: &Opened) -> bool {
+        self.volume == volume.target.name
+    }
+
+    /// Serves a client that sees the directory `path`.
+    pub(crate) async fn serve(
+        &self,
+        stream: impl Stream,
+        client: &Client,
+        path: &str,
+    ) -> Outcome<()> {
+        let Client { name, access, .. } = client.clone();
+        let visitor = Visitor { name, path: path.to_owned(), access };
+        Ok(self.server.serve(stream, visitor).await?)
+    }
+
+    /// The clients, as JSON.
+    pub(crate) fn status(&self) -> Outcome<Value> {
+        Ok(
+            json!({ "volume": self.volume, "clients": serde_json::to_value(self.server.sessions())? }),
+        )
+    }
+
+    /// Ends the sessions of a client; how many.
+    pub(crate) fn evict(&self, client: &str) -> usize {
+        self.server.evict(client)
+    }
+
+    /// Makes everything durable and finishes background work.
+    pub(crate) async fn close(&self) -> Outcome<()> {
+        self.files.close().await
+    }
+}

@@ -18,6 +18,8 @@ use crate::protocol::Changed;
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     nodes: HashMap<Ino, Node>,
+    /// Inodes that were removed, and that the server has not been told of: each with its stamp.
+    gone: Vec<(Ino, u64)>,
     /// Until when it may be used.
     lease_end: Time,
 }
@@ -202,15 +204,23 @@ impl Cache {
     }
 
     pub(super) fn unreference(&mut self, ino: Ino, count: u64) {
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.references = node.references.saturating_sub(count);
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        node.references = node.references.saturating_sub(count);
+        // A kernel releases inodes that it needs no more, and those that were removed.
+        if node.references == 0 && node.changing == 0 {
+            self.gone.push((ino, node.stamp));
+            self.nodes.remove(&ino);
         }
     }
 
-    /// Removes inodes that the caller does not refer to and that were not used since the last sweep: these, with their
-    /// stamps.
-    pub(super) fn sweep(&mut self) -> Vec<(Ino, u64)> {
-        let mut gone = Vec::new();
+    /// Inodes that were removed, with their stamps.
+    pub(super) fn take_gone(&mut self) -> Vec<(Ino, u64)> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Removes inodes that the caller does not refer to and that were not used since the last sweep.
+    pub(super) fn sweep(&mut self) {
+        let gone = &mut self.gone;
         self.nodes.retain(|ino, node| {
             let stays = node.references > 0 || node.changing > 0 || node.used;
             node.used = false;
@@ -219,12 +229,12 @@ impl Cache {
             }
             stays
         });
-        gone
     }
 
     /// The session has ended: nothing may be used. The inodes that the caller may cache.
     pub(super) fn clear(&mut self) -> Vec<Ino> {
         self.lease_end = Time::default();
+        self.gone.clear();
         for node in self.nodes.values_mut() {
             node.attributes = None;
             node.names = None;

@@ -17,9 +17,7 @@ use crate::protocol::{
 
 /// Pauses between attempts grow up to so many times the first one.
 const LONGEST_PAUSE: u32 = 16;
-/// Sweeps of the cache in the time of a lease.
-const SWEEPS: u32 = 1;
-/// Renewals in the time of a lease.
+/// Renewals in the time of a lease, which is the time between two sweeps of the cache.
 const RENEWALS: u32 = 4;
 
 /// The way to the server.
@@ -228,9 +226,7 @@ impl Shared {
             }
             let Link::Up(channel) = self.link.borrow().clone() else { continue };
             renewals += 1;
-            if renewals % (RENEWALS / SWEEPS) == 0 {
-                self.forget_unused(&channel);
-            }
+            self.forget_unused(&channel, renewals % RENEWALS == 0);
             let (shared, sent) = (self.clone(), self.env.now());
             let call = Call { number: 0, oldest: 0, request: Request::Renew };
             // A server that does not answer for so long is not there: the connection is made again.
@@ -242,10 +238,13 @@ impl Shared {
     }
 
     /// Tells the server of inodes that are not used any more.
-    fn forget_unused(&self, channel: &Channel) {
+    fn forget_unused(&self, channel: &Channel, sweeps: bool) {
         // Under the lock, so that an answer that names one of them anew is looked at later.
         let mut cache = self.cache.lock();
-        let gone = cache.sweep();
+        if sweeps {
+            cache.sweep();
+        }
+        let gone = cache.take_gone();
         for some in gone.chunks(MAX_FORGOTTEN) {
             let payload = postcard::to_allocvec(some).unwrap_or_default();
             let call = Call { number: 0, oldest: 0, request: Request::Forget };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_fs::filesystem::MAX_NAME;
 use thalweg_fs::{
     Answer as FileAnswer, AttributeChange, Attributes, Cookie, Entry, FsError, Ino, Lookup,
     NewNode, Node, Rename, Validity,
@@ -47,6 +48,9 @@ impl Shared {
         parent: Ino,
         name: &[u8],
     ) -> Result<Lookup, FsError> {
+        if name.len() > MAX_NAME {
+            return Err(FsError::NameTooLong);
+        }
         if let Some(found) = self.cache.lock().lookup(parent, name, self.env.now()) {
             return Ok(found);
         }

@@ -59,6 +59,7 @@ macro_rules! all_suites {
 
 all_suites!(naive, crate::rig::naive);
 all_suites!(local, crate::rig::local);
+all_suites!(shared, crate::rig::shared);
 all_suites!(writeback, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Writeback));
 all_suites!(ordered, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Ordered));
 all_suites!(data, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Data));

@@ -7,10 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::Env;
+use thalweg_env::connection::{BoxStream, Connecting, Connector};
 use thalweg_fs::local::{Format, Local, Options};
 use thalweg_fs::{Filesystem, Watcher};
 use thalweg_fuse::mounted::{MountOptions, Mounted, mount};
+use thalweg_net::keys::Access;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::BlockStore;
@@ -34,6 +38,41 @@ pub(crate) fn naive(env: &Env) -> Arc<dyn Filesystem> {
 /// The filesystem on the transactions of a volume that keeps versions in memory.
 pub(crate) fn local(env: &Env) -> Arc<dyn Filesystem> {
     on(env, Arc::new(VersionedMemory::new(BLOCKS)))
+}
+
+/// Connects to a server in this process.
+#[derive(Debug)]
+pub(crate) struct Loopback {
+    env: Env,
+    server: Server,
+}
+
+impl Connector for Loopback {
+    fn connect(&self) -> Connecting<'_> {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let (name, path) = ("client".to_owned(), "/".to_owned());
+        let visitor = Visitor { name, path, access: Access::Write };
+        let server = self.server.clone();
+        self.env.spawn(async move { server.serve(far, visitor).await }).detach();
+        Box::pin(async { Ok(Box::new(near) as BoxStream) })
+    }
+}
+
+/// A server of a filesystem.
+pub(crate) fn server(env: &Env, filesystem: Arc<dyn Filesystem>) -> Server {
+    Server::new(env, filesystem, server::Options::default())
+}
+
+/// A client of a server.
+pub(crate) fn client(env: &Env, server: &Server) -> Arc<dyn Filesystem> {
+    let connector = Box::new(Loopback { env: env.clone(), server: server.clone() });
+    let connecting = Client::connect(env, connector, client::Options::default());
+    Arc::new(tokio::runtime::Handle::current().block_on(connecting).unwrap())
+}
+
+/// A filesystem behind a server, on the transactions of a volume that keeps versions in memory.
+pub(crate) fn shared(env: &Env) -> Arc<dyn Filesystem> {
+    client(env, &server(env, local(env)))
 }
 
 /// The filesystem on a volume in memory that is updated in place.

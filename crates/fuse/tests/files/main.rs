@@ -11,6 +11,7 @@ mod foreign;
 mod locks;
 mod names;
 mod rig;
+mod shared;
 mod users;
 
 /// Runs every suite over one kind of filesystem.
@@ -59,7 +60,7 @@ macro_rules! all_suites {
 
 all_suites!(naive, crate::rig::naive);
 all_suites!(local, crate::rig::local);
-all_suites!(shared, crate::rig::shared);
+all_suites!(served, crate::rig::shared);
 all_suites!(writeback, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Writeback));
 all_suites!(ordered, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Ordered));
 all_suites!(data, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Data));

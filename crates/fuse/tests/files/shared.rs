@@ -1,0 +1,320 @@
+//! Two mounts of a filesystem behind a server, each of a client of its own: every process sees what every other one has
+//! done, whichever mount it uses.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use thalweg_env::Env;
+use thalweg_fuse::files::Locks;
+use thalweg_fuse::mounted::MountOptions;
+
+use crate::rig::{Rig, client, local, server};
+
+/// Two mounts.
+pub(crate) fn two() -> Option<[Rig; 2]> {
+    let options = MountOptions { locks: Locks::Both, ..MountOptions::default() };
+    let mut served = None;
+    let first = Rig::with(
+        |env| {
+            let server = server(env, local(env));
+            let first = client(env, &server);
+            served = Some(server);
+            first
+        },
+        &options,
+    )?;
+    let server = served.unwrap();
+    let second = Rig::with(|env| client(env, &server), &options)?;
+    Some([first, second])
+}
+
+/// What a process does on one of the mounts.
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u16, Vec<u8>, How),
+    Append(u8),
+    Read(u16, u16, How),
+    Resize(u16),
+    Size,
+    Reopen(bool),
+    Make(u8),
+    Remove(u8),
+    Rename(u8, u8),
+    Look(u8),
+    List,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum How {
+    Buffered,
+    Direct,
+    Mapped,
+}
+
+fn how() -> impl Strategy<Value = How> {
+    prop_oneof![4 => Just(How::Buffered), 1 => Just(How::Direct), 1 => Just(How::Mapped)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let at = || 0..20_000u16;
+    let bytes = prop::collection::vec(1..255u8, 1..300);
+    prop_oneof![
+        6 => (at(), bytes, how()).prop_map(|(at, bytes, how)| Step::Write(at, bytes, how)),
+        2 => any::<u8>().prop_map(Step::Append),
+        6 => (at(), 1..9000u16, how()).prop_map(|(at, len, how)| Step::Read(at, len, how)),
+        1 => at().prop_map(Step::Resize),
+        2 => Just(Step::Size),
+        2 => any::<bool>().prop_map(Step::Reopen),
+        2 => (0..5u8).prop_map(Step::Make),
+        2 => (0..5u8).prop_map(Step::Remove),
+        1 => (0..5u8, 0..5u8).prop_map(|(a, b)| Step::Rename(a, b)),
+        3 => (0..5u8).prop_map(Step::Look),
+        1 => Just(Step::List),
+    ]
+}
+
+/// The file and the directory as they should be.
+#[derive(Default)]
+struct Model {
+    bytes: Vec<u8>,
+    names: std::collections::BTreeSet<String>,
+}
+
+/// One mount, with the file open.
+struct Side {
+    root: PathBuf,
+    file: File,
+    appending: File,
+}
+
+impl Side {
+    fn new(root: PathBuf) -> Side {
+        let (file, appending) = Side::open(&root);
+        Side { root, file, appending }
+    }
+
+    fn open(root: &std::path::Path) -> (File, File) {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false);
+        let file = file.open(root.join("file")).unwrap();
+        (file, OpenOptions::new().append(true).open(root.join("file")).unwrap())
+    }
+
+    fn path(&self, name: u8) -> PathBuf {
+        self.root.join("d").join(format!("n{name}"))
+    }
+
+    /// Maps the file, does something with the bytes, and writes them back.
+    fn mapped<T>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> T) -> T {
+        // The kernel learns of the file's size here, and gives SIGBUS behind the one that it knows.
+        assert_eq!(self.file.metadata().unwrap().len(), len as u64);
+        // SAFETY: a new shared mapping of an open file.
+        let map = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let fd = self.file.as_raw_fd();
+            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, 0)
+        };
+        assert_ne!(map, libc::MAP_FAILED);
+        // SAFETY: the mapping has as many bytes, and no other reference exists.
+        let result = act(unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), len) });
+        // SAFETY: the mapping is whole, and no reference to it is left.
+        unsafe {
+            assert_eq!(libc::msync(map, len, libc::MS_SYNC), 0);
+            libc::munmap(map, len);
+        }
+        result
+    }
+
+    fn take(&mut self, step: &Step, model: &mut Model) {
+        match step {
+            Step::Write(at, bytes, how) => self.write(usize::from(*at), bytes, *how, model),
+            Step::Append(byte) => {
+                self.appending.write_all(&[*byte; 5]).unwrap();
+                model.bytes.extend([*byte; 5]);
+            }
+            Step::Read(at, len, how) => self.read(usize::from(*at), usize::from(*len), *how, model),
+            Step::Resize(len) => {
+                self.file.set_len(u64::from(*len)).unwrap();
+                model.bytes.resize(usize::from(*len), 0);
+            }
+            Step::Size => {
+                assert_eq!(self.file.metadata().unwrap().len(), model.bytes.len() as u64);
+                let found = fs::metadata(self.root.join("file")).unwrap();
+                assert_eq!(found.len(), model.bytes.len() as u64);
+            }
+            Step::Reopen(_) => (self.file, self.appending) = Side::open(&self.root),
+            Step::Make(name) => {
+                let made = OpenOptions::new().write(true).create_new(true).open(self.path(*name));
+                assert_eq!(made.is_ok(), model.names.insert(format!("n{name}")));
+            }
+            Step::Remove(name) => {
+                let removed = fs::remove_file(self.path(*name));
+                assert_eq!(removed.is_ok(), model.names.remove(&format!("n{name}")));
+            }
+            Step::Rename(from, to) => {
+                let renamed = fs::rename(self.path(*from), self.path(*to));
+                let (from, to) = (format!("n{from}"), format!("n{to}"));
+                assert_eq!(renamed.is_ok(), model.names.contains(&from));
+                if model.names.remove(&from) {
+                    model.names.insert(to);
+                }
+            }
+            Step::Look(name) => {
+                let found = fs::metadata(self.path(*name));
+                assert_eq!(found.is_ok(), model.names.contains(&format!("n{name}")));
+            }
+            Step::List => {
+                let listed = fs::read_dir(self.root.join("d")).unwrap();
+                let mut listed: Vec<String> =
+                    listed.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+                listed.sort();
+                assert!(listed.iter().eq(&model.names), "{listed:?} {:?}", model.names);
+            }
+        }
+    }
+
+    fn write(&self, at: usize, bytes: &[u8], how: How, model: &mut Model) {
+        let whole = model.bytes.len();
+        match how {
+            How::Mapped if at + bytes.len() > whole => return,
+            How::Mapped => {
+                self.mapped(whole, |all| all[at..at + bytes.len()].copy_from_slice(bytes))
+            }
+            How::Direct => {
+                let mut options = OpenOptions::new();
+                let direct =
+                    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_DIRECT);
+                let direct = direct.write(true).open(self.root.join("file")).unwrap();
+                direct.write_all_at(bytes, at as u64).unwrap();
+            }
+            How::Buffered => self.file.write_all_at(bytes, at as u64).unwrap(),
+        }
+        model.bytes.resize(whole.max(at + bytes.len()), 0);
+        model.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn read(&self, at: usize, len: usize, how: How, model: &Model) {
+        let whole = model.bytes.len();
+        let expected = &model.bytes[at.min(whole)..(at + len).min(whole)];
+        let mut found = vec![0; len];
+        match how {
+            How::Mapped if at + len > whole || len == 0 => return,
+            How::Mapped => self.mapped(whole, |all| found.copy_from_slice(&all[at..at + len])),
+            How::Direct | How::Buffered => {
+                let mut done = 0;
+                loop {
+                    let read = self.file.read_at(&mut found[done..], (at + done) as u64).unwrap();
+                    done += read;
+                    if read == 0 || done == len {
+                        break;
+                    }
+                }
+                found.truncate(done);
+            }
+        }
+        assert!(found == expected, "{len} bytes at {at}, {how:?}");
+    }
+}
+
+#[test]
+fn two_mounts_agree_after_every_step() {
+    let Some(rigs) = two() else { return };
+    let mut runner = TestRunner::new(Config {
+        cases: 24,
+        failure_persistence: None,
+        max_shrink_iters: 200,
+        ..Config::default()
+    });
+    let steps = prop::collection::vec((any::<bool>(), step()), 1..120);
+    runner
+        .run(&steps, |steps| {
+            let root = rigs[0].root();
+            let _ = fs::remove_file(root.join("file"));
+            let _ = fs::remove_dir_all(root.join("d"));
+            fs::create_dir(root.join("d")).unwrap();
+            let mut model = Model::default();
+            let mut sides = [Side::new(rigs[0].root()), Side::new(rigs[1].root())];
+            for (side, step) in &steps {
+                sides[usize::from(*side)].take(step, &mut model);
+            }
+            for side in &sides {
+                side.read(0, model.bytes.len() + 10, How::Buffered, &model);
+                side.read(0, model.bytes.len(), How::Mapped, &model);
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+/// Changes of the same names and of the same bytes through both mounts at once: none waits for another one for ever.
+#[test]
+fn two_mounts_do_not_wait_for_each_other() {
+    let Some(rigs) = two() else { return };
+    let roots = [rigs[0].root(), rigs[1].root()];
+    fs::write(roots[0].join("file"), [1; 9000]).unwrap();
+    let begun = Env::real().now();
+    std::thread::scope(|scope| {
+        for (number, root) in roots.iter().cycle().take(4).enumerate() {
+            scope.spawn(move || {
+                let file = OpenOptions::new().read(true).write(true).open(root.join("file"));
+                let file = file.unwrap();
+                for round in 0..300u64 {
+                    let at = (round * 37) % 8000;
+                    file.write_all_at(&[number as u8; 100], at).unwrap();
+                    let _ = file.read_at(&mut [0; 4096], at).unwrap();
+                    let (a, b) = (root.join("a"), root.join("b"));
+                    let _ = fs::write(&a, "x");
+                    let _ = fs::rename(&a, &b);
+                    let _ = fs::metadata(&a).map(|it| it.size());
+                    let _ = fs::remove_file(&b);
+                    let _ = fs::create_dir(&a);
+                    let _ = fs::remove_dir(&a);
+                }
+            });
+        }
+    });
+    let took = Env::real().now().since(begun);
+    assert!(
+        took < thalweg_cluster::server::Options::default().lease,
+        "a client was evicted: {took:?}"
+    );
+}
+
+/// Whoever takes the lock sees the number that the one before has written.
+#[test]
+fn a_lock_guards_a_number_on_two_mounts() {
+    let Some(rigs) = two() else { return };
+    let roots = [rigs[0].root(), rigs[1].root()];
+    fs::write(roots[0].join("number"), 0u64.to_le_bytes()).unwrap();
+    let failed = AtomicBool::new(false);
+    const ROUNDS: u64 = 100;
+    std::thread::scope(|scope| {
+        for root in &roots {
+            let failed = &failed;
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let file = OpenOptions::new().read(true).write(true).open(root.join("number"));
+                    let file = file.unwrap();
+                    // SAFETY: the descriptor is open.
+                    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
+                        failed.store(true, Ordering::Relaxed);
+                        return;
+                    }
+                    let mut number = [0; 8];
+                    file.read_exact_at(&mut number, 0).unwrap();
+                    let next = u64::from_le_bytes(number) + 1;
+                    file.write_all_at(&next.to_le_bytes(), 0).unwrap();
+                }
+            });
+        }
+    });
+    assert!(!failed.load(Ordering::Relaxed));
+    let number = fs::read(roots[1].join("number")).unwrap();
+    assert_eq!(number, (2 * ROUNDS).to_le_bytes());
+}

@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod basics;
+mod histories;
+mod linear;
 mod losses;
 mod scene;

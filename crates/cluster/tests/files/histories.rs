@@ -1,0 +1,302 @@
+//! Clients that change the same names and files at the same time, over a network that fails: their histories are
+//! linearizable.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_cluster::client::Client;
+use thalweg_env::{Env, Rng, Time};
+use thalweg_fs::{Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow};
+use thalweg_sim::{campaign, run};
+
+use crate::linear::{Recorded, is_linearizable};
+use crate::scene::*;
+
+const CLIENTS: usize = 3;
+const CALLS: usize = 30;
+
+/// A call on one of few names in a directory, with its answer.
+#[derive(Clone, Debug)]
+enum NameCall {
+    Create(u8, Result<Ino, ()>),
+    Unlink(u8, bool),
+    Rename(u8, u8, bool),
+    Look(u8, Option<Ino>),
+}
+
+/// A call on one of the files.
+#[derive(Clone, Debug)]
+enum FileCall {
+    Write(u64),
+    Append(u64),
+    Read(u64),
+    Size(u64),
+}
+
+#[derive(Default)]
+struct History {
+    names: Vec<Recorded<NameCall>>,
+    files: BTreeMap<usize, Vec<Recorded<FileCall>>>,
+}
+
+/// A client that makes calls, and notes the answers.
+struct Actor {
+    env: Env,
+    rng: Rng,
+    number: usize,
+    client: Client,
+    directory: Ino,
+    files: Vec<Ino>,
+    history: Arc<Mutex<History>>,
+}
+
+/// Whether it is unknown if a call has taken effect.
+fn is_lost(error: &FsError) -> bool {
+    matches!(error, FsError::Store(_))
+}
+
+impl Actor {
+    async fn run(mut self) {
+        for _ in 0..CALLS {
+            let pause = match self.rng.random_range(0..20) {
+                0 => 300_000,
+                1..4 => 3_000,
+                _ => 300,
+            };
+            self.env.sleep(Duration::from_micros(self.rng.random_range(0..pause))).await;
+            if self.rng.random_bool(0.5) {
+                self.use_name().await;
+            } else {
+                self.use_file().await;
+            }
+        }
+    }
+
+    /// After an eviction the client has to find everything by its name again.
+    async fn find_again(&self) {
+        let Ok(found) = self.client.find(Ino::ROOT, b"d").await else { return };
+        assert_eq!(found.ino, self.directory);
+        for number in 0..self.files.len() {
+            let _ = self.client.find(Ino::ROOT, format!("f{number}").as_bytes()).await;
+        }
+    }
+
+    async fn use_name(&mut self) {
+        let (a, b) = (self.rng.random_range(0..4u8), self.rng.random_range(0..4u8));
+        let (name, other) = ([b'n', b'0' + a], [b'n', b'0' + b]);
+        let (client, directory, start) = (&self.client, self.directory, self.env.now());
+        let (op, lost) = match self.rng.random_range(0..8) {
+            0..2 => match client.create(directory, &name, &new(Node::File)).await {
+                Ok(made) => (NameCall::Create(a, Ok(made.ino)), false),
+                Err(FsError::Exists) => (NameCall::Create(a, Err(())), false),
+                // Which inode it would have is not known: the name is not used any more.
+                Err(error) if is_lost(&error) => (NameCall::Create(a, Ok(Ino(0))), true),
+                Err(_) => return self.find_again().await,
+            },
+            2..4 => match client.unlink(directory, &name).await {
+                Ok(()) => (NameCall::Unlink(a, true), false),
+                Err(FsError::NotFound) => (NameCall::Unlink(a, false), false),
+                Err(error) if is_lost(&error) => (NameCall::Unlink(a, true), true),
+                Err(_) => return self.find_again().await,
+            },
+            4 if a != b => {
+                let renamed = (directory, &name[..]);
+                match client.rename(renamed, (directory, &other), Rename::Replace).await {
+                    Ok(()) => (NameCall::Rename(a, b, true), false),
+                    Err(FsError::NotFound) => (NameCall::Rename(a, b, false), false),
+                    Err(error) if is_lost(&error) => (NameCall::Rename(a, b, true), true),
+                    Err(_) => return self.find_again().await,
+                }
+            }
+            _ => match client.lookup(directory, &name).await {
+                Ok(Lookup::Found(found)) => (NameCall::Look(a, Some(found.ino)), false),
+                Ok(Lookup::Absent(_)) => (NameCall::Look(a, None), false),
+                Err(_) => return self.find_again().await,
+            },
+        };
+        let end = (!lost).then(|| self.env.now());
+        let client = self.number;
+        self.history.lock().names.push(Recorded { client, start, end, op });
+    }
+
+    async fn use_file(&mut self) {
+        let which = self.rng.random_range(0..self.files.len());
+        let (file, start) = (self.files[which], self.env.now());
+        let number = self.rng.random::<u64>();
+        let data = || vec![Bytes::copy_from_slice(&number.to_le_bytes())];
+        let how = WriteHow::default();
+        let client = &self.client;
+        let (op, lost) = match self.rng.random_range(0..8) {
+            0..2 => match client.write(file, WriteAt::Offset(0), data(), how).await {
+                Ok(_) => (FileCall::Write(number), false),
+                Err(error) if is_lost(&error) => (FileCall::Write(number), true),
+                Err(_) => return self.find_again().await,
+            },
+            2 => match client.write(file, WriteAt::End, data(), how).await {
+                Ok(at) => (FileCall::Append(at), false),
+                Err(error) if is_lost(&error) => (FileCall::Append(u64::MAX), true),
+                Err(_) => return self.find_again().await,
+            },
+            3..5 => match client.read(file, 0, 8).await {
+                Ok(read) => {
+                    let bytes: [u8; 8] = read.concat().try_into().unwrap();
+                    (FileCall::Read(u64::from_le_bytes(bytes)), false)
+                }
+                Err(_) => return self.find_again().await,
+            },
+            _ => match client.attributes(file).await {
+                Ok(found) => (FileCall::Size(found.size), false),
+                Err(_) => return self.find_again().await,
+            },
+        };
+        let end = (!lost).then(|| self.env.now());
+        let recorded = Recorded { client: self.number, start, end, op };
+        self.history.lock().files.entry(which).or_default().push(recorded);
+    }
+}
+
+/// Names and inodes. A lost create has inode 0, which any lookup may find.
+type Names = [Option<Ino>; 4];
+
+fn step_names(state: &Names, call: &NameCall) -> Option<Names> {
+    let mut next = *state;
+    let at = |name: u8| usize::from(name);
+    match call {
+        NameCall::Create(name, Ok(ino)) => {
+            next[at(*name)] = Some(*ino);
+            state[at(*name)].is_none().then_some(next)
+        }
+        NameCall::Create(name, Err(())) => state[at(*name)].map(|_| next),
+        NameCall::Unlink(name, true) => {
+            state[at(*name)]?;
+            next[at(*name)] = None;
+            Some(next)
+        }
+        NameCall::Unlink(name, false) => state[at(*name)].is_none().then_some(next),
+        NameCall::Rename(from, to, true) => {
+            next[at(*to)] = Some(state[at(*from)]?);
+            next[at(*from)] = None;
+            Some(next)
+        }
+        NameCall::Rename(from, _, false) => state[at(*from)].is_none().then_some(next),
+        NameCall::Look(name, found) => match (state[at(*name)], found) {
+            (Some(Ino(0)), Some(found)) => {
+                next[at(*name)] = Some(*found);
+                Some(next)
+            }
+            (there, found) => (there == *found).then_some(next),
+        },
+    }
+}
+
+/// The first number of a file, and its size.
+fn step_file(state: &(u64, u64), call: &FileCall) -> Option<(u64, u64)> {
+    let (number, size) = *state;
+    match call {
+        FileCall::Write(number) => Some((*number, size)),
+        // Lost: where it went is not known.
+        FileCall::Append(u64::MAX) => Some((number, size + 8)),
+        FileCall::Append(at) => (*at == size).then_some((number, size + 8)),
+        FileCall::Read(found) => (*found == number).then_some(*state),
+        FileCall::Size(found) => (*found == size).then_some(*state),
+    }
+}
+
+/// Disturbs the network until it is stopped.
+async fn disturb(env: Env, mut rng: Rng, scene: Arc<Scene>, machines: Arc<Vec<Machine>>) {
+    loop {
+        env.sleep(Duration::from_micros(rng.random_range(0..200_000))).await;
+        let one = &machines[rng.random_range(0..machines.len())].host;
+        match rng.random_range(0..10) {
+            0..4 => scene.network.reset(one, &scene.server),
+            4..6 => scene.network.cut(one, &scene.server),
+            6..8 => scene.network.cut(&scene.server, one),
+            _ => scene.network.part(std::slice::from_ref(one), std::slice::from_ref(&scene.server)),
+        }
+        // Some faults outlast a lease, or even the session.
+        let span = match rng.random_range(0..10) {
+            0 => 2 * EXPIRE,
+            1..3 => 2 * LEASE,
+            _ => Duration::from_millis(200),
+        };
+        env.sleep(span.mul_f64(rng.random_range(0.0..1.0))).await;
+        scene.network.heal();
+    }
+}
+
+/// The calls of a life, and how often clients lost their sessions.
+fn life(seed: u64) -> (History, u64) {
+    run(seed, |env| async move {
+        let scene = Arc::new(Scene::new(&env));
+        let history = Arc::<Mutex<History>>::default();
+        let mut machines = Vec::new();
+        for number in 0..CLIENTS {
+            machines.push(scene.client(&format!("c{number}")).await);
+        }
+        let machines = Arc::new(machines);
+        let first = &machines[0].client;
+        let directory = make(first, Ino::ROOT, "d", Node::Directory).await;
+        let mut files = Vec::new();
+        for number in 0..2 {
+            let file = make(first, Ino::ROOT, &format!("f{number}"), Node::File).await;
+            let zero = vec![Bytes::from_static(&[0; 8])];
+            first.write(file, WriteAt::Offset(0), zero, WriteHow::default()).await.unwrap();
+            files.push(file);
+        }
+        let mut actors = Vec::new();
+        for (number, machine) in machines.iter().enumerate() {
+            let actor = Actor {
+                env: env.clone(),
+                rng: env.rng(),
+                number,
+                client: machine.client.clone(),
+                directory,
+                files: files.clone(),
+                history: history.clone(),
+            };
+            actor.find_again().await;
+            actors.push(env.spawn(actor.run()));
+        }
+        let disturbing = match seed % 4 {
+            0 => None,
+            _ => Some(env.spawn(disturb(env.clone(), env.rng(), scene.clone(), machines.clone()))),
+        };
+        for actor in actors {
+            actor.await;
+        }
+        drop(disturbing);
+        scene.network.heal();
+        let evictions = machines.iter().map(|it| it.client.status().evictions).sum();
+        let history = std::mem::take(&mut *history.lock());
+        (history, evictions)
+    })
+}
+
+/// The calls that a checker can see: of a name that was created and lost, later answers are not understood.
+fn check(seed: u64, history: &mut History) {
+    let order = |start: Time, client: usize| (start, client);
+    history.names.sort_by_key(|it| order(it.start, it.client));
+    let names = is_linearizable([None; 4], &history.names, step_names);
+    assert!(names, "seed {seed}: {:#?}", history.names);
+    for calls in history.files.values_mut() {
+        calls.sort_by_key(|it| order(it.start, it.client));
+        assert!(is_linearizable((0, 8), calls, step_file), "seed {seed}: {calls:#?}");
+    }
+}
+
+#[test]
+fn histories_are_linearizable() {
+    let (mut evictions, mut calls) = (0, 0);
+    for seed in campaign::seeds(300) {
+        let (mut history, evicted) = life(seed);
+        check(seed, &mut history);
+        evictions += evicted;
+        calls += history.names.len() + history.files.values().map(Vec::len).sum::<usize>();
+    }
+    println!("{calls} calls, {evictions} evictions");
+    assert!(evictions > 20, "{evictions} evictions");
+}

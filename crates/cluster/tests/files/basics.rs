@@ -118,3 +118,24 @@ fn a_client_sees_nothing_outside_of_its_path() {
         assert!(scene.client_as(file.of("file")).await.is_err());
     });
 }
+
+#[test]
+fn a_name_that_the_client_does_not_know_is_removed() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&a.client, &b.client);
+        let file = make(a, Ino::ROOT, "f", Node::File).await;
+        for name in [b"g", b"h"] {
+            a.link(file, Ino::ROOT, name).await.unwrap();
+        }
+        assert_eq!(b.find(Ino::ROOT, b"f").await.unwrap().links, 3);
+        // It caches the attributes, and not that these names are names of the inode.
+        b.unlink(Ino::ROOT, b"g").await.unwrap();
+        assert_eq!(b.attributes(file).await.unwrap().links, 2);
+        b.rename((Ino::ROOT, b"h"), (Ino::ROOT, b"i"), Rename::Replace).await.unwrap();
+        make(b, Ino::ROOT, "x", Node::File).await;
+        b.rename((Ino::ROOT, b"x"), (Ino::ROOT, b"i"), Rename::Replace).await.unwrap();
+        assert_eq!(b.attributes(file).await.unwrap().links, 1);
+    });
+}

@@ -17,7 +17,9 @@ use crate::linear::{Recorded, is_linearizable};
 use crate::scene::*;
 
 const CLIENTS: usize = 3;
-const CALLS: usize = 30;
+/// Programs on the machine of each client.
+const PROGRAMS: usize = 2;
+const CALLS: usize = 18;
 
 /// A call on one of few names in a directory, with its answer.
 #[derive(Clone, Debug)]
@@ -248,7 +250,7 @@ fn life(seed: u64) -> (History, u64) {
             files.push(file);
         }
         let mut actors = Vec::new();
-        for (number, machine) in machines.iter().enumerate() {
+        for (number, machine) in machines.iter().cycle().take(PROGRAMS * CLIENTS).enumerate() {
             let actor = Actor {
                 env: env.clone(),
                 rng: env.rng(),

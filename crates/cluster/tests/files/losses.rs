@@ -1,10 +1,13 @@
 //! Connections that break, clients that do not answer, and servers that end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use thalweg_env::{Env, Time};
 use thalweg_fs::{
-    Caller, Filesystem, FsError, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
-    OpenFlags,
+    Caller, Filesystem, FsError, Ino, Invalidation, Lock, LockKind, LockMode, LockOwner, LockRange,
+    Node, OpenFlags,
 };
 use thalweg_sim::run;
 
@@ -133,5 +136,89 @@ fn calls_fail_when_the_server_is_gone_for_good() {
         let failed = a.client.statistics().await;
         assert!(matches!(failed, Err(FsError::Store(_))), "{failed:?}");
         assert!(env.now().since(start) < Duration::from_secs(70));
+    });
+}
+
+/// Until when a client answers from its cache, while no message reaches it.
+async fn last_cached(env: &Env, machine: &Machine, file: Ino) -> Time {
+    let mut last = env.now();
+    while let Some(found) =
+        env.timeout(Duration::from_millis(1), machine.client.attributes(file)).await
+    {
+        if found.is_err() {
+            break;
+        }
+        last = env.now();
+        env.sleep(Duration::from_millis(10)).await;
+    }
+    last
+}
+
+#[test]
+fn a_change_waits_for_the_lease_of_a_client_that_was_evicted() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        scene.network.part(std::slice::from_ref(&b.host), std::slice::from_ref(&scene.server));
+        assert_eq!(scene.service.evict("b"), 1);
+        assert_eq!(scene.service.evict("b"), 0);
+        let reading = last_cached(&env, &b, file);
+        let writing = async {
+            put(&a.client, file, "new").await.unwrap();
+            env.now()
+        };
+        let (read, written) = tokio::join!(reading, writing);
+        assert!(read < written, "{read:?} {written:?}");
+        assert!(written.since(Time::default()) > LEASE / 2);
+    });
+}
+
+#[test]
+fn a_client_that_answers_no_invalidation_is_evicted() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        // Its caller never drops what it caches; the client renews its lease all the time.
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let keeper = kept.clone();
+        b.client.watch(Box::new(move |_| {
+            let (invalidation, completion) = Invalidation::pending();
+            keeper.lock().push(completion);
+            invalidation
+        }));
+        let start = env.now();
+        put(&a.client, file, "new").await.unwrap();
+        let took = env.now().since(start);
+        assert!(took > LEASE + LEASE / 2 && took < 3 * LEASE, "{took:?}");
+        assert_eq!(kept.lock().len(), 2, "the change, and the end of the session");
+        assert!(matches!(b.client.attributes(file).await, Err(FsError::Stale)));
+        assert_eq!(b.client.find(Ino::ROOT, b"f").await.unwrap().size, 3);
+    });
+}
+
+#[test]
+fn an_answer_that_was_lost_allows_nothing_when_it_is_sent_again() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        scene.network.cut(&scene.server, &a.host);
+        let making = a.client.clone();
+        let made = env.spawn(async move { make(&making, Ino::ROOT, "f", Node::File).await });
+        env.sleep(Duration::from_millis(10)).await;
+        let found = b.client.find(Ino::ROOT, b"f").await.unwrap();
+        scene.network.reset(&a.host, &scene.server);
+        let (writing, file) = (b.client.clone(), found.ino);
+        // The invalidation for the first client is lost with the connection, and sent again on the next one.
+        let written = env.spawn(async move { put(&writing, file, "new").await });
+        env.sleep(Duration::from_millis(10)).await;
+        scene.network.heal();
+        assert_eq!(made.await.unwrap(), file);
+        written.await.unwrap().unwrap();
+        assert_eq!(a.client.attributes(file).await.unwrap().size, 3);
+        assert_eq!(a.client.status().evictions, 0);
     });
 }

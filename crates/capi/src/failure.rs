@@ -80,6 +80,7 @@ fn of_device(error: &DeviceError) -> c_int {
         DeviceError::Misaligned { .. } | DeviceError::OutOfRange { .. } => libc::EINVAL,
         DeviceError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         DeviceError::Closed { .. } => libc::EIO,
+        DeviceError::Fenced { .. } => libc::EROFS,
     }
 }
 

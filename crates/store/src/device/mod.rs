@@ -336,6 +336,12 @@ pub enum DeviceError {
         /// The device's name.
         device: String,
     },
+    /// Another opener took the device over, and the medium refuses this one. Stop.
+    #[error("{device} was taken over by another opener; this one stops, and writes nothing more")]
+    Fenced {
+        /// The device's name.
+        device: String,
+    },
     /// The medium has no space left for the write.
     #[error("{device}: no space left on the medium")]
     NoSpace {

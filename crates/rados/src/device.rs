@@ -1,0 +1,272 @@
+//! A device of the store, striped over objects.
+//!
+//! The device has no cache and no state besides its fence: reads and writes go to the objects, several at once. RADOS
+//! acknowledges what is durable, so a flush only waits for the changes that were started before it. A request whose
+//! future is dropped may or may not be carried out; its objects are changed in any order.
+
+mod open;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_env::Env;
+use thalweg_store::device::{
+    Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies, total_len,
+};
+
+use crate::ObjectError;
+use crate::fence::{Fence, LOCK};
+use crate::format::Header;
+use crate::object::{LockName, ObjectStoreRef};
+use crate::striped::{Names, Striped};
+
+/// Layout of a new device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RadosOptions {
+    /// Bytes of an object: whole sectors, at most 64 MiB.
+    pub object_size: u64,
+    /// The sector in bytes, 512 or 4096. An operation on an object is atomic, whichever it is.
+    pub sector: u32,
+}
+
+impl Default for RadosOptions {
+    fn default() -> RadosOptions {
+        RadosOptions { object_size: 4 << 20, sector: 4096 }
+    }
+}
+
+/// Handling of another client that has the device open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// [`DeviceError::Locked`].
+    Exclusive,
+    /// It is stopped: its address goes onto the cluster's blocklist, and its lock is broken. A client that did not
+    /// close the device when it ended looks the same as a running one.
+    TakeOver,
+}
+
+/// A device over the objects of an image. The image stays locked until [`RadosDevice::close`], or until the device is
+/// dropped and its last change has ended.
+#[derive(Debug)]
+pub struct RadosDevice {
+    shared: Arc<Shared>,
+    size: AtomicU64,
+    /// Held while the header is rewritten.
+    growing: tokio::sync::Mutex<()>,
+    counters: Counters,
+}
+
+/// What outlives the device until its lock is released.
+#[derive(Debug)]
+struct Shared {
+    env: Env,
+    store: ObjectStoreRef,
+    image: String,
+    /// The header as this opening wrote it; the size may have grown since.
+    header: Header,
+    header_object: String,
+    cookie: String,
+    fence: Fence,
+    closed: AtomicBool,
+}
+
+impl RadosDevice {
+    /// Whether another client took the device over, so that every request fails.
+    pub fn is_fenced(&self) -> bool {
+        self.shared.fence.is_lost()
+    }
+
+    /// The number of openings for writing so far, this one included.
+    pub fn epoch(&self) -> u64 {
+        self.shared.fence.epoch()
+    }
+
+    /// The identity that the image got when it was created.
+    pub fn identity(&self) -> uuid::Uuid {
+        self.shared.header.identity
+    }
+
+    /// Waits for the changes in flight, and releases the lock. Later requests fail.
+    ///
+    /// After a change without an answer the lock stays, since the change may be made later: the next opening has to
+    /// take over.
+    ///
+    /// # Errors
+    /// The device's error when the lock cannot be released.
+    pub async fn close(&self) -> Result<(), DeviceError> {
+        let closed = self.shared.close().await;
+        closed.map_err(|error| error.of_device(&self.name(), Operation::Lock))
+    }
+
+    /// The objects, if the device is open and not fenced.
+    fn objects(&self) -> Result<Striped<'_>, ObjectError> {
+        let shared = &*self.shared;
+        shared.admit()?;
+        Ok(Striped {
+            store: &*shared.store,
+            fence: &shared.fence,
+            unit: shared.header.object_size,
+            names: Names::Image(&shared.image),
+        })
+    }
+
+    async fn write_now(&self, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
+        self.objects()?.write(offset, data).await
+    }
+
+    async fn grow(&self, size: Option<u64>) -> Result<u64, ObjectError> {
+        let shared = &self.shared;
+        let _growing = self.growing.lock().await;
+        shared.admit()?;
+        let sector = u64::from(shared.header.sector);
+        let now = self.size.load(Ordering::Acquire);
+        let size = size.map_or(0, |size| size.checked_next_multiple_of(sector).unwrap_or(0));
+        if size <= now {
+            return Ok(now);
+        }
+        let header = Header { size, ..shared.header };
+        let object = shared.path();
+        let valid = header.check();
+        valid.map_err(|error| ObjectError::Invalid { object, reason: error.to_string() })?;
+        let (name, data) = (&shared.header_object, header.encode());
+        shared.fence.replace_locked(&*shared.store, name, &shared.cookie, data).await?;
+        self.size.store(size, Ordering::Release);
+        Ok(size)
+    }
+
+    fn error(&self, operation: Operation) -> impl FnOnce(ObjectError) -> DeviceError {
+        let name = self.name();
+        let closed = self.shared.closed.load(Ordering::Acquire);
+        move |error| match closed {
+            true => DeviceError::Closed { device: name },
+            false => error.of_device(&name, operation),
+        }
+    }
+}
+
+impl Shared {
+    /// The header for messages.
+    fn path(&self) -> String {
+        format!("{}/{}", self.store.name(), self.header_object)
+    }
+
+    /// Admits a request to an open device that is not fenced.
+    fn admit(&self) -> Result<(), ObjectError> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(ObjectError::NotConnected { reason: "the device is closed".to_owned() });
+        }
+        self.fence.admit()
+    }
+
+    async fn close(&self) -> Result<(), ObjectError> {
+        if self.closed.swap(true, Ordering::AcqRel) || self.fence.is_lost() {
+            return Ok(());
+        }
+        self.store.settle().await?;
+        if self.fence.is_doubtful() {
+            let image = self.path();
+            tracing::warn!(
+                image,
+                "the lock stays, because a change without an answer may be made later"
+            );
+            return Ok(());
+        }
+        let lock = LockName { name: LOCK, cookie: &self.cookie };
+        match self.store.unlock(&self.header_object, &lock).await {
+            // Another client broke it.
+            Err(ObjectError::NotFound { .. }) => Ok(()),
+            outcome => outcome,
+        }
+    }
+}
+
+impl Drop for RadosDevice {
+    fn drop(&mut self) {
+        if self.shared.closed.load(Ordering::Acquire)
+            || tokio::runtime::Handle::try_current().is_err()
+        {
+            return;
+        }
+        let shared = self.shared.clone();
+        let closing = async move {
+            if let Err(error) = shared.close().await {
+                let image = shared.path();
+                tracing::warn!(image, %error, "the lock of a device stays: the next opening takes over");
+            }
+        };
+        self.shared.env.spawn(closing).detach();
+    }
+}
+
+#[async_trait]
+impl Device for RadosDevice {
+    fn geometry(&self) -> Geometry {
+        let size = self.size.load(Ordering::Acquire);
+        Geometry { size, sector: self.shared.header.sector }
+    }
+
+    async fn read(&self, offset: u64, len: usize, purpose: Purpose) -> Result<Bytes, DeviceError> {
+        self.geometry().check(offset, len as u64)?;
+        let _queued = self.counters.read(purpose, len as u64);
+        let read = async { self.objects()?.read(offset, len).await };
+        read.await.map_err(self.error(Operation::Read))
+    }
+
+    async fn write(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.geometry().check(offset, len)?;
+        let _queued = self.counters.write(purpose, len);
+        self.write_now(offset, &data).await.map_err(self.error(Operation::Write))
+    }
+
+    async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
+        let _queued = self.counters.flush(purpose);
+        let settled = async { self.objects()?.settle().await };
+        settled.await.map_err(self.error(Operation::Flush))
+    }
+
+    /// A write that is acknowledged is durable, and so is every one that was acknowledged before it.
+    async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.geometry().check(offset, len)?;
+        let _queued = (self.counters.write(purpose, len), self.counters.flush(purpose));
+        let written = self.write_now(offset, &data).await;
+        written.map_err(self.error(Operation::WriteDurably))
+    }
+
+    /// Removes whole objects; parts of others read as zeros afterwards.
+    async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.geometry().check(offset, len)?;
+        let discarded = async { self.objects()?.discard(offset, len).await };
+        discarded.await.map_err(self.error(Operation::Discard))
+    }
+
+    /// Rewrites the header; no object is made.
+    async fn grow_to(&self, size: Option<u64>) -> Result<u64, DeviceError> {
+        self.grow(size).await.map_err(self.error(Operation::Grow))
+    }
+
+    fn queue_depth(&self) -> QueueDepth {
+        self.counters.queue_depth()
+    }
+
+    fn tallies(&self) -> Tallies {
+        self.counters.tallies()
+    }
+
+    fn name(&self) -> String {
+        format!("rados:{}/{}", self.shared.store.name(), self.shared.image)
+    }
+}

@@ -1,0 +1,129 @@
+//! Contents of files in objects named by inode and stripe.
+//!
+//! Sizes and times of files are kept elsewhere: a byte that was never written reads as zero, whether the file has it
+//! or not. Several clients may write with the same epoch, as the server of the namespace permits them; a client with
+//! an older epoch changes no object that one with a newer epoch has written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::ObjectError;
+use crate::fence::Fence;
+use crate::format::stripe_number;
+use crate::object::{ObjectStoreRef, Step};
+use crate::striped::{Names, Striped, each};
+
+/// Contents of the files of one filesystem.
+#[derive(Clone, Debug)]
+pub struct FileObjects {
+    store: ObjectStoreRef,
+    prefix: String,
+    stripe: u64,
+    fence: Arc<Fence>,
+}
+
+impl FileObjects {
+    /// Contents in objects of `stripe` bytes, whose names begin with `prefix`; writes are guarded by `fence`.
+    ///
+    /// # Errors
+    /// [`ObjectError::Invalid`] when a stripe has no bytes.
+    pub fn new(
+        store: ObjectStoreRef,
+        prefix: &str,
+        stripe: u64,
+        fence: Arc<Fence>,
+    ) -> Result<FileObjects, ObjectError> {
+        if stripe == 0 || i64::try_from(stripe).is_err() {
+            return Err(ObjectError::Invalid {
+                object: format!("{}/{prefix}", store.name()),
+                reason: format!("a stripe of {stripe} bytes; expected 1 byte or more"),
+            });
+        }
+        Ok(FileObjects { store, prefix: prefix.to_owned(), stripe, fence })
+    }
+
+    fn file(&self, inode: u64) -> Striped<'_> {
+        Striped {
+            store: &*self.store,
+            fence: &self.fence,
+            unit: self.stripe,
+            names: Names::File { prefix: &self.prefix, inode },
+        }
+    }
+
+    /// The `len` bytes at `offset` of a file. The range must end below 2⁶⁴.
+    ///
+    /// # Errors
+    /// Any [`ObjectError`] but [`ObjectError::NotFound`].
+    pub async fn read(&self, inode: u64, offset: u64, len: usize) -> Result<Bytes, ObjectError> {
+        self.check(inode, offset, len as u64)?;
+        self.file(inode).read(offset, len).await
+    }
+
+    /// Writes buffer after buffer at `offset` of a file; durable when this returns.
+    ///
+    /// # Errors
+    /// [`ObjectError::Fenced`] when an object has a newer epoch; any other but [`ObjectError::NotFound`].
+    pub async fn write(&self, inode: u64, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
+        self.check(inode, offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
+        self.file(inode).write(offset, data).await
+    }
+
+    /// Removes the bytes of a file from `size` to its former size: they read as zeros when the file grows again.
+    ///
+    /// # Errors
+    /// As for [`FileObjects::write`].
+    pub async fn truncate(&self, inode: u64, former: u64, size: u64) -> Result<(), ObjectError> {
+        let file = self.file(inode);
+        let (kept, inside) = (size.div_ceil(self.stripe), size % self.stripe);
+        if inside > 0 && size < former {
+            file.change_present(kept - 1, Step::Truncate { size: inside }).await?;
+        }
+        let gone = kept..former.div_ceil(self.stripe);
+        each(gone.map(|stripe| file.change_present(stripe, Step::Remove))).await
+    }
+
+    /// Removes the contents of a file, whose size is at most `size`. Removing it again is harmless.
+    ///
+    /// # Errors
+    /// As for [`FileObjects::write`].
+    pub async fn remove(&self, inode: u64, size: u64) -> Result<(), ObjectError> {
+        self.truncate(inode, size, 0).await
+    }
+
+    /// The inodes with objects, and how many each has. It lists the whole pool.
+    ///
+    /// # Errors
+    /// Any [`ObjectError`] but [`ObjectError::NotFound`].
+    pub async fn list(&self) -> Result<BTreeMap<u64, u64>, ObjectError> {
+        self.fence.admit()?;
+        let mut files = BTreeMap::new();
+        for name in self.fence.learn(self.store.list().await)? {
+            if let Some((inode, _)) = stripe_number(&self.prefix, &name) {
+                *files.entry(inode).or_default() += 1;
+            }
+        }
+        Ok(files)
+    }
+
+    /// Waits for the writes that were started before, also those whose futures were dropped.
+    ///
+    /// # Errors
+    /// [`ObjectError::Fenced`], or what the cluster reports.
+    pub async fn settle(&self) -> Result<(), ObjectError> {
+        self.fence.admit()?;
+        self.file(0).settle().await
+    }
+
+    fn check(&self, inode: u64, offset: u64, len: u64) -> Result<(), ObjectError> {
+        match offset.checked_add(len) {
+            Some(_) => Ok(()),
+            None => Err(ObjectError::Invalid {
+                object: format!("{}/{}.{inode:016x}", self.store.name(), self.prefix),
+                reason: format!("{len} bytes at {offset} end beyond the largest offset"),
+            }),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Devices and contents of files on the objects of a Ceph cluster.
+//!
+//! - [`object`]: the interface of a pool of objects, which a real cluster and a simulated one implement;
+//! - [`device`]: [`RadosDevice`], a device of the store that is striped over objects;
+//! - [`files`]: [`FileObjects`], contents of files in objects named by inode and stripe;
+//! - [`fence`]: the exclusive lock, and the guard on every write;
+//! - `librados`: the client of a real cluster, behind the feature of that name.
+//!
+//! # Lock order
+//!
+//! Each lock is held alone, and none across a request.
+
+pub mod device;
+mod error;
+pub mod fence;
+pub mod files;
+mod format;
+#[cfg(feature = "librados")]
+pub mod librados;
+pub mod object;
+mod striped;
+
+pub use device::{Opening, RadosDevice, RadosOptions};
+pub use error::ObjectError;
+pub use files::FileObjects;
+#[cfg(feature = "librados")]
+pub use librados::{Cluster, ClusterOptions, Pool};
+pub use object::{ObjectStore, ObjectStoreRef};

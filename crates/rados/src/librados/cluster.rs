@@ -1,0 +1,174 @@
+//! The connection to a cluster.
+
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pool::Pool;
+use super::{c_string, check, sys};
+use crate::ObjectError;
+
+/// Where the cluster is, as which client to connect, and how long to wait for answers.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// The configuration file; `None` for where Ceph looks for it.
+    pub conf: Option<PathBuf>,
+    /// The client's name without `client.`.
+    pub id: String,
+    /// The file with the client's key, in place of what the configuration says.
+    pub keyring: Option<PathBuf>,
+    /// How long to wait for a monitor.
+    pub connect_timeout: Duration,
+    /// How long to wait for the end of a request. Ceph takes some 20 s to replace an object server that died.
+    pub request_timeout: Duration,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> ClusterOptions {
+        ClusterOptions {
+            conf: None,
+            id: "admin".to_owned(),
+            keyring: None,
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A connection to a cluster. Clones share it; it is closed when the last of them, the last pool and the last request
+/// have gone.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub(super) connection: Arc<Connection>,
+}
+
+/// A handle of librados.
+#[derive(Debug)]
+pub(super) struct Connection {
+    handle: sys::rados_t,
+    name: String,
+}
+
+// SAFETY: librados permits calls with one handle from several threads at once.
+unsafe impl Send for Connection {}
+// SAFETY: as above.
+unsafe impl Sync for Connection {}
+
+impl Connection {
+    pub(super) fn handle(&self) -> sys::rados_t {
+        self.handle
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        struct Handle(sys::rados_t);
+        // SAFETY: the handle is moved to the thread that closes it, and no other one uses it.
+        unsafe impl Send for Handle {}
+        impl Handle {
+            fn close(self) {
+                // SAFETY: the handle was created, and nothing refers to it any more.
+                unsafe { sys::rados_shutdown(self.0) };
+            }
+        }
+        // Closing waits for the threads of librados, and the last request to end is dropped by one of them.
+        let handle = Handle(self.handle);
+        let thread = std::thread::Builder::new().name("rados-close".to_owned());
+        if let Err(error) = thread.spawn(move || handle.close()) {
+            tracing::warn!(%error, "a connection to a Ceph cluster stays open: no thread to close it");
+        }
+    }
+}
+
+impl Cluster {
+    /// Connects to a cluster.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotConnected`] when no monitor answers in time, [`ObjectError::NotPermitted`] when none knows
+    /// the key, [`ObjectError::Invalid`] when the configuration cannot be read.
+    pub async fn connect(options: &ClusterOptions) -> Result<Cluster, ObjectError> {
+        let options = options.clone();
+        let connected = tokio::task::spawn_blocking(move || Cluster::connect_now(&options)).await;
+        connected.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn connect_now(options: &ClusterOptions) -> Result<Cluster, ObjectError> {
+        let client = format!("client.{}", options.id);
+        let id = c_string(&client, &options.id)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `id` outlives the call, which copies it, and `handle` is written on success.
+        check(&client, unsafe { sys::rados_create(&mut handle, id.as_ptr()) })?;
+        let connection = Connection { handle, name: client };
+        connection.configure(options)?;
+        // SAFETY: the handle was created and is not connected yet.
+        let returned = unsafe { sys::rados_connect(connection.handle) };
+        check("cluster", returned).map_err(|error| match error {
+            ObjectError::NoAnswer { .. } => ObjectError::NotConnected {
+                reason: format!(
+                    "no monitor answered in {} s; see mon_host in the configuration",
+                    options.connect_timeout.as_secs_f64()
+                ),
+            },
+            ObjectError::NotFound { .. } => ObjectError::NotConnected {
+                reason: format!("{} has no key here; see keyring", connection.name),
+            },
+            other => other,
+        })?;
+        Ok(Cluster { connection: Arc::new(connection) })
+    }
+
+    /// Opens a pool, and in it a namespace; the empty one is the default.
+    ///
+    /// # Errors
+    /// [`ObjectError::NotFound`] when there is no such pool.
+    pub async fn pool(&self, name: &str, namespace: &str) -> Result<Pool, ObjectError> {
+        let (cluster, name, namespace) = (self.clone(), name.to_owned(), namespace.to_owned());
+        let opened = tokio::task::spawn_blocking(move || Pool::open(&cluster, &name, &namespace));
+        opened.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// The version of librados that is linked, as (major, minor, extra).
+    pub fn library_version() -> (i32, i32, i32) {
+        let (mut major, mut minor, mut extra) = (0, 0, 0);
+        // SAFETY: the three integers are written.
+        unsafe { sys::rados_version(&mut major, &mut minor, &mut extra) };
+        (major, minor, extra)
+    }
+}
+
+impl Connection {
+    fn configure(&self, options: &ClusterOptions) -> Result<(), ObjectError> {
+        let conf = options.conf.as_ref().map(|path| path.display().to_string());
+        let path = conf.as_deref().map(|path| c_string(path, path)).transpose()?;
+        let path_start = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
+        // SAFETY: the path is null, for where Ceph looks, or outlives the call.
+        let returned = unsafe { sys::rados_conf_read_file(self.handle, path_start) };
+        check(conf.as_deref().unwrap_or("ceph.conf"), returned)?;
+        if let Some(keyring) = &options.keyring {
+            self.set("keyring", &keyring.display().to_string())?;
+        }
+        let connect = seconds(options.connect_timeout);
+        self.set("client_mount_timeout", &connect)?;
+        self.set("rados_mon_op_timeout", &connect)?;
+        self.set("rados_osd_op_timeout", &seconds(options.request_timeout))
+    }
+
+    fn set(&self, option: &str, value: &str) -> Result<(), ObjectError> {
+        let (key, text): (CString, CString) = (c_string(option, option)?, c_string(option, value)?);
+        // SAFETY: both strings outlive the call, which copies them.
+        let returned = unsafe { sys::rados_conf_set(self.handle, key.as_ptr(), text.as_ptr()) };
+        check(option, returned).map(drop)
+    }
+}
+
+/// Whole seconds, as the oldest of these options wants them; 0 would be for ever.
+fn seconds(span: Duration) -> String {
+    span.as_secs_f64().ceil().max(1.0).to_string()
+}
+
+/// The runtime ends.
+pub(super) fn closed() -> ObjectError {
+    ObjectError::NotConnected { reason: "this process is about to end".to_owned() }
+}

@@ -4,8 +4,10 @@
 //! - [`content`]: the content of a simulated medium, sparse and cheap to clone; [`ramdisk`]: the same
 //!   as a device that takes no time;
 //! - [`hdd`], [`ssd`]: a hard disk and a solid-state drive with the timing of real ones;
+//! - [`rados`]: a cluster of object servers, each with two disks;
 //! - [`recording`]: devices that log every write and flush in one order; [`crash`]: the images that
 //!   a crash could leave of them;
+//! - [`conformance`]: the suite that every device passes;
 //! - [`faults`]: a wrapper that makes any device fail on command;
 //! - [`model`]: a naive reference for blocks, and the check of the crash rule;
 //! - [`scribble`]: disks with arbitrary damage;
@@ -25,6 +27,7 @@
 mod acl;
 pub mod busy;
 pub mod campaign;
+pub mod conformance;
 pub mod content;
 pub mod crash;
 pub mod faults;
@@ -35,6 +38,7 @@ pub mod media;
 pub mod model;
 pub mod net;
 pub mod passing;
+pub mod rados;
 pub mod ramdisk;
 pub mod recording;
 pub mod runtime;

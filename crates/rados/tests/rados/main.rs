@@ -1,7 +1,10 @@
-//! Devices and contents of files on objects.
+//! Devices and contents of files on objects, simulated and real.
 
 #![allow(clippy::unwrap_used)]
 
+mod device;
+mod fence;
+mod files;
 #[cfg(feature = "librados")]
 mod mini_cluster;
 #[cfg(feature = "librados")]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod conformance;
 mod crash;
 mod determinism;
 mod faults;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use proptest::prelude::*;
 use thalweg_env::Env;
+use thalweg_sim::conformance::{Mix, Request, explore};
 use thalweg_store::device::{
     Counters, Device, DeviceError, FileDevice, FileOptions, Geometry, MemoryDevice, Operation,
     Power, Purpose, QueueDepth, Tallies,
@@ -135,120 +135,11 @@ impl Device for FaultyDevice {
     }
 }
 
-/// A request, in sectors.
-#[derive(Clone, Debug)]
-pub enum Request {
-    Read { first: u64, count: usize },
-    Write { first: u64, counts: Vec<usize>, fill: u8, misaligned: bool, durably: bool },
-    Flush,
-    Discard { first: u64, count: u64 },
-}
-
-pub fn request() -> impl Strategy<Value = Request> {
-    let first = any::<u64>();
-    prop_oneof![
-        4 => (first, 1..40_usize).prop_map(|(first, count)| Request::Read { first, count }),
-        5 => (first, prop::collection::vec(1..8_usize, 1..6), any::<u8>(), any::<[bool; 2]>())
-            .prop_map(|(first, counts, fill, [misaligned, durably])| {
-                Request::Write { first, counts, fill, misaligned, durably }
-            }),
-        1 => Just(Request::Flush),
-        1 => (first, 1..64_u64).prop_map(|(first, count)| Request::Discard { first, count }),
-    ]
-}
-
-/// Bytes that encode their offset.
-fn pattern(len: usize, seed: u8, misaligned: bool) -> Bytes {
-    let skip = if misaligned { 3 } else { 0 };
-    let bytes: Vec<u8> = (0..len + skip).map(|i| (i / 7) as u8 ^ seed).collect();
-    Bytes::from(bytes).slice(skip..)
-}
-
-/// The expected content of a device; `None` where unknown.
-pub struct Model {
-    pub bytes: Vec<Option<u8>>,
-}
-
-impl Model {
-    pub fn new(size: u64) -> Model {
-        Model { bytes: vec![Some(0); size as usize] }
-    }
-
-    pub fn check(&self, offset: u64, read: &[u8]) {
-        let expected = &self.bytes[offset as usize..offset as usize + read.len()];
-        let differs = expected.iter().zip(read).position(|(e, r)| e.is_some_and(|e| e != *r));
-        assert_eq!(differs, None, "wrong byte of {} read at {offset}", read.len());
-    }
-}
-
-/// Sends `requests` to `device` and compares every read with a plain vector of bytes.
-pub async fn run_against_model(device: &dyn Device, requests: Vec<Request>) -> Model {
-    let Geometry { size, sector } = device.geometry();
-    let (unit, sectors) = (sector as usize, size / u64::from(sector));
-    let mut model = Model::new(size);
-    for request in requests {
-        match request {
-            Request::Read { first, count } => {
-                let first = first % sectors;
-                let count = count.min((sectors - first) as usize);
-                let at = first * u64::from(sector);
-                let read = device.read(at, count * unit, Purpose::UserData).await.unwrap();
-                assert_eq!(read.len(), count * unit);
-                assert!(read.as_ptr().addr().is_multiple_of(4096));
-                model.check(at, &read);
-            }
-            Request::Write { first, counts, fill, misaligned, durably } => {
-                let first = first % sectors;
-                let mut left = (sectors - first) as usize;
-                let mut data = Vec::new();
-                for (i, count) in counts.into_iter().enumerate() {
-                    let count = count.min(left);
-                    left -= count;
-                    let skewed = misaligned && i % 2 == 0;
-                    data.push(pattern(count * unit, fill.wrapping_add(i as u8), skewed));
-                }
-                let offset = first * u64::from(sector);
-                let written = &mut model.bytes[offset as usize..];
-                for (known, byte) in written.iter_mut().zip(data.iter().flatten()) {
-                    *known = Some(*byte);
-                }
-                match durably {
-                    true => device.write_durably(offset, data, Purpose::UserData).await.unwrap(),
-                    false => device.write(offset, data, Purpose::UserData).await.unwrap(),
-                }
-            }
-            Request::Flush => device.flush(Purpose::UserData).await.unwrap(),
-            Request::Discard { first, count } => {
-                let first = first % sectors;
-                let count = count.min(sectors - first);
-                let (at, len) = (first * u64::from(sector), count * u64::from(sector));
-                model.bytes[at as usize..(at + len) as usize].fill(None);
-                device.discard(at, len).await.unwrap();
-            }
-        }
-    }
-    let whole = device.read(0, size as usize, Purpose::UserData).await.unwrap();
-    model.check(0, &whole);
-    assert_eq!(device.queue_depth(), QueueDepth::default());
-    model
-}
-
-/// Runs `test` with random requests, each time in a runtime of its own.
-pub fn for_random_requests<F>(cases: u32, test: impl Fn(Vec<Request>) -> F)
-where
-    F: Future<Output = ()>,
-{
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let mut runner = proptest::test_runner::TestRunner::new(config);
-    let requests = prop::collection::vec(request(), 1..40);
-    let result = runner.run(&requests, |requests| {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        runtime.enable_all().build().unwrap().block_on(test(requests));
-        Ok(())
-    });
-    if let Err(error) = result {
-        panic!("{error}");
-    }
+/// Runs `test` with random requests. They do not grow the device, since most kinds do not.
+pub fn for_random_requests(cases: u64, test: impl AsyncFn(Vec<Request>)) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().unwrap();
+    runtime.block_on(explore(cases, Mix::default(), test));
 }
 
 /// Opens a device that was closed before. A process that another test starts may share the old handle, and with it the

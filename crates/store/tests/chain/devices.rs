@@ -10,12 +10,13 @@ use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use thalweg_env::Env;
+use thalweg_sim::conformance::{self, Promises, check_all};
 use thalweg_store::device::{
     Access, AlignedBuf, Device, DeviceError, DeviceRef, Engine, FileDevice, FileOptions,
     MemoryDevice, Mirror, Partition, Purpose, Side, Stripe,
 };
 
-use crate::common::{FaultyDevice, for_random_requests, open_when_released, run_against_model};
+use crate::common::{FaultyDevice, for_random_requests, open_when_released};
 
 const SIZE: u64 = 256 * 1024;
 
@@ -36,15 +37,17 @@ async fn new_file(folder: &Path, options: &FileOptions) -> FileDevice {
     FileDevice::create(folder.join("device"), SIZE, options).await.unwrap()
 }
 
-fn model_of_file(parent: Option<&str>, options: &FileOptions) {
-    for_random_requests(12, async |requests| {
-        let folder = match parent {
-            Some(parent) => tempfile::tempdir_in(parent).unwrap(),
-            None => folder(),
-        };
-        let device = new_file(folder.path(), options).await;
-        run_against_model(&device, requests).await;
-    });
+async fn file_conforms(parent: Option<&str>, options: &FileOptions) {
+    let folder = match parent {
+        Some(parent) => tempfile::tempdir_in(parent).unwrap(),
+        None => folder(),
+    };
+    let promises = Promises { grows: true, ..Promises::default() };
+    check_all(promises, 12, async || {
+        let one = tempfile::tempdir_in(folder.path()).unwrap().keep();
+        Arc::new(new_file(&one, options).await) as DeviceRef
+    })
+    .await;
 }
 
 fn memory() -> DeviceRef {
@@ -55,32 +58,31 @@ fn mirror(sides: Vec<Side>) -> DeviceRef {
     Arc::new(Mirror::new(&Env::real(), sides, Arc::new(()), false).unwrap())
 }
 
-#[test]
-fn memory_agrees_with_the_model() {
-    for_random_requests(24, async |requests| {
-        run_against_model(&*memory(), requests).await;
-    });
+#[tokio::test]
+async fn memory_conforms() {
+    let promises = Promises { grows: true, ..Promises::default() };
+    check_all(promises, 24, async || memory()).await;
 }
 
-#[test]
-fn a_file_agrees_with_the_model() {
-    model_of_file(None, &options());
+#[tokio::test]
+async fn a_file_conforms() {
+    file_conforms(None, &options()).await;
 }
 
-#[test]
-fn a_file_on_blocking_threads_agrees_with_the_model() {
-    model_of_file(None, &blocking());
+#[tokio::test]
+async fn a_file_on_blocking_threads_conforms() {
+    file_conforms(None, &blocking()).await;
 }
 
-#[test]
-fn a_file_through_the_page_cache_agrees_with_the_model() {
-    model_of_file(None, &FileOptions { direct: false, ..options() });
+#[tokio::test]
+async fn a_file_through_the_page_cache_conforms() {
+    file_conforms(None, &FileOptions { direct: false, ..options() }).await;
 }
 
-#[test]
-fn a_file_in_tmpfs_agrees_with_the_model() {
-    model_of_file(Some("/dev/shm"), &options());
-    model_of_file(Some("/dev/shm"), &blocking());
+#[tokio::test]
+async fn a_file_in_tmpfs_conforms() {
+    file_conforms(Some("/dev/shm"), &options()).await;
+    file_conforms(Some("/dev/shm"), &blocking()).await;
 }
 
 #[test]
@@ -91,7 +93,7 @@ fn a_partition_agrees_with_the_model_and_stays_inside() {
         below.write(0, vec![edge.clone()], Purpose::Label).await.unwrap();
         below.write(SIZE - 4096, vec![edge.clone()], Purpose::Label).await.unwrap();
         let partition = Partition::new(below.clone(), 4096, SIZE - 8192).unwrap();
-        run_against_model(&partition, requests).await;
+        conformance::run(&partition, requests).await;
         assert_eq!(below.read(0, 4096, Purpose::Label).await.unwrap(), edge);
         assert_eq!(below.read(SIZE - 4096, 4096, Purpose::Label).await.unwrap(), edge);
         assert_eq!(partition.tallies().of(Purpose::Label).reads, 0);
@@ -106,7 +108,7 @@ fn a_partition_agrees_with_the_model_and_stays_inside() {
 fn a_mirror_agrees_with_the_model() {
     for_random_requests(24, async |requests| {
         let sides = vec![Side::InSync(memory()), Side::InSync(memory())];
-        run_against_model(&*mirror(sides), requests).await;
+        conformance::run(&*mirror(sides), requests).await;
     });
 }
 
@@ -116,7 +118,7 @@ fn a_degraded_mirror_agrees_with_the_model() {
         let stale = memory();
         stale.write(0, vec![Bytes::from(vec![9; 65536])], Purpose::UserData).await.unwrap();
         let sides = vec![Side::Stale(stale), Side::InSync(memory()), Side::Missing];
-        run_against_model(&*mirror(sides), requests).await;
+        conformance::run(&*mirror(sides), requests).await;
     });
 }
 
@@ -124,10 +126,10 @@ fn a_degraded_mirror_agrees_with_the_model() {
 fn stripes_agree_with_the_model() {
     for_random_requests(24, async |requests| {
         let stripe = Stripe::new(vec![memory(), memory(), memory()], 1536).unwrap();
-        run_against_model(&stripe, requests.clone()).await;
+        conformance::run(&stripe, requests.clone()).await;
         let pair = || mirror(vec![Side::InSync(memory()), Side::InSync(memory())]);
         let stripe = Stripe::new(vec![pair(), pair()], 4096).unwrap();
-        run_against_model(&stripe, requests).await;
+        conformance::run(&stripe, requests).await;
         assert_eq!(stripe.copies(), 2);
     });
 }
@@ -455,7 +457,7 @@ fn a_block_device_agrees_with_the_model() {
         assert!(device.is_block_device() && device.is_direct());
         assert!(is_locked(&FileDevice::open(&path, &options()).await));
         assert_eq!(device.geometry().size, SIZE);
-        run_against_model(&device, requests).await;
+        conformance::run(&device, requests).await;
     });
 }
 

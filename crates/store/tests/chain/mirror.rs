@@ -7,11 +7,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::Env;
+use thalweg_sim::conformance;
 use thalweg_store::device::{
     Device, DeviceError, Mirror, MirrorError, Power, Purpose, Role, Side, SideState, SyncRecord,
 };
 
-use crate::common::{FaultyDevice, for_random_requests, run_against_model};
+use crate::common::{FaultyDevice, for_random_requests};
 
 const SIZE: u64 = 1 << 20;
 
@@ -208,7 +209,7 @@ fn a_mirror_that_is_being_rebuilt_agrees_with_the_model() {
                 rebuilder.rebuild(side).await.unwrap();
             }
         };
-        let (model, ()) = futures::join!(run_against_model(&pair.mirror, requests), rebuilds);
+        let (model, ()) = futures::join!(conformance::run(&pair.mirror, requests), rebuilds);
         for copy in 0..2 {
             let purpose = Purpose::UserData;
             let content = pair.mirror.read_copy(copy, 0, size as usize, purpose).await.unwrap();

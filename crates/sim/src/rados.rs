@@ -1,0 +1,275 @@
+//! A cluster of object servers in virtual time, behind the interface of a pool of objects.
+//!
+//! Each object server (OSD) has a journal on a disk of its own, and a filesystem on another one. A change goes to the
+//! primary server of its object's placement group, is checked and applied in the group's order, and acknowledged when
+//! the journals of all servers of the group have it. Each server writes what its journal has into its filesystem,
+//! every few seconds or when the journal is half full. Reads go to the primary's filesystem, unless it has the bytes
+//! in memory. The disks give the time that this takes; the contents are kept once, beside them.
+//!
+//! | fault | what clients notice |
+//! |---|---|
+//! | [`SimRados::kill`]: a server dies | its groups do not answer until the others find out, or it is back |
+//! | fewer servers than [`RadosSpec::least`] | the groups on them do not answer |
+//! | [`SimRados::stall`]: a group does not answer | [`ObjectError::NoAnswer`], and the change is made later |
+//! | [`SimRados::fill`]: the pool is full | [`ObjectError::NoSpace`] |
+//! | [`SimPool::delay`]: a client's messages are late | the same as a slow network |
+//! | the blocklist | [`ObjectError::Fenced`], from each server that has the map |
+//!
+//! A server learns a new map some time after it is made, or with a request of a client that has it. A server that
+//! comes back has the contents at once: recovery takes no time.
+//!
+//! [`ObjectError::NoAnswer`]: thalweg_rados::ObjectError::NoAnswer
+//! [`ObjectError::NoSpace`]: thalweg_rados::ObjectError::NoSpace
+//! [`ObjectError::Fenced`]: thalweg_rados::ObjectError::Fenced
+
+mod group;
+mod object;
+mod pool;
+mod server;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_env::{Env, Rng, Task, Time, watch};
+use thalweg_store::device::DeviceRef;
+use tokio::sync::mpsc;
+
+use crate::hdd::HardDiskSpec;
+use crate::ssd::SolidStateSpec;
+use group::Message;
+use object::Object;
+pub use pool::SimPool;
+use server::Server;
+
+/// The parameters of a cluster.
+#[derive(Clone, Debug)]
+pub struct RadosSpec {
+    /// Object servers.
+    pub servers: usize,
+    /// Copies of each object, each on a server of its own.
+    pub copies: usize,
+    /// The fewest copies with which a group serves requests.
+    pub least: usize,
+    /// Placement groups.
+    pub groups: u32,
+    /// From a machine to another one.
+    pub latency: Duration,
+    /// How long the cluster takes to replace a server that died.
+    pub detection: Duration,
+    /// The longest time until a server learns a new map by itself.
+    pub map_delay: Duration,
+    /// How long clients wait for an answer.
+    pub request_timeout: Duration,
+    /// The longest time between two write-backs from a journal.
+    pub sync_interval: Duration,
+    /// The disk with a server's journal.
+    pub journal: SolidStateSpec,
+    /// The disk with a server's filesystem.
+    pub filesystem: HardDiskSpec,
+}
+
+impl Default for RadosSpec {
+    /// Three servers with a journal on a SATA drive without moving parts, and a filesystem on a disk of 7200 rpm.
+    fn default() -> RadosSpec {
+        RadosSpec {
+            servers: 3,
+            copies: 3,
+            least: 2,
+            groups: 32,
+            latency: Duration::from_micros(50),
+            detection: Duration::from_secs(20),
+            map_delay: Duration::from_secs(2),
+            request_timeout: Duration::from_secs(60),
+            sync_interval: Duration::from_secs(5),
+            journal: SolidStateSpec::sata(1 << 30),
+            filesystem: HardDiskSpec::sata_7200(64 << 30),
+        }
+    }
+}
+
+/// A simulated cluster with one pool. Its processes end when it is dropped.
+#[derive(Debug)]
+pub struct SimRados {
+    shared: Arc<Shared>,
+    _tasks: Vec<Task<()>>,
+}
+
+struct Shared {
+    env: Env,
+    spec: RadosSpec,
+    servers: Vec<Server>,
+    inboxes: Vec<mpsc::UnboundedSender<Message>>,
+    clients: AtomicU64,
+    /// Changes with the servers that are alive, and with groups that stall.
+    health: watch::Sender<u64>,
+    state: Mutex<ClusterState>,
+}
+
+struct ClusterState {
+    rng: Rng,
+    objects: BTreeMap<String, Object>,
+    stalled: BTreeSet<u32>,
+    full: bool,
+    /// The number of the newest map.
+    map: u64,
+    /// Refused addresses: from which map on, and until when.
+    blocklist: BTreeMap<String, (u64, Time)>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("servers", &self.servers.len()).finish_non_exhaustive()
+    }
+}
+
+impl SimRados {
+    /// A cluster without objects.
+    ///
+    /// # Panics
+    /// When the parameters have no servers, or fewer than copies.
+    pub fn new(env: &Env, spec: RadosSpec) -> SimRados {
+        assert!((1..=spec.servers).contains(&spec.copies) && spec.groups > 0, "{spec:?}");
+        let servers = (0..spec.servers).map(|number| Server::new(env, number, &spec)).collect();
+        let (inboxes, queues): (Vec<_>, Vec<_>) =
+            (0..spec.groups).map(|_| mpsc::unbounded_channel()).unzip();
+        let state = ClusterState {
+            rng: env.rng(),
+            objects: BTreeMap::new(),
+            stalled: BTreeSet::new(),
+            full: false,
+            map: 1,
+            blocklist: BTreeMap::new(),
+        };
+        let shared = Arc::new(Shared {
+            env: env.clone(),
+            spec,
+            servers,
+            inboxes,
+            clients: AtomicU64::new(4100),
+            health: watch::channel(0).0,
+            state: Mutex::new(state),
+        });
+        let groups = queues.into_iter().zip(0..);
+        let groups =
+            groups.map(|(queue, number)| env.spawn(group::serve(shared.clone(), number, queue)));
+        let writers = (0..shared.servers.len())
+            .map(|number| env.spawn(server::write_back(shared.clone(), number)));
+        let _tasks = groups.chain(writers).collect();
+        SimRados { shared, _tasks }
+    }
+
+    /// A new client of the pool.
+    pub fn client(&self) -> Arc<SimPool> {
+        let number = self.shared.clients.fetch_add(1, Ordering::Relaxed);
+        Arc::new(SimPool::new(self.shared.clone(), number))
+    }
+
+    /// Kills a server. The others find out after [`RadosSpec::detection`].
+    pub fn kill(&self, server: usize) {
+        let died = self.shared.servers[server].kill();
+        self.shared.changed();
+        let shared = self.shared.clone();
+        let detect = async move {
+            shared.env.sleep(shared.spec.detection).await;
+            shared.servers[server].mark_out(died);
+            shared.changed();
+        };
+        self.shared.env.spawn(detect).detach();
+    }
+
+    /// Starts a killed server again.
+    pub fn revive(&self, server: usize) {
+        self.shared.servers[server].revive();
+        self.shared.changed();
+    }
+
+    /// Makes the placement group of `object` answer no request, or answer again.
+    pub fn stall(&self, object: &str, stalled: bool) {
+        let group = self.shared.group_of(object);
+        let mut state = self.shared.state.lock();
+        match stalled {
+            true => state.stalled.insert(group),
+            false => state.stalled.remove(&group),
+        };
+        drop(state);
+        self.shared.changed();
+    }
+
+    /// Makes the pool full, or gives it space again.
+    pub fn fill(&self, full: bool) {
+        self.shared.state.lock().full = full;
+    }
+
+    /// The disk with a server's journal.
+    pub fn journal(&self, server: usize) -> DeviceRef {
+        self.shared.servers[server].journal.clone()
+    }
+
+    /// The disk with a server's filesystem.
+    pub fn filesystem(&self, server: usize) -> DeviceRef {
+        self.shared.servers[server].filesystem.clone()
+    }
+
+    /// Empties the blocklist, as time or an administrator does.
+    pub fn clear_blocklist(&self) {
+        self.shared.state.lock().blocklist.clear();
+    }
+
+    /// The names of all objects.
+    pub fn objects(&self) -> Vec<String> {
+        self.shared.state.lock().objects.keys().cloned().collect()
+    }
+}
+
+impl Shared {
+    fn changed(&self) {
+        self.health.send_modify(|version| *version += 1);
+    }
+
+    /// The placement group of an object.
+    fn group_of(&self, object: &str) -> u32 {
+        let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        object.bytes().fold(0x811c_9dc5, mix) % self.spec.groups
+    }
+
+    /// The servers with the copies of a group, its usual primary first.
+    fn servers_of(&self, group: u32) -> impl Iterator<Item = &Server> {
+        let count = self.servers.len();
+        (0..self.spec.copies).map(move |copy| &self.servers[(group as usize + copy) % count])
+    }
+
+    /// Refuses an address from a new map on, and returns that map. Servers learn it one after the other.
+    fn blocklist(self: &Arc<Self>, address: &str, until: Time) -> u64 {
+        let (map, delays) = {
+            let mut state = self.state.lock();
+            state.map += 1;
+            let map = state.map;
+            state.blocklist.insert(address.to_owned(), (map, until));
+            let longest = self.spec.map_delay.as_nanos().max(1) as u64;
+            let delays: Vec<_> =
+                self.servers.iter().map(|_| state.rng.random_range(0..longest)).collect();
+            (map, delays)
+        };
+        for (server, delay) in delays.into_iter().enumerate() {
+            let shared = self.clone();
+            let learn = async move {
+                shared.env.sleep(Duration::from_nanos(delay)).await;
+                shared.servers[server].learn_map(map);
+            };
+            self.env.spawn(learn).detach();
+        }
+        map
+    }
+
+    /// Whether a server with the map numbered `map` refuses `address`.
+    fn refuses(&self, address: &str, map: u64) -> bool {
+        let state = self.state.lock();
+        let entry = state.blocklist.get(address);
+        entry.is_some_and(|(since, until)| map >= *since && self.env.now() < *until)
+    }
+}

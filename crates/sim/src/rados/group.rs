@@ -1,0 +1,300 @@
+//! A placement group: it serves requests in their order of arrival.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::join_all;
+use parking_lot::Mutex;
+use thalweg_env::watch;
+use thalweg_rados::ObjectError;
+use thalweg_rados::object::{Change, LockHolder, Step};
+use tokio::sync::{mpsc, oneshot};
+
+use super::Shared;
+use super::object::{changed, written};
+use super::server::{Liveness, Server};
+
+/// A request to a group.
+pub(super) enum Request {
+    Read { object: String, offset: u64, len: usize },
+    Change { object: String, change: Change },
+    Lock { object: String, lock: String, cookie: String },
+    Unlock { object: String, lock: String, cookie: String },
+    Holders { object: String, lock: String },
+    Break { object: String, lock: String, holder: LockHolder },
+    List,
+}
+
+/// The answer of a group.
+pub(super) enum Answer {
+    Done,
+    Bytes(Bytes),
+    Holders(Vec<LockHolder>),
+    Names(Vec<String>),
+}
+
+pub(super) type Outcome = Result<Answer, ObjectError>;
+
+/// A request with its sender.
+pub(super) struct Message {
+    pub(super) request: Request,
+    /// The client's name.
+    pub(super) client: String,
+    pub(super) address: String,
+    /// The map that the client has.
+    pub(super) map: u64,
+    pub(super) reply: oneshot::Sender<Outcome>,
+}
+
+/// Changes of a group whose commits are under way.
+struct Commits {
+    shared: Arc<Shared>,
+    number: u32,
+    /// For each object, how many changes are not committed.
+    uncommitted: Mutex<BTreeMap<String, usize>>,
+    /// Changes with each commit.
+    committed: watch::Sender<u64>,
+}
+
+/// Serves the requests of a group.
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    number: u32,
+    mut inbox: mpsc::UnboundedReceiver<Message>,
+) {
+    let commits = Arc::new(Commits {
+        shared: shared.clone(),
+        number,
+        uncommitted: Mutex::default(),
+        committed: watch::channel(0).0,
+    });
+    while let Some(message) = inbox.recv().await {
+        let primary = active(&shared, number).await;
+        let map = primary.learn_map(message.map);
+        if shared.refuses(&message.address, map) {
+            answer(&shared, message.reply, Err(ObjectError::Fenced));
+            continue;
+        }
+        commits.accept(message);
+    }
+}
+
+/// Waits until the group serves requests; its primary.
+async fn active(shared: &Shared, number: u32) -> &Server {
+    let mut health = shared.health.subscribe();
+    loop {
+        let _ = health.borrow_and_update();
+        let servers: Vec<&Server> = shared.servers_of(number).collect();
+        let is = |state| servers.iter().filter(move |server| server.liveness() == state).count();
+        let stalled = shared.state.lock().stalled.contains(&number);
+        // While one is missed, the group waits for it or for the map without it.
+        if !stalled && is(Liveness::Missed) == 0 && is(Liveness::Alive) >= shared.spec.least {
+            let alive = servers.into_iter().find(|server| server.liveness() == Liveness::Alive);
+            if let Some(primary) = alive {
+                return primary;
+            }
+        }
+        // The cluster is as it was for as long as this task runs.
+        let _ = health.changed().await;
+    }
+}
+
+/// Sends an answer, which arrives after the latency.
+fn answer(shared: &Arc<Shared>, reply: oneshot::Sender<Outcome>, outcome: Outcome) {
+    let answering = {
+        let shared = shared.clone();
+        async move {
+            shared.env.sleep(shared.spec.latency).await;
+            // The client may have gone.
+            drop(reply.send(outcome));
+        }
+    };
+    shared.env.spawn(answering).detach();
+}
+
+fn path(object: &str) -> String {
+    format!("simulated/{object}")
+}
+
+impl Commits {
+    /// Carries out a request: changes at once, in memory; what takes time, beside the next requests.
+    fn accept(self: &Arc<Self>, message: Message) {
+        let Message { request, client, address, reply, .. } = message;
+        match request {
+            Request::Read { object, offset, len } => {
+                let commits = self.clone();
+                let read = async move { commits.read(&object, offset, len, reply).await };
+                self.shared.env.spawn(read).detach();
+            }
+            Request::Holders { object, lock } => {
+                let state = self.shared.state.lock();
+                let found = state.objects.get(&object);
+                let holders =
+                    found.map(|found| found.locks.get(&lock).into_iter().cloned().collect());
+                let outcome = holders.ok_or(ObjectError::NotFound { object: path(&object) });
+                drop(state);
+                answer(&self.shared, reply, outcome.map(Answer::Holders));
+            }
+            Request::List => {
+                let state = self.shared.state.lock();
+                let names = state.objects.keys();
+                let own = names.filter(|name| self.shared.group_of(name) == self.number);
+                let own = own.cloned().collect();
+                drop(state);
+                answer(&self.shared, reply, Ok(Answer::Names(own)));
+            }
+            Request::Change { object, change } => {
+                let ranges = written(&change);
+                let applied = self.apply(&object, &change, &client);
+                self.commit(object, ranges, applied, reply);
+            }
+            Request::Lock { object, lock, cookie } => {
+                let holder = LockHolder { client, cookie, address };
+                let applied = self.lock(&object, &lock, holder);
+                self.commit(object, Vec::new(), applied, reply);
+            }
+            Request::Unlock { object, lock, cookie } => {
+                let applied = self.unlock(&object, &lock, &client, &cookie);
+                self.commit(object, Vec::new(), applied, reply);
+            }
+            Request::Break { object, lock, holder } => {
+                let applied = self.unlock(&object, &lock, &holder.client, &holder.cookie);
+                self.commit(object, Vec::new(), applied, reply);
+            }
+        }
+    }
+
+    fn apply(&self, object: &str, change: &Change, client: &str) -> Result<(), ObjectError> {
+        let mut state = self.shared.state.lock();
+        let grows = |step: &Step| matches!(step, Step::Write { .. } | Step::Replace { .. });
+        let next = changed(&path(object), state.objects.get(object), change, client)?;
+        if state.full && change.steps().iter().any(grows) {
+            return Err(ObjectError::NoSpace { object: path(object) });
+        }
+        match next {
+            Some(next) => state.objects.insert(object.to_owned(), next),
+            None => state.objects.remove(object),
+        };
+        Ok(())
+    }
+
+    fn lock(&self, object: &str, lock: &str, holder: LockHolder) -> Result<(), ObjectError> {
+        let mut state = self.shared.state.lock();
+        let found = state.objects.entry(object.to_owned()).or_default();
+        match found.locks.contains_key(lock) {
+            true => Err(ObjectError::Locked { object: path(object) }),
+            false => {
+                found.locks.insert(lock.to_owned(), holder);
+                Ok(())
+            }
+        }
+    }
+
+    fn unlock(
+        &self,
+        object: &str,
+        lock: &str,
+        client: &str,
+        cookie: &str,
+    ) -> Result<(), ObjectError> {
+        let mut state = self.shared.state.lock();
+        let locks = state.objects.get_mut(object).map(|found| &mut found.locks);
+        let holds = |holder: &LockHolder| holder.client == client && holder.cookie == cookie;
+        match locks {
+            Some(locks) if locks.get(lock).is_some_and(holds) => {
+                locks.remove(lock);
+                Ok(())
+            }
+            _ => Err(ObjectError::NotFound { object: path(object) }),
+        }
+    }
+
+    /// Makes an applied change durable on all servers of the group, and answers then.
+    fn commit(
+        self: &Arc<Self>,
+        object: String,
+        ranges: Vec<(u64, u64)>,
+        applied: Result<(), ObjectError>,
+        reply: oneshot::Sender<Outcome>,
+    ) {
+        if let Err(error) = applied {
+            return answer(&self.shared, reply, Err(error));
+        }
+        *self.uncommitted.lock().entry(object.clone()).or_default() += 1;
+        let commits = self.clone();
+        let commit = async move {
+            let shared = &commits.shared;
+            let servers: Vec<&Server> = shared.servers_of(commits.number).collect();
+            let copies = servers.iter().enumerate().map(|(copy, server)| {
+                let (object, ranges) = (&object, &ranges);
+                async move {
+                    // The primary sends it to the others, and hears from them.
+                    let hops = if copy == 0 { 0 } else { 2 };
+                    shared.env.sleep(shared.spec.latency * hops).await;
+                    if present(shared, server).await {
+                        server.commit(object, ranges).await;
+                        present(shared, server).await;
+                    }
+                }
+            });
+            join_all(copies).await;
+            active(shared, commits.number).await;
+            commits.end(&object);
+            answer(shared, reply, Ok(Answer::Done));
+        };
+        self.shared.env.spawn(commit).detach();
+    }
+
+    fn end(&self, object: &str) {
+        let mut uncommitted = self.uncommitted.lock();
+        if let Some(count) = uncommitted.get_mut(object) {
+            *count -= 1;
+            if *count == 0 {
+                uncommitted.remove(object);
+            }
+        }
+        drop(uncommitted);
+        self.committed.send_modify(|count| *count += 1);
+    }
+
+    /// Reads when the changes before it are committed.
+    async fn read(&self, object: &str, offset: u64, len: usize, reply: oneshot::Sender<Outcome>) {
+        let mut committed = self.committed.subscribe();
+        loop {
+            let _ = committed.borrow_and_update();
+            if !self.uncommitted.lock().contains_key(object) {
+                break;
+            }
+            let _ = committed.changed().await;
+        }
+        let read = {
+            let state = self.shared.state.lock();
+            state.objects.get(object).map(|found| found.read(offset, len))
+        };
+        let outcome = match read {
+            None => Err(ObjectError::NotFound { object: path(object) }),
+            Some(bytes) => {
+                let primary = active(&self.shared, self.number).await;
+                primary.read(object, offset, bytes.len() as u64).await;
+                Ok(Answer::Bytes(bytes))
+            }
+        };
+        answer(&self.shared, reply, outcome);
+    }
+}
+
+/// Waits until a server is alive, or the cluster does without it; whether it is alive.
+async fn present(shared: &Shared, server: &Server) -> bool {
+    let mut health = shared.health.subscribe();
+    loop {
+        let _ = health.borrow_and_update();
+        match server.liveness() {
+            Liveness::Alive => return true,
+            Liveness::Out => return false,
+            Liveness::Missed => {
+                let _ = health.changed().await;
+            }
+        }
+    }
+}

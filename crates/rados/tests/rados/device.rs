@@ -125,6 +125,25 @@ fn a_write_of_several_objects_takes_as_long_as_one() {
 }
 
 #[test]
+fn a_flush_waits_for_a_write_whose_future_was_dropped() {
+    run(11, |env| async move {
+        let cluster = SimRados::new(&env, RadosSpec::default());
+        let client = cluster.client();
+        let device = create(&env, &client.store()).await;
+        device.write(0, filled(1), Purpose::UserData).await.unwrap();
+        client.delay(Duration::from_secs(3));
+        let mut dropped = device.write(0, filled(2), Purpose::UserData);
+        assert!(futures::poll!(&mut dropped).is_pending());
+        drop(dropped);
+        let begun = env.now();
+        device.flush(Purpose::UserData).await.unwrap();
+        assert!(env.now().since(begun) >= Duration::from_secs(3));
+        let read = cluster.client().store().read("d.0000000000000000", 0, 512).await.unwrap();
+        assert_eq!(read[..], [2; 512]);
+    });
+}
+
+#[test]
 fn a_full_pool_says_so_and_deletes_make_space() {
     run(6, |env| async move {
         let cluster = SimRados::new(&env, RadosSpec::default());

@@ -1,4 +1,4 @@
-//! Two clients of one image: whoever lost it changes nothing.
+//! Two clients of one image: the one that lost it changes nothing.
 
 use std::time::Duration;
 
@@ -103,6 +103,23 @@ fn what_a_newer_client_wrote_is_guarded_without_the_blocklist() {
         }
         assert_eq!(new.grow_to(None).await.unwrap(), SIZE);
     });
+}
+
+#[test]
+fn from_the_take_over_on_no_server_takes_a_write_of_the_old_client() {
+    for object in 0..SIZE / OBJECT {
+        let spec = RadosSpec { map_delay: Duration::from_secs(5), ..RadosSpec::default() };
+        run(object, |env| async move {
+            let cluster = SimRados::new(&env, spec);
+            let (one, other) = (cluster.client().store(), cluster.client().store());
+            let old = RadosDevice::create(&env, one, "d", SIZE, &OPTIONS).await.unwrap();
+            write(&old, object * OBJECT, 1).await.unwrap();
+            let new = RadosDevice::open(&env, other, "d", Opening::TakeOver).await.unwrap();
+            // Its first request since, to a server that the new client has not asked for any object.
+            assert!(is_fenced(&write(&old, object * OBJECT, 2).await), "object {object}");
+            assert_eq!(byte(&new, object * OBJECT).await, 1);
+        });
+    }
 }
 
 /// The old client writes to all objects all the time, with slow messages; servers learn of the blocklist late. What

@@ -5,6 +5,7 @@
 //! run on threads that may block.
 
 mod change;
+mod closing;
 mod cluster;
 mod completion;
 mod pool;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pool::Pool;
-use super::{c_string, check, sys};
+use super::{c_string, check, closing, sys};
 use crate::ObjectError;
 
 /// Where the cluster is, as which client to connect, and how long to wait for answers.
@@ -64,21 +64,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        struct Handle(sys::rados_t);
-        // SAFETY: the handle is moved to the thread that closes it, and no other one uses it.
-        unsafe impl Send for Handle {}
-        impl Handle {
-            fn close(self) {
-                // SAFETY: the handle was created, and nothing refers to it any more.
-                unsafe { sys::rados_shutdown(self.0) };
-            }
-        }
-        // Closing waits for the threads of librados, and the last request to end is dropped by one of them.
-        let handle = Handle(self.handle);
-        let thread = std::thread::Builder::new().name("rados-close".to_owned());
-        if let Err(error) = thread.spawn(move || handle.close()) {
-            tracing::warn!(%error, "a connection to a Ceph cluster stays open: no thread to close it");
-        }
+        closing::close(self.handle);
     }
 }
 
@@ -145,7 +131,15 @@ impl Connection {
         let path_start = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
         // SAFETY: the path is null, for where Ceph looks, or outlives the call.
         let returned = unsafe { sys::rados_conf_read_file(self.handle, path_start) };
-        check(conf.as_deref().unwrap_or("ceph.conf"), returned)?;
+        check("configuration", returned).map_err(|error| {
+            let reason = match error {
+                ObjectError::NotFound { .. } => "the configuration is absent; name its file",
+                ObjectError::NotPermitted { .. } => "the configuration is not readable",
+                _ => "this is no configuration of Ceph, or a line of it does not end",
+            };
+            let object = conf.as_deref().unwrap_or("ceph.conf").to_owned();
+            ObjectError::Invalid { object, reason: reason.to_owned() }
+        })?;
         if let Some(keyring) = &options.keyring {
             self.set("keyring", &keyring.display().to_string())?;
         }

@@ -1,16 +1,19 @@
 //! On a real cluster.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_rados::object::{Change, Comparison, Step};
 use thalweg_rados::{
-    Cluster, ClusterOptions, ObjectError, ObjectStore, ObjectStoreRef, Opening, RadosDevice,
-    RadosOptions,
+    Cluster, ClusterOptions, ObjectError, ObjectStoreRef, Opening, RadosDevice, RadosOptions,
 };
+use thalweg_sim::conformance::check_all;
 use thalweg_store::device::{Device, DeviceError, Purpose};
 
+use crate::device::{PROMISES, SIZE, fresh};
+use crate::files::agree_with_the_model;
 use crate::mini_cluster::MiniCluster;
 
 struct Rig {
@@ -37,6 +40,12 @@ async fn on_a_real_cluster() {
     let rig = Rig { env: Env::real(), mini };
     guards_are_those_of_the_interface(&rig).await;
     a_device_keeps_its_bytes(&rig).await;
+    a_device_conforms(&rig).await;
+    files_agree(&rig).await;
+    buffers_live_until_the_request_ends_and_no_longer(&rig).await;
+    connections_that_cannot_be_made_are_errors_in_seconds(&rig).await;
+    a_server_that_dies_loses_nothing(&rig).await;
+    a_full_pool_says_so(&rig).await;
 }
 
 fn compare(comparison: Comparison, value: &'static str) -> Step {
@@ -79,6 +88,132 @@ async fn guards_are_those_of_the_interface(rig: &Rig) {
     assert!(matches!(outcome, Err(ObjectError::NotFound { .. })), "{outcome:?}");
 }
 
+async fn a_device_conforms(rig: &Rig) {
+    let store = rig.client().await;
+    check_all(PROMISES, 4, async || fresh(&rig.env, &store).await).await;
+}
+
+async fn files_agree(rig: &Rig) {
+    agree_with_the_model(rig.client().await, &mut rig.env.rng(), 60).await;
+}
+
+/// A buffer that counts how many of its kind there are.
+struct Counted {
+    bytes: Vec<u8>,
+    _alive: Arc<()>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+async fn buffers_live_until_the_request_ends_and_no_longer(rig: &Rig) {
+    let pool = rig.client().await;
+    let size = 4 << 20;
+    let options = RadosOptions { object_size: 1 << 20, sector: 4096 };
+    let device = RadosDevice::create(&rig.env, pool, "b", size, &options).await.unwrap();
+    device.write(0, vec![vec![1; size as usize].into()], Purpose::UserData).await.unwrap();
+    let alive = Arc::new(());
+    for at in 0..64 {
+        let buffer = Bytes::from_owner(Counted { bytes: vec![2; 64 << 10], _alive: alive.clone() });
+        let mut dropped = device.write(at * (64 << 10), vec![buffer], Purpose::UserData);
+        assert!(futures::poll!(&mut dropped).is_pending());
+        let mut dropped = device.read(at * (64 << 10), 64 << 10, Purpose::UserData);
+        assert!(futures::poll!(&mut dropped).is_pending());
+    }
+    device.flush(Purpose::UserData).await.unwrap();
+    let read = device.read(0, size as usize, Purpose::UserData).await.unwrap();
+    assert!(read.iter().all(|byte| *byte == 2));
+    // A completion runs on a thread of its own, soon after the flush's.
+    for _ in 0..1000 {
+        if Arc::strong_count(&alive) == 1 {
+            break;
+        }
+        rig.env.sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(Arc::strong_count(&alive), 1);
+    drop(device);
+}
+
+async fn connections_that_cannot_be_made_are_errors_in_seconds(rig: &Rig) {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(rig.mini.conf()).unwrap();
+    let absent = folder.path().join("absent.conf");
+    let other_host = |line: &str| match line.starts_with("mon_host") {
+        true => "mon_host = [v2:127.0.0.1:1,v1:127.0.0.1:2]".to_owned(),
+        false => line.to_owned(),
+    };
+    let lines: Vec<String> = text.lines().map(other_host).collect();
+    std::fs::write(&absent, lines.join("\n") + "\n").unwrap();
+    let usual = ClusterOptions {
+        conf: Some(rig.mini.conf()),
+        connect_timeout: Duration::from_secs(2),
+        ..ClusterOptions::default()
+    };
+    let not_connected = |outcome: &Result<Cluster, ObjectError>| {
+        matches!(outcome, Err(ObjectError::NotConnected { .. }))
+    };
+    let begun = rig.env.now();
+    let outcome = Cluster::connect(&ClusterOptions { conf: Some(absent), ..usual.clone() }).await;
+    assert!(not_connected(&outcome), "{outcome:?}");
+    let took = rig.env.now().since(begun);
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    let keyring = Some(folder.path().join("keyring"));
+    let outcome = Cluster::connect(&ClusterOptions { keyring, ..usual.clone() }).await;
+    assert!(not_connected(&outcome), "{outcome:?}");
+    let unknown = ClusterOptions { id: "nobody".to_owned(), ..usual.clone() };
+    let outcome = Cluster::connect(&unknown).await;
+    assert!(outcome.is_err(), "{outcome:?}");
+    let conf = Some(folder.path().join("none.conf"));
+    let outcome = Cluster::connect(&ClusterOptions { conf, ..usual }).await;
+    assert!(matches!(outcome, Err(ObjectError::Invalid { .. })), "{outcome:?}");
+    let outcome = rig.connect().await.pool("no-such-pool", "").await;
+    assert!(matches!(outcome, Err(ObjectError::NotFound { .. })), "{outcome:?}");
+}
+
+async fn a_server_that_dies_loses_nothing(rig: &Rig) {
+    let device = fresh(&rig.env, &rig.client().await).await;
+    let whole = |fill| vec![Bytes::from(vec![fill; SIZE as usize])];
+    device.write(0, whole(1), Purpose::UserData).await.unwrap();
+    rig.mini.run("kill-osd", &["2"]);
+    device.write(0, whole(2), Purpose::UserData).await.unwrap();
+    rig.mini.run("start-osd", &["2"]);
+    let read = device.read(0, SIZE as usize, Purpose::UserData).await.unwrap();
+    assert!(read.iter().all(|byte| *byte == 2));
+}
+
+async fn a_full_pool_says_so(rig: &Rig) {
+    let device = fresh(&rig.env, &rig.client().await).await;
+    let write = async || {
+        let data = vec![Bytes::from(vec![1; SIZE as usize])];
+        device.write(0, data, Purpose::UserData).await
+    };
+    // The servers notice some seconds later.
+    let wait_for = async |full: bool| {
+        for _ in 0..300 {
+            match write().await {
+                Ok(()) if !full => return,
+                Err(DeviceError::NoSpace { .. }) if full => return,
+                Ok(()) | Err(DeviceError::NoSpace { .. }) => {
+                    rig.env.sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("the pool does not become full, or is full for ever");
+    };
+    let kinds = ["full", "backfillfull", "nearfull"];
+    let set = |kind, ratio| rig.mini.ceph(&["osd", &format!("set-{kind}-ratio"), ratio]);
+    kinds.iter().for_each(|kind| set(kind, "0.00001"));
+    wait_for(true).await;
+    assert_eq!(device.read(0, 512, Purpose::UserData).await.unwrap()[..], [1; 512]);
+    device.discard(0, SIZE).await.unwrap();
+    kinds.iter().zip(["0.95", "0.90", "0.85"]).for_each(|(kind, ratio)| set(kind, ratio));
+    wait_for(false).await;
+}
+
 async fn a_device_keeps_its_bytes(rig: &Rig) {
     let pool = rig.client().await;
     let options = RadosOptions { object_size: 64 << 10, sector: 4096 };
@@ -100,9 +235,7 @@ async fn a_device_keeps_its_bytes(rig: &Rig) {
     let other = rig.client().await;
     let second = RadosDevice::open(&rig.env, other.clone(), "d", Opening::Exclusive).await;
     assert!(matches!(second, Err(DeviceError::Locked { .. })), "{second:?}");
-    let begun = rig.env.now();
     let second = RadosDevice::open(&rig.env, other, "d", Opening::TakeOver).await.unwrap();
-    eprintln!("taking over took {:?}", rig.env.now().since(begun));
     let late = device.write(0, vec![data.slice(..4096)], Purpose::UserData).await;
     assert!(matches!(late, Err(DeviceError::Fenced { .. })), "{late:?}");
     second.write(0, vec![data.slice(..4096)], Purpose::UserData).await.unwrap();

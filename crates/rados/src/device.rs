@@ -246,7 +246,7 @@ impl Device for RadosDevice {
         written.map_err(self.error(Operation::WriteDurably))
     }
 
-    /// Removes whole objects; parts of others read as zeros afterwards.
+    /// Removes whole objects, and zeros the parts of other ones.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry().check(offset, len)?;
         let discarded = async { self.objects()?.discard(offset, len).await };

@@ -8,6 +8,7 @@ mod change;
 mod closing;
 mod cluster;
 mod completion;
+mod handles;
 mod pool;
 #[allow(
     missing_docs,

@@ -154,14 +154,10 @@ fn assert_locked(lock: &str, cookie: &str) -> Bytes {
 }
 
 /// What a change returned about `object`.
-pub(super) fn outcome(object: &str, change: &Change, returned: i32) -> Result<(), ObjectError> {
+pub(super) fn outcome(object: &str, returned: i32) -> Result<(), ObjectError> {
     match check(object, returned) {
-        // The lock class answers thus when the lock is another client's, or nobody's.
+        // The lock class answers so when another client has the lock, or none.
         Err(ObjectError::Locked { object }) => Err(ObjectError::Conflict { object }),
-        // Removing and asserting are the only steps that need the object.
-        outcome => {
-            let _ = change;
-            outcome.map(drop)
-        }
+        outcome => outcome.map(drop),
     }
 }

@@ -6,8 +6,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::handles::{Connection, closed};
 use super::pool::Pool;
-use super::{c_string, check, closing, sys};
+use super::{c_string, check, sys};
 use crate::ObjectError;
 
 /// Where the cluster is, as which client to connect, and how long to wait for answers.
@@ -41,31 +42,7 @@ impl Default for ClusterOptions {
 /// have gone.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    pub(super) connection: Arc<Connection>,
-}
-
-/// A handle of librados.
-#[derive(Debug)]
-pub(super) struct Connection {
-    handle: sys::rados_t,
-    name: String,
-}
-
-// SAFETY: librados permits calls with one handle from several threads at once.
-unsafe impl Send for Connection {}
-// SAFETY: as above.
-unsafe impl Sync for Connection {}
-
-impl Connection {
-    pub(super) fn handle(&self) -> sys::rados_t {
-        self.handle
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        closing::close(self.handle);
-    }
+    connection: Arc<Connection>,
 }
 
 impl Cluster {
@@ -86,10 +63,10 @@ impl Cluster {
         let mut handle = ptr::null_mut();
         // SAFETY: `id` outlives the call, which copies it, and `handle` is written on success.
         check(&client, unsafe { sys::rados_create(&mut handle, id.as_ptr()) })?;
-        let connection = Connection { handle, name: client };
-        connection.configure(options)?;
+        let connection = Connection::of(handle);
+        configure(&connection, options)?;
         // SAFETY: the handle was created and is not connected yet.
-        let returned = unsafe { sys::rados_connect(connection.handle) };
+        let returned = unsafe { sys::rados_connect(connection.handle()) };
         check("cluster", returned).map_err(|error| match error {
             ObjectError::NoAnswer { .. } => ObjectError::NotConnected {
                 reason: format!(
@@ -98,7 +75,7 @@ impl Cluster {
                 ),
             },
             ObjectError::NotFound { .. } => ObjectError::NotConnected {
-                reason: format!("{} has no key here; see keyring", connection.name),
+                reason: format!("{client} has no key here; see keyring"),
             },
             other => other,
         })?;
@@ -110,8 +87,10 @@ impl Cluster {
     /// # Errors
     /// [`ObjectError::NotFound`] when there is no such pool.
     pub async fn pool(&self, name: &str, namespace: &str) -> Result<Pool, ObjectError> {
-        let (cluster, name, namespace) = (self.clone(), name.to_owned(), namespace.to_owned());
-        let opened = tokio::task::spawn_blocking(move || Pool::open(&cluster, &name, &namespace));
+        let (connection, name) = (self.connection.clone(), name.to_owned());
+        let namespace = namespace.to_owned();
+        let opened =
+            tokio::task::spawn_blocking(move || Pool::open(&connection, &name, &namespace));
         opened.await.unwrap_or_else(|_| Err(closed()))
     }
 
@@ -124,45 +103,39 @@ impl Cluster {
     }
 }
 
-impl Connection {
-    fn configure(&self, options: &ClusterOptions) -> Result<(), ObjectError> {
-        let conf = options.conf.as_ref().map(|path| path.display().to_string());
-        let path = conf.as_deref().map(|path| c_string(path, path)).transpose()?;
-        let path_start = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
-        // SAFETY: the path is null, for where Ceph looks, or outlives the call.
-        let returned = unsafe { sys::rados_conf_read_file(self.handle, path_start) };
-        check("configuration", returned).map_err(|error| {
-            let reason = match error {
-                ObjectError::NotFound { .. } => "the configuration is absent; name its file",
-                ObjectError::NotPermitted { .. } => "the configuration is not readable",
-                _ => "this is no configuration of Ceph, or a line of it does not end",
-            };
-            let object = conf.as_deref().unwrap_or("ceph.conf").to_owned();
-            ObjectError::Invalid { object, reason: reason.to_owned() }
-        })?;
-        if let Some(keyring) = &options.keyring {
-            self.set("keyring", &keyring.display().to_string())?;
-        }
-        let connect = seconds(options.connect_timeout);
-        self.set("client_mount_timeout", &connect)?;
-        self.set("rados_mon_op_timeout", &connect)?;
-        self.set("rados_osd_op_timeout", &seconds(options.request_timeout))
-    }
-
-    fn set(&self, option: &str, value: &str) -> Result<(), ObjectError> {
-        let (key, text): (CString, CString) = (c_string(option, option)?, c_string(option, value)?);
-        // SAFETY: both strings outlive the call, which copies them.
-        let returned = unsafe { sys::rados_conf_set(self.handle, key.as_ptr(), text.as_ptr()) };
-        check(option, returned).map(drop)
-    }
-}
-
 /// Whole seconds, as the oldest of these options wants them; 0 would be for ever.
 fn seconds(span: Duration) -> String {
     span.as_secs_f64().ceil().max(1.0).to_string()
 }
 
-/// The runtime ends.
-pub(super) fn closed() -> ObjectError {
-    ObjectError::NotConnected { reason: "this process is about to end".to_owned() }
+/// Configures a connection that is not made yet.
+fn configure(connection: &Connection, options: &ClusterOptions) -> Result<(), ObjectError> {
+    let conf = options.conf.as_ref().map(|path| path.display().to_string());
+    let path = conf.as_deref().map(|path| c_string(path, path)).transpose()?;
+    let path_start = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
+    // SAFETY: the path is null, for where Ceph looks, or outlives the call.
+    let returned = unsafe { sys::rados_conf_read_file(connection.handle(), path_start) };
+    check("configuration", returned).map_err(|error| {
+        let reason = match error {
+            ObjectError::NotFound { .. } => "the configuration is absent; name its file",
+            ObjectError::NotPermitted { .. } => "the configuration is not readable",
+            _ => "this is no configuration of Ceph, or a line of it does not end",
+        };
+        let object = conf.as_deref().unwrap_or("ceph.conf").to_owned();
+        ObjectError::Invalid { object, reason: reason.to_owned() }
+    })?;
+    if let Some(keyring) = &options.keyring {
+        set(connection, "keyring", &keyring.display().to_string())?;
+    }
+    let connect = seconds(options.connect_timeout);
+    set(connection, "client_mount_timeout", &connect)?;
+    set(connection, "rados_mon_op_timeout", &connect)?;
+    set(connection, "rados_osd_op_timeout", &seconds(options.request_timeout))
+}
+
+fn set(connection: &Connection, option: &str, value: &str) -> Result<(), ObjectError> {
+    let (key, text): (CString, CString) = (c_string(option, option)?, c_string(option, value)?);
+    // SAFETY: both strings outlive the call, which copies them.
+    let returned = unsafe { sys::rados_conf_set(connection.handle(), key.as_ptr(), text.as_ptr()) };
+    check(option, returned).map(drop)
 }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::cluster::closed;
-use super::pool::Handle;
+use super::handles::{Handle, closed};
 use super::sys;
 use crate::ObjectError;
 

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use thalweg_store::device::AlignedBuf;
 
 use super::change::{WriteOperation, outcome};
-use super::cluster::{Cluster, closed};
 use super::completion::request;
+use super::handles::{Connection, Handle, closed};
 use super::{c_string, check, sys};
 use crate::ObjectError;
 use crate::object::{Change, LockHolder, LockName, ObjectStore};
@@ -26,44 +26,19 @@ pub struct Pool {
     name: String,
 }
 
-/// An I/O context of librados.
-#[derive(Debug)]
-pub(super) struct Handle {
-    ioctx: sys::rados_ioctx_t,
-    cluster: Cluster,
-}
-
-// SAFETY: librados permits requests through one context from several threads at once; it is configured before it is
-// shared.
-unsafe impl Send for Handle {}
-// SAFETY: as above.
-unsafe impl Sync for Handle {}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: no request refers to the context any more, since each keeps this handle.
-        unsafe { sys::rados_ioctx_destroy(self.ioctx) };
-    }
-}
-
-impl Handle {
-    pub(super) fn ioctx(&self) -> sys::rados_ioctx_t {
-        self.ioctx
-    }
-}
-
 impl Pool {
     pub(super) fn open(
-        cluster: &Cluster,
+        connection: &Arc<Connection>,
         name: &str,
         namespace: &str,
     ) -> Result<Pool, ObjectError> {
         let mut ioctx = ptr::null_mut();
         let pool = c_string(name, name)?;
-        let connection = cluster.connection.handle();
         // SAFETY: the connection is open, the name outlives the call, and the context is written on success.
-        check(name, unsafe { sys::rados_ioctx_create(connection, pool.as_ptr(), &mut ioctx) })?;
-        let handle = Handle { ioctx, cluster: cluster.clone() };
+        let returned =
+            unsafe { sys::rados_ioctx_create(connection.handle(), pool.as_ptr(), &mut ioctx) };
+        check(name, returned)?;
+        let handle = Handle::of(ioctx, connection.clone());
         let space = c_string(name, namespace)?;
         // SAFETY: the context is not shared yet; the name outlives the call, which copies it. A full pool refuses
         // writes then, where it would keep them waiting.
@@ -103,7 +78,7 @@ impl ObjectStore for Pool {
 
     fn client(&self) -> String {
         // SAFETY: the connection is open.
-        let id = unsafe { sys::rados_get_instance_id(self.handle.cluster.connection.handle()) };
+        let id = unsafe { sys::rados_get_instance_id(self.handle.connection()) };
         format!("client.{id}")
     }
 
@@ -145,7 +120,7 @@ impl ObjectStore for Pool {
             },
         );
         let (returned, _) = changing.await?;
-        outcome(&path, &change, returned)
+        outcome(&path, returned)
     }
 
     async fn settle(&self) -> Result<(), ObjectError> {
@@ -167,7 +142,7 @@ impl ObjectStore for Pool {
             // SAFETY: all names outlive the call; without a duration the lock does not expire.
             let returned = unsafe {
                 sys::rados_lock_exclusive(
-                    handle.ioctx,
+                    handle.ioctx(),
                     object.as_ptr(),
                     lock.as_ptr(),
                     cookie.as_ptr(),
@@ -190,7 +165,7 @@ impl ObjectStore for Pool {
             let (lock, cookie) = (lock.as_ptr(), cookie.as_ptr());
             // SAFETY: all names outlive the call.
             let returned =
-                unsafe { sys::rados_unlock(handle.ioctx, object.as_ptr(), lock, cookie) };
+                unsafe { sys::rados_unlock(handle.ioctx(), object.as_ptr(), lock, cookie) };
             check(path, returned).map(drop)
         })
         .await
@@ -215,7 +190,7 @@ impl ObjectStore for Pool {
             let (lock, client, cookie) = (lock.as_ptr(), client.as_ptr(), cookie.as_ptr());
             // SAFETY: all names outlive the call.
             let returned = unsafe {
-                sys::rados_break_lock(handle.ioctx, object.as_ptr(), lock, client, cookie)
+                sys::rados_break_lock(handle.ioctx(), object.as_ptr(), lock, client, cookie)
             };
             check(path, returned).map(drop)
         })
@@ -226,7 +201,7 @@ impl ObjectStore for Pool {
         let address = c_string(&holder.client, &holder.address)?;
         let seconds = u32::try_from(span.as_secs().max(1)).unwrap_or(u32::MAX);
         self.blocking("", move |handle, _, _| {
-            let connection = handle.cluster.connection.handle();
+            let connection = handle.connection();
             let start = address.as_ptr().cast_mut();
             // SAFETY: the connection is open; the address outlives the call, which does not change it.
             let returned = unsafe { sys::rados_blocklist_add(connection, start, seconds) };
@@ -251,7 +226,7 @@ impl Drop for Listing {
 fn list(handle: &Handle, path: &str) -> Result<Vec<String>, ObjectError> {
     let mut listing = ptr::null_mut();
     // SAFETY: the context is open; the listing is written on success.
-    check(path, unsafe { sys::rados_nobjects_list_open(handle.ioctx, &mut listing) })?;
+    check(path, unsafe { sys::rados_nobjects_list_open(handle.ioctx(), &mut listing) })?;
     let listing = Listing(listing);
     let mut names = Vec::new();
     loop {
@@ -291,7 +266,7 @@ fn holders(
     // SAFETY: each text is written up to the length beside it, and each length to what is needed.
     let count = unsafe {
         sys::rados_list_lockers(
-            handle.ioctx,
+            handle.ioctx(),
             object.as_ptr(),
             lock.as_ptr(),
             &mut exclusive,

@@ -144,18 +144,21 @@ fn a_flush_waits_for_a_write_whose_future_was_dropped() {
 }
 
 #[test]
-fn a_full_pool_says_so_and_deletes_make_space() {
+fn a_full_pool_takes_overwrites_and_discards_only() {
     run(6, |env| async move {
         let cluster = SimRados::new(&env, RadosSpec::default());
         let device = create(&env, &cluster.client().store()).await;
         device.write(0, filled(1), Purpose::UserData).await.unwrap();
         cluster.fill(true);
-        let full = device.write(0, filled(2), Purpose::UserData).await;
-        assert!(matches!(full, Err(DeviceError::NoSpace { .. })), "{full:?}");
-        assert_eq!(device.read(0, 512, Purpose::UserData).await.unwrap()[..], [1; 512]);
+        for at in [512, 16 << 10] {
+            let full = device.write(at, filled(2), Purpose::UserData).await;
+            assert!(matches!(full, Err(DeviceError::NoSpace { .. })), "{full:?}");
+        }
+        device.write(0, filled(2), Purpose::UserData).await.unwrap();
+        assert_eq!(device.read(0, 512, Purpose::UserData).await.unwrap()[..], [2; 512]);
         device.discard(0, 16 << 10).await.unwrap();
         cluster.fill(false);
-        device.write(0, filled(2), Purpose::UserData).await.unwrap();
+        device.write(16 << 10, filled(3), Purpose::UserData).await.unwrap();
     });
 }
 

@@ -122,8 +122,8 @@ fn from_the_take_over_on_no_server_takes_a_write_of_the_old_client() {
     }
 }
 
-/// The old client writes to all objects all the time, with slow messages; servers learn of the blocklist late. What
-/// the new one has read once does not change.
+/// The old client writes to all objects all the time, with slow messages; servers learn of the blocklist late. The
+/// bytes that the new client has read do not change.
 async fn take_over_under_load(env: Env, spec: RadosSpec) {
     let cluster = SimRados::new(&env, spec);
     let (one, other) = (cluster.client(), cluster.client());

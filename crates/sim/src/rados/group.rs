@@ -8,11 +8,11 @@ use futures::future::join_all;
 use parking_lot::Mutex;
 use thalweg_env::watch;
 use thalweg_rados::ObjectError;
-use thalweg_rados::object::{Change, LockHolder, Step};
+use thalweg_rados::object::{Change, LockHolder};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Shared;
-use super::object::{changed, written};
+use super::object::{Object, changed, written};
 use super::server::{Liveness, Server};
 
 /// A request to a group.
@@ -167,9 +167,11 @@ impl Commits {
 
     fn apply(&self, object: &str, change: &Change, client: &str) -> Result<(), ObjectError> {
         let mut state = self.shared.state.lock();
-        let grows = |step: &Step| matches!(step, Step::Write { .. } | Step::Replace { .. });
-        let next = changed(&path(object), state.objects.get(object), change, client)?;
-        if state.full && change.steps().iter().any(grows) {
+        let before = state.objects.get(object);
+        let next = changed(&path(object), before, change, client)?;
+        // A full pool takes what needs no more space.
+        let size = |object: Option<&Object>| object.map(Object::size);
+        if state.full && size(next.as_ref()) > size(before) {
             return Err(ObjectError::NoSpace { object: path(object) });
         }
         match next {

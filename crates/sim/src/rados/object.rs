@@ -19,6 +19,11 @@ pub(super) struct Object {
 }
 
 impl Object {
+    /// Its size in bytes.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
     /// At most `len` bytes at `offset`.
     pub(super) fn read(&self, offset: u64, len: usize) -> Bytes {
         let present = self.size.saturating_sub(offset).min(len as u64);
@@ -126,7 +131,7 @@ fn apply(object: &mut Object, step: &Step) {
     }
 }
 
-/// The bytes that a change writes, as (offset, length); and whether it needs space.
+/// The ranges that a change writes, as (offset, length).
 pub(super) fn written(change: &Change) -> Vec<(u64, u64)> {
     let ranges = change.steps().iter().filter_map(|step| match step {
         Step::Write { offset, data } => {

@@ -44,8 +44,8 @@ async fn file_conforms(parent: Option<&str>, options: &FileOptions) {
     };
     let promises = Promises { grows: true, ..Promises::default() };
     check_all(promises, 12, async || {
-        let one = tempfile::tempdir_in(folder.path()).unwrap().keep();
-        Arc::new(new_file(&one, options).await) as DeviceRef
+        let own = tempfile::tempdir_in(folder.path()).unwrap().keep();
+        Arc::new(new_file(&own, options).await) as DeviceRef
     })
     .await;
 }
@@ -60,8 +60,7 @@ fn mirror(sides: Vec<Side>) -> DeviceRef {
 
 #[tokio::test]
 async fn memory_conforms() {
-    let promises = Promises { grows: true, ..Promises::default() };
-    check_all(promises, 24, async || memory()).await;
+    check_all(Promises { grows: true, ..Promises::default() }, 24, async || memory()).await;
 }
 
 #[tokio::test]

@@ -9,3 +9,4 @@ mod files;
 mod mini_cluster;
 #[cfg(feature = "librados")]
 mod real;
+mod volume;

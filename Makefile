@@ -3,6 +3,7 @@
 # make run-replica  a tour: two replicas of a volume, through kills, a promotion and a fence
 # make test       everything that is tested by itself, in minutes; how long each part took
 # make test-long  the same and what takes long; campaigns of crashes are LONG (10) times as large, from fresh seeds
+# make test-ceph  devices and contents of files on a real Ceph cluster
 # make check      formatting, lints, documentation, the rules of crates/tidy
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
@@ -18,7 +19,7 @@ ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
 test check: export CARGO_INCREMENTAL ?= 0
 endif
 
-.PHONY: bench-rivals run run-block run-replica soak test test-long check setup build python
+.PHONY: test-ceph bench-rivals run run-block run-replica soak test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -43,6 +44,12 @@ test-long: setup
 	@if test -e /usr/include/rocksdb/c.h -a -e /usr/include/leveldb/c.h -a -e /usr/include/sqlite3.h; then \
 	    $(CARGO) test --profile test-long -p thalweg-bench --features rivals --lib; \
 	else echo "SKIPPED: other engines; make bench-rivals installs them"; fi
+
+# On a real cluster. THALWEG_MINI_CLUSTER names the program that starts one.
+test-ceph:
+	@scripts/setup ceph
+	$(CARGO) clippy -p thalweg-rados --features librados --all-targets -- -D warnings
+	$(CARGO) test -p thalweg-rados --features librados
 
 check:
 	$(CARGO) fmt --all --check

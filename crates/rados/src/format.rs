@@ -4,12 +4,12 @@
 //!
 //! | object | content |
 //! |---|---|
-//! | `IMAGE.header` | [`Header`], as [`HeaderBytes`] |
+//! | `IMAGE.header` | [`Header`], of [`HEADER`] bytes, little endian |
 //! | `IMAGE.NUMBER` | bytes `NUMBER * object_size` and following of the device; the number has 16 hexadecimal digits |
 //!
 //! An absent data object is zeros, and so are bytes behind an object's end. Each data object has the attribute
-//! [`EPOCH`]: the epoch of the opening that wrote it last, as [`epoch_value`] has it. Objects of contents of files have
-//! it too, with names that [`stripe_name`] makes.
+//! [`EPOCH`]: the epoch of the opening that wrote it last, as 16 hexadecimal digits. Objects of contents of files have
+//! it too, named `PREFIX.INODE.STRIPE` in as many digits each.
 
 use bytes::Bytes;
 use thalweg_store::checksum::crc32c;
@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The attribute with the epoch.
-pub(crate) const EPOCH: &str = "thalweg.epoch";
+pub const EPOCH: &str = "thalweg.epoch";
 
 const MAGIC: [u8; 8] = *b"TWRADOS\0";
 const VERSION: u16 = 1;
@@ -27,17 +27,17 @@ const MAX_OBJECT: u64 = 64 << 20;
 
 /// The header of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub struct Header {
     /// Identity of the image, given when it is created.
-    pub(crate) identity: Uuid,
+    pub identity: Uuid,
     /// Size of the device in bytes: whole sectors.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Size of an object in bytes: whole sectors.
-    pub(crate) object_size: u64,
+    pub object_size: u64,
     /// 512 or 4096.
-    pub(crate) sector: u32,
+    pub sector: u32,
     /// The number of openings for writing so far.
-    pub(crate) epoch: u64,
+    pub epoch: u64,
 }
 
 /// [`Header`] on its object.
@@ -60,27 +60,46 @@ struct HeaderBytes {
 }
 
 /// Bytes of a header.
-pub(crate) const HEADER: usize = 64;
+pub const HEADER: usize = 64;
 const _: () = assert!(size_of::<HeaderBytes>() == HEADER);
 
 /// Why bytes are no header.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum HeaderError {
+pub enum HeaderError {
+    /// Their number is wrong.
     #[error("it has {found} bytes, and a header has {HEADER}")]
-    Length { found: usize },
+    Length {
+        /// Their number.
+        found: usize,
+    },
+    /// They do not begin as a header.
     #[error("its magic is not that of an image")]
     Magic,
+    /// They are damaged.
     #[error("its checksum is wrong: it is damaged")]
     Checksum,
+    /// Another release wrote them.
     #[error("its version is {found}; this release reads version {VERSION}")]
-    Version { found: u16 },
+    Version {
+        /// The version.
+        found: u16,
+    },
+    /// A field has a value that no device has.
     #[error("its {field} is invalid: {found}")]
-    Field { field: &'static str, found: u64 },
+    Field {
+        /// The field's name.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+    },
 }
 
 impl Header {
     /// Checks what a caller, or another machine, supplied.
-    pub(crate) fn check(&self) -> Result<(), HeaderError> {
+    ///
+    /// # Errors
+    /// [`HeaderError::Field`]: the first field that is invalid.
+    pub fn check(&self) -> Result<(), HeaderError> {
         let sector = u64::from(self.sector);
         let invalid = |field, found| Err(HeaderError::Field { field, found });
         if ![512, 4096].contains(&sector) {
@@ -97,7 +116,7 @@ impl Header {
     }
 
     /// The bytes of the header.
-    pub(crate) fn encode(&self) -> Bytes {
+    pub fn encode(&self) -> Bytes {
         let mut bytes = HeaderBytes {
             magic: MAGIC,
             version: VERSION.into(),
@@ -115,7 +134,10 @@ impl Header {
     }
 
     /// The header in `bytes`.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Header, HeaderError> {
+    ///
+    /// # Errors
+    /// A [`HeaderError`] when they are none.
+    pub fn decode(bytes: &[u8]) -> Result<Header, HeaderError> {
         let header = HeaderBytes::read_from_bytes(bytes)
             .map_err(|_| HeaderError::Length { found: bytes.len() })?;
         if header.magic != MAGIC {

@@ -4,6 +4,7 @@
 //! - [`device`]: [`RadosDevice`], a device of the store that is striped over objects;
 //! - [`files`]: [`FileObjects`], contents of files in objects named by inode and stripe;
 //! - [`fence`]: the exclusive lock, and the guard on every write;
+//! - [`format`](mod@format): names and bytes of objects;
 //! - `librados`: the client of a real cluster, behind the feature of that name.
 //!
 //! # Lock order
@@ -14,7 +15,7 @@ pub mod device;
 mod error;
 pub mod fence;
 pub mod files;
-mod format;
+pub mod format;
 #[cfg(feature = "librados")]
 pub mod librados;
 pub mod object;

@@ -7,4 +7,5 @@ mod crash;
 mod determinism;
 mod faults;
 mod hdd;
+mod rados;
 mod ssd;

@@ -6,6 +6,8 @@ mod device;
 mod fence;
 mod files;
 #[cfg(feature = "librados")]
+mod frozen;
+#[cfg(feature = "librados")]
 mod mini_cluster;
 #[cfg(feature = "librados")]
 mod real;

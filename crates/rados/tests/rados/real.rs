@@ -14,6 +14,7 @@ use thalweg_store::device::{Device, DeviceError, Purpose};
 
 use crate::device::{PROMISES, SIZE, fresh};
 use crate::files::agree_with_the_model;
+use crate::frozen;
 use crate::mini_cluster::MiniCluster;
 
 struct Rig {
@@ -44,6 +45,7 @@ async fn on_a_real_cluster() {
     files_agree(&rig).await;
     buffers_live_until_the_request_ends_and_no_longer(&rig).await;
     connections_that_cannot_be_made_are_errors_in_seconds(&rig).await;
+    frozen::wakes_up_and_changes_nothing(&rig.env, &rig.mini).await;
     a_server_that_dies_loses_nothing(&rig).await;
     a_full_pool_says_so(&rig).await;
 }

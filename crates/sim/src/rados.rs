@@ -92,6 +92,25 @@ impl Default for RadosSpec {
     }
 }
 
+/// Requests that the placement groups of a cluster have served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RadosTally {
+    /// Reads of objects.
+    pub reads: u64,
+    /// Bytes that were asked for.
+    pub read_bytes: u64,
+    /// Changes of objects, also those that a guard refused.
+    pub changes: u64,
+    /// Bytes that changes write, once for all copies.
+    pub changed_bytes: u64,
+    /// Requests about locks.
+    pub locks: u64,
+    /// Parts of listings.
+    pub lists: u64,
+    /// Requests of clients on the blocklist.
+    pub refused: u64,
+}
+
 /// A simulated cluster with one pool. Its processes end when it is dropped.
 #[derive(Debug)]
 pub struct SimRados {
@@ -115,6 +134,7 @@ struct ClusterState {
     objects: BTreeMap<String, Object>,
     stalled: BTreeSet<u32>,
     full: bool,
+    tally: RadosTally,
     /// The number of the newest map.
     map: u64,
     /// Refused addresses: from which map on, and until when.
@@ -142,6 +162,7 @@ impl SimRados {
             objects: BTreeMap::new(),
             stalled: BTreeSet::new(),
             full: false,
+            tally: RadosTally::default(),
             map: 1,
             blocklist: BTreeMap::new(),
         };
@@ -218,6 +239,11 @@ impl SimRados {
     /// Empties the blocklist, as time or an administrator does.
     pub fn clear_blocklist(&self) {
         self.shared.state.lock().blocklist.clear();
+    }
+
+    /// The requests so far.
+    pub fn tally(&self) -> RadosTally {
+        self.shared.state.lock().tally
     }
 
     /// The names of all objects.

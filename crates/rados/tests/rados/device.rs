@@ -125,6 +125,29 @@ fn a_write_of_several_objects_takes_as_long_as_one() {
 }
 
 #[test]
+fn a_write_is_one_operation_on_each_object_but_the_first_write_is_two() {
+    run(12, |env| async move {
+        let cluster = SimRados::new(&env, RadosSpec::default());
+        let device = create(&env, &cluster.client().store()).await;
+        let data = || vec![Bytes::from(vec![1; 32 << 10])];
+        for expected in [4, 2, 2] {
+            let before = cluster.tally();
+            device.write_durably(0, data(), Purpose::UserData).await.unwrap();
+            let after = cluster.tally();
+            assert_eq!(after.changes - before.changes, expected);
+        }
+        let before = cluster.tally();
+        assert_eq!(device.read(512, 31 << 10, Purpose::UserData).await.unwrap()[..], [1; 31 << 10]);
+        device.flush(Purpose::UserData).await.unwrap();
+        let after = cluster.tally();
+        assert_eq!(after.reads - before.reads, 2);
+        assert_eq!(after.read_bytes - before.read_bytes, 31 << 10);
+        // A flush is no request.
+        assert_eq!((after.changes, after.locks), (before.changes, before.locks));
+    });
+}
+
+#[test]
 fn a_flush_waits_for_a_write_whose_future_was_dropped() {
     run(11, |env| async move {
         let cluster = SimRados::new(&env, RadosSpec::default());

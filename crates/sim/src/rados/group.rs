@@ -11,9 +11,9 @@ use thalweg_rados::ObjectError;
 use thalweg_rados::object::{Change, LockHolder};
 use tokio::sync::{mpsc, oneshot};
 
-use super::Shared;
 use super::object::{Object, changed, written};
 use super::server::{Liveness, Server};
+use super::{RadosTally, Shared};
 
 /// A request to a group.
 pub(super) enum Request {
@@ -24,6 +24,23 @@ pub(super) enum Request {
     Holders { object: String, lock: String },
     Break { object: String, lock: String, holder: LockHolder },
     List,
+}
+
+impl Request {
+    fn count(&self, tally: &mut RadosTally) {
+        match self {
+            Request::Read { len, .. } => {
+                tally.reads += 1;
+                tally.read_bytes += *len as u64;
+            }
+            Request::Change { change, .. } => {
+                tally.changes += 1;
+                tally.changed_bytes += written(change).iter().map(|(_, len)| len).sum::<u64>();
+            }
+            Request::List => tally.lists += 1,
+            _ => tally.locks += 1,
+        }
+    }
 }
 
 /// The answer of a group.
@@ -73,9 +90,11 @@ pub(super) async fn serve(
         let primary = active(&shared, number).await;
         let map = primary.learn_map(message.map);
         if shared.refuses(&message.address, map) {
+            shared.state.lock().tally.refused += 1;
             answer(&shared, message.reply, Err(ObjectError::Fenced));
             continue;
         }
+        message.request.count(&mut shared.state.lock().tally);
         commits.accept(message);
     }
 }

@@ -12,7 +12,7 @@ use thalweg_rados::{
 use thalweg_sim::conformance::check_all;
 use thalweg_store::device::{Device, DeviceError, Purpose};
 
-use crate::device::{PROMISES, SIZE, fresh};
+use crate::device::{OPTIONS, PROMISES, SIZE, fresh};
 use crate::files::agree_with_the_model;
 use crate::frozen;
 use crate::mini_cluster::MiniCluster;
@@ -45,6 +45,7 @@ async fn on_a_real_cluster() {
     files_agree(&rig).await;
     buffers_live_until_the_request_ends_and_no_longer(&rig).await;
     connections_that_cannot_be_made_are_errors_in_seconds(&rig).await;
+    a_take_over_needs_a_right_to_the_blocklist(&rig).await;
     frozen::wakes_up_and_changes_nothing(&rig.env, &rig.mini).await;
     a_server_that_dies_loses_nothing(&rig).await;
     a_full_pool_says_so(&rig).await;
@@ -184,6 +185,32 @@ async fn a_server_that_dies_loses_nothing(rig: &Rig) {
     rig.mini.run("start-osd", &["2"]);
     let read = device.read(0, SIZE as usize, Purpose::UserData).await.unwrap();
     assert!(read.iter().all(|byte| *byte == 2));
+}
+
+async fn a_take_over_needs_a_right_to_the_blocklist(rig: &Rig) {
+    let device =
+        RadosDevice::create(&rig.env, rig.client().await, "r", SIZE, &OPTIONS).await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let as_client = async |id: &str, mon: &str, osd: &str| {
+        let keyring = folder.path().join(id);
+        let (name, file) = (format!("client.{id}"), keyring.display().to_string());
+        rig.mini.ceph(&["auth", "get-or-create", &name, "mon", mon, "osd", osd, "-o", &file]);
+        let (id, keyring) = (id.to_owned(), Some(keyring));
+        let conf = Some(rig.mini.conf());
+        let options = ClusterOptions { conf, id, keyring, ..ClusterOptions::default() };
+        let cluster = Cluster::connect(&options).await.unwrap();
+        Arc::new(cluster.pool("test", "").await.unwrap()) as ObjectStoreRef
+    };
+    let store = as_client("weak", "allow r", "allow rwx pool=test").await;
+    let refused = RadosDevice::open(&rig.env, store, "r", Opening::TakeOver).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("does not permit"), "{refused}");
+    device.write(0, vec![vec![1; 512].into()], Purpose::UserData).await.unwrap();
+    let store = as_client("strong", "profile rbd", "profile rbd pool=test").await;
+    let taken = RadosDevice::open(&rig.env, store, "r", Opening::TakeOver).await.unwrap();
+    taken.write(0, vec![vec![2; 512].into()], Purpose::UserData).await.unwrap();
+    let late = device.write(0, vec![vec![3; 512].into()], Purpose::UserData).await;
+    assert!(matches!(late, Err(DeviceError::Fenced { .. })), "{late:?}");
 }
 
 async fn a_full_pool_says_so(rig: &Rig) {

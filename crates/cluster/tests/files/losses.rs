@@ -222,3 +222,34 @@ fn an_answer_that_was_lost_allows_nothing_when_it_is_sent_again() {
         assert_eq!(a.client.status().evictions, 0);
     });
 }
+
+#[test]
+fn a_lease_counts_from_the_call_not_from_its_answer() {
+    for seed in 0..60 {
+        run(seed, |env| async move {
+            let scene = Scene::new(&env);
+            let (a, b) = (scene.client("a").await, scene.client("b").await);
+            let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+            b.client.find(Ino::ROOT, b"f").await.unwrap();
+            // A renewal reaches the server, and its answer waits.
+            scene.network.cut(&scene.server, &b.host);
+            env.sleep(LEASE / 4 + Duration::from_millis(10)).await;
+            let writing = a.client.clone();
+            let written = env.spawn(async move {
+                put(&writing, file, "new").await.unwrap();
+            });
+            env.sleep(LEASE - Duration::from_millis(100)).await;
+            // The answer may arrive, and what follows it may not.
+            scene.network.reset(&b.host, &scene.server);
+            env.sleep(Duration::from_micros(300)).await;
+            scene.network.part(std::slice::from_ref(&b.host), std::slice::from_ref(&scene.server));
+            let clock = env.clone();
+            let written = async {
+                written.await;
+                clock.now()
+            };
+            let (read, written) = tokio::join!(last_cached(&env, &b, file), written);
+            assert!(read < written, "seed {seed}: {read:?} {written:?}");
+        });
+    }
+}

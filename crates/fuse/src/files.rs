@@ -26,7 +26,8 @@
 //! - `adapter`: runs requests as tasks; `requests` decodes them, with `names`, `content` (`payload`) and
 //!   `xattrs`;
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
-//! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent;
+//! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
+//!   that are under way (`grace`);
 //! - `opening`: open files; `locks`: locks on files;
 //! - `stages`: times requests.
 
@@ -34,6 +35,7 @@ mod adapter;
 mod attributes;
 mod coherence;
 mod content;
+mod grace;
 mod known;
 mod listing;
 mod locks;

@@ -1,11 +1,10 @@
 //! Whether a history of calls is linearizable: whether each call took effect at one time between its beginning and its
 //! end, so that every answer is right (the method of Wing and Gong, with the states that were tried kept, as Lowe has it).
 
-use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 
-use thalweg_env::Time;
+use thalweg_env::{HashSet, Time};
 
 /// A call, with what it was answered.
 #[derive(Clone, Debug)]
@@ -30,7 +29,7 @@ where
     assert!(history.len() <= 128);
     let all_answered = history.iter().enumerate().filter(|(_, it)| it.end.is_some());
     let needed = all_answered.fold(0u128, |set, (at, _)| set | 1 << at);
-    let mut tried: HashSet<(u128, S)> = HashSet::new();
+    let mut tried: HashSet<(u128, S)> = HashSet::default();
     let mut open = vec![(0u128, first)];
     while let Some((done, state)) = open.pop() {
         if done & needed == needed {

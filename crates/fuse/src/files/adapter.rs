@@ -1,6 +1,6 @@
 //! Runs the kernel's requests as tasks.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -130,6 +130,11 @@ impl Adapter {
             task.await;
             stages.end(Stage::of(operation), begun);
         });
+        let grace = self.served.grace.clone();
+        let mut task = Box::pin(poll_fn(move |context| {
+            let _running = grace.enter();
+            task.as_mut().poll(context)
+        }));
         let mut first = || task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         let first = move || match self.may_block {
             true => allow_blocking(first),

@@ -15,7 +15,9 @@ use fuser::{INodeNo, Notifier};
 use thalweg_fs::invalidation::{Completion, Invalidation};
 use thalweg_fs::{Change, Ino};
 
+use super::grace::Grace;
 use super::known::Known;
+use super::served::Served;
 
 /// Sends changes to the thread. It ends when the last of these is dropped.
 #[derive(Clone, Debug)]
@@ -32,11 +34,12 @@ enum Task {
 }
 
 impl Coherence {
-    pub(crate) fn start(notifier: Notifier, known: Arc<Known>) -> io::Result<Coherence> {
+    pub(crate) fn start(notifier: Notifier, served: &Served) -> io::Result<Coherence> {
+        let (known, grace) = (served.known.clone(), served.grace.clone());
         let (sender, tasks) = channel();
         let thread = std::thread::Builder::new().name("thalweg-caches".to_owned());
         let of_thread = known.clone();
-        thread.spawn(move || serve(&notifier, &of_thread, &tasks))?;
+        thread.spawn(move || serve(&notifier, (&of_thread, &grace), &tasks))?;
         Ok(Coherence { tasks: sender, known })
     }
 
@@ -75,10 +78,17 @@ impl Coherence {
     }
 }
 
-fn serve(notifier: &Notifier, known: &Known, tasks: &Receiver<(Task, Completion)>) {
+fn serve(
+    notifier: &Notifier,
+    (known, grace): (&Known, &Grace),
+    tasks: &Receiver<(Task, Completion)>,
+) {
     for (task, completion) in tasks {
         match task {
-            Task::Invalidate(change) => invalidate(notifier, known, &change),
+            Task::Invalidate(change) => {
+                grace.wait();
+                invalidate(notifier, known, &change);
+            }
             Task::Settle => {}
         }
         drop(completion);

@@ -121,7 +121,7 @@ pub fn mount(
     let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
-    let coherence = Coherence::start(session.notifier(), served.known.clone())?;
+    let coherence = Coherence::start(session.notifier(), &served)?;
     served.greet(coherence.clone());
     if !options.private {
         filesystem.watch(watcher_of(&coherence));

@@ -9,6 +9,7 @@ use thalweg_fs::{Answer, Change, Filesystem, Ino, Validity};
 
 use super::attributes::{file_attr, nothing, validity};
 use super::coherence::Coherence;
+use super::grace::Grace;
 use super::known::{Known, Noted};
 
 /// No inode number is ever given again.
@@ -18,6 +19,8 @@ pub(super) const GENERATION: Generation = Generation(0);
 pub(crate) struct Served {
     pub(super) filesystem: Arc<dyn Filesystem>,
     pub(super) known: Arc<Known>,
+    /// The tasks that run.
+    pub(super) grace: Arc<Grace>,
     /// Notifies the kernel, on a thread of its own. Set before the first request.
     coherence: OnceLock<Coherence>,
 }
@@ -25,7 +28,7 @@ pub(crate) struct Served {
 impl Served {
     pub(super) fn new(filesystem: Arc<dyn Filesystem>) -> Served {
         let known = Arc::new(Known::new(&*filesystem));
-        Served { filesystem, known, coherence: OnceLock::new() }
+        Served { filesystem, known, grace: Arc::default(), coherence: OnceLock::new() }
     }
 
     /// Before the first request: how the kernel is told things.

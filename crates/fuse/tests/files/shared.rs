@@ -42,7 +42,7 @@ enum Step {
     Read(u16, u16, How),
     Resize(u16),
     Size,
-    Reopen(bool),
+    Reopen,
     Make(u8),
     Remove(u8),
     Rename(u8, u8),
@@ -70,7 +70,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (at(), 1..9000u16, how()).prop_map(|(at, len, how)| Step::Read(at, len, how)),
         1 => at().prop_map(Step::Resize),
         2 => Just(Step::Size),
-        2 => any::<bool>().prop_map(Step::Reopen),
+        2 => Just(Step::Reopen),
         2 => (0..5u8).prop_map(Step::Make),
         2 => (0..5u8).prop_map(Step::Remove),
         1 => (0..5u8, 0..5u8).prop_map(|(a, b)| Step::Rename(a, b)),
@@ -148,7 +148,7 @@ impl Side {
                 let found = fs::metadata(self.root.join("file")).unwrap();
                 assert_eq!(found.len(), model.bytes.len() as u64);
             }
-            Step::Reopen(_) => (self.file, self.appending) = Side::open(&self.root),
+            Step::Reopen => (self.file, self.appending) = Side::open(&self.root),
             Step::Make(name) => {
                 let made = OpenOptions::new().write(true).create_new(true).open(self.path(*name));
                 assert_eq!(made.is_ok(), model.names.insert(format!("n{name}")));

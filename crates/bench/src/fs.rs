@@ -178,7 +178,10 @@ fn serve(
     mounted::mount(&Env::real(), runtime.handle().clone(), files, point, &options).map_err(other)
 }
 
-async fn make(data: DeviceRef, mode: Mode) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
+pub(crate) async fn make(
+    data: DeviceRef,
+    mode: Mode,
+) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
     let env = Env::real();
     let parts = Parts { data, journal: None };
     let new = NewInPlace { name: "bench".to_owned(), ..NewInPlace::default() };

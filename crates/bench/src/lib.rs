@@ -21,6 +21,7 @@
 //! - [`kv`]: our stores beside other engines under load;
 //! - [`txn_put`]: bytes and flushes that a durable small put costs a device;
 //! - [`mod@fs`]: filesystems on the same disk, ours and others;
+//! - [`cluster_server`]: a server of files, beside its filesystem alone;
 //! - [`fs_many`]: a filesystem with millions of files;
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
@@ -43,6 +44,7 @@ pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+pub mod cluster_server;
 mod engine;
 pub mod fs;
 pub mod fs_many;
@@ -152,6 +154,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    cluster_server::ENTRY,
     fs::ENTRY,
     fs_many::ENTRY,
     imgstore::ENTRY,

@@ -27,6 +27,7 @@ use parking_lot::{Mutex, RwLock};
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
 use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
+use thalweg_net::Traffic;
 use uuid::Uuid;
 
 use cache::Cache;
@@ -127,6 +128,8 @@ struct Shared {
     numbers: Mutex<Numbers>,
     cache: Mutex<Cache>,
     watcher: RwLock<Option<Watcher>>,
+    /// What was sent.
+    traffic: Traffic,
 }
 
 impl fmt::Debug for Shared {
@@ -176,6 +179,7 @@ impl Client {
             numbers: Mutex::default(),
             cache: Mutex::default(),
             watcher: RwLock::default(),
+            traffic: Traffic::default(),
         });
         let first = env.timeout(shared.options.patience, shared.attach()).await;
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
@@ -192,6 +196,11 @@ impl Client {
     /// Ends the session in order. Calls fail from now on.
     pub async fn close(&self) {
         self.shared.detach().await;
+    }
+
+    /// What it has sent to the server.
+    pub fn traffic(&self) -> &Traffic {
+        &self.shared.traffic
     }
 
     /// What it knows of itself.

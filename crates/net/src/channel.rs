@@ -253,7 +253,7 @@ impl Channel {
         payload: &[Bytes],
     ) -> Result<(A, Bytes), CallError> {
         let (sender, answer) = oneshot::channel();
-        self.send(call, payload, Waiter::Caller(sender))?;
+        self.send(None, call, payload, Waiter::Caller(sender))?;
         let (message, payload) = answer.await.unwrap_or_else(|_| Err(closed()))?;
         match frame::message_of(&message) {
             Ok(answer) => Ok((answer, payload)),
@@ -266,12 +266,13 @@ impl Channel {
 
     /// As [`Channel::call`], and passes the answer through `then`, which runs where frames are received: before any frame
     /// that the peer sent after this answer is looked at, and also when the future was dropped meanwhile. So it must not
-    /// block, nor call this channel's [`Channel::close`].
+    /// block, nor call this channel's [`Channel::close`]. The call is counted for `purpose`, or else by its own name.
     ///
     /// # Errors
     /// As [`Channel::call`]; then `then` does not run.
     pub async fn call_then<C: Serialize, A: DeserializeOwned, R: Send + 'static>(
         &self,
+        purpose: impl Into<Option<&'static str>>,
         call: &C,
         payload: &[Bytes],
         then: impl FnOnce(A, Bytes) -> R + Send + 'static,
@@ -286,13 +287,14 @@ impl Channel {
             let _ = sender.send(done);
             Ok(())
         };
-        self.send(call, payload, Waiter::Then(Box::new(take)))?;
+        self.send(purpose.into(), call, payload, Waiter::Then(Box::new(take)))?;
         result.await.unwrap_or_else(|_| Err(closed()))
     }
 
     /// Sends a call.
     fn send<C: Serialize>(
         &self,
+        purpose: Option<&'static str>,
         call: &C,
         payload: &[Bytes],
         waiter: Waiter,
@@ -308,7 +310,7 @@ impl Channel {
             let id = shared.side.numbers() | calls.last;
             calls.waiting.insert(id, waiter);
             // Under the lock, so that calls leave in the order of their numbers.
-            self.push(id, None, call, payload);
+            self.push(id, purpose, call, payload);
             calls.waiting.len() == 1
         };
         match is_alone {

@@ -45,6 +45,6 @@ impl Traffic {
 }
 
 /// The name of a message's variant.
-pub(crate) fn name_of<T: Serialize>(message: &T) -> &'static str {
+pub fn name_of<T: Serialize>(message: &T) -> &'static str {
     serde_variant::to_variant_name(message).unwrap_or(UNNAMED)
 }

@@ -172,13 +172,15 @@ impl Cache {
     fn begin(&mut self, changes: &[Changed]) {
         for change in changes {
             self.drop_changed(change);
-            self.nodes.entry(change.ino()).or_default().changing += 1;
+        }
+        for ino in inodes(changes) {
+            self.nodes.entry(ino).or_default().changing += 1;
         }
     }
 
     fn end(&mut self, changes: &[Changed]) {
-        for change in changes {
-            if let Some(node) = self.nodes.get_mut(&change.ino()) {
+        for ino in inodes(changes) {
+            if let Some(node) = self.nodes.get_mut(&ino) {
                 node.changing = node.changing.saturating_sub(1);
             }
         }
@@ -244,6 +246,12 @@ impl Cache {
         inodes.sort_unstable();
         inodes
     }
+}
+
+/// The inodes that a change concerns, each once.
+fn inodes(changes: &[Changed]) -> impl Iterator<Item = Ino> {
+    let is_first = |at: usize| !changes[..at].iter().any(|it| it.ino() == changes[at].ino());
+    (0..changes.len()).filter(move |at| is_first(*at)).map(|at| changes[at].ino())
 }
 
 impl Node {

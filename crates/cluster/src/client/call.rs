@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
+use thalweg_net::traffic::name_of;
 
 use super::link::Link;
 use super::{LinkError, Shared};
@@ -132,7 +133,8 @@ impl Shared {
                 then(&shared, &reply, &payload);
                 (reply, payload)
             };
-            match channel.call_then(&call, &payload, take).await {
+            let purpose = name_of(&call.request);
+            match channel.call_then(purpose, &call, &payload, take).await {
                 Ok((reply, payload)) => {
                     wait.over = true;
                     return match reply.answer {

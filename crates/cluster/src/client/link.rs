@@ -110,7 +110,8 @@ impl Shared {
         HELLO.exchange(&mut stream).await.map_err(AttachError::Lost)?;
         let (reader, writer) = tokio::io::split(stream);
         let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
-        let channel = Channel::new(&self.env, Side::Connecting, limits, writer);
+        let traffic = self.traffic.clone();
+        let channel = Channel::counted(&self.env, Side::Connecting, limits, writer, traffic);
         let handler = Invalidator(self.clone(), channel.clone());
         let receiving = channel.clone();
         let running = self.env.spawn(async move { receiving.run(reader, &handler).await });
@@ -230,7 +231,8 @@ impl Shared {
             let (shared, sent) = (self.clone(), self.env.now());
             let call = Call { number: 0, oldest: 0, request: Request::Renew };
             // A server that does not answer for so long is not there: the connection is made again.
-            let renewing = channel.call_then(&call, &[], move |_: Reply, _| shared.renew(sent));
+            let renewing =
+                channel.call_then("Renew", &call, &[], move |_: Reply, _| shared.renew(sent));
             if self.env.timeout(lease, renewing).await.is_none() {
                 channel.close("the server did not answer in time");
             }
@@ -249,7 +251,7 @@ impl Shared {
             let payload = postcard::to_allocvec(some).unwrap_or_default();
             let call = Call { number: 0, oldest: 0, request: Request::Forget };
             // Without a connection the server forgets them with the session.
-            let _ = channel.tell(&call, &[payload.into()]);
+            let _ = channel.tell_for("Forget", &call, &[payload.into()]);
         }
     }
 
@@ -262,9 +264,14 @@ impl Shared {
         channel.close("the client is closed");
     }
 
-    /// Ends the connection. The server ends the session when it has not heard this client for long enough.
+    /// Ends the session, and does not wait for the server. If it does not hear that, it ends the session when it has not
+    /// heard this client for long enough.
     pub(super) fn abandon(&self) {
         if let Link::Up(channel) = self.link.send_replace(Link::Closed) {
+            let call = Call { number: 0, oldest: 0, request: Request::Detach };
+            if channel.tell_for("Detach", &call, &[]).is_ok() {
+                channel.flush();
+            }
             channel.close("the client is closed");
         }
     }

@@ -253,3 +253,21 @@ fn a_lease_counts_from_the_call_not_from_its_answer() {
         });
     }
 }
+
+#[test]
+fn nothing_waits_for_a_client_that_was_dropped() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        let Machine { client, process, .. } = b;
+        drop(client);
+        env.sleep(Duration::from_millis(1)).await;
+        assert_eq!(scene.service.sessions().len(), 1);
+        let start = env.now();
+        put(&a.client, file, "new").await.unwrap();
+        assert!(env.now().since(start) < LEASE / 10);
+        drop(process);
+    });
+}

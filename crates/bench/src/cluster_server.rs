@@ -1,0 +1,285 @@
+//! `cluster-server`: what a server of files does in a second for clients over TLS and loopback, all in this process, beside
+//! the same calls on its filesystem without a network (real time).
+//!
+//! The filesystem is on a volume in memory that is updated in place. Each client has a connection and a directory of its
+//! own; it makes one call after the other. The rounds of both kinds are in turns.
+//!
+//! | figure | meaning |
+//! |---|---|
+//! | `creates_per_s_1`, `_16` | files made in a second by 1 and 16 clients together |
+//! | `stats_per_s_1`, `_16` | attributes asked for by name and not cached: each is one call |
+//! | `opens_per_s_1`, `_16` | files opened and closed: two calls |
+//! | `cached_stats_per_s_1`, `_16` | attributes by name that the client caches: no call |
+//! | `local_…` | the same on the filesystem itself |
+//! | `…_over_local_16` | the one over the other, with 16 clients |
+//! | `calls_per_create`, `calls_per_cached_stat` | messages from clients to the server for each, after the look for the name |
+//!
+//! Each is the median of several rounds.
+
+use std::sync::Arc;
+
+use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::server::{self, Server, Visitor};
+use thalweg_env::Env;
+use thalweg_env::connection::{BoxStream, Connecting, Connector, TcpConnector};
+use thalweg_fs::{Caller, Filesystem, FsError, Ino, Lookup, NewNode, Node, OpenFlags};
+use thalweg_net::keys::{Access, Key};
+use thalweg_net::tls::{TlsClient, TlsServer};
+use thalweg_store::device::{DeviceRef, MemoryDevice};
+use thalweg_store::inplace::Mode;
+use tokio::net::TcpListener;
+
+use crate::rig::{self, failed, median, rounded};
+use crate::{BenchEntry, BenchError, Options, Report};
+
+/// This benchmark in the list.
+pub const ENTRY: BenchEntry = BenchEntry {
+    name: "cluster-server",
+    about: "creates, stats and opens of 1 and 16 clients at a server of files, beside its filesystem alone",
+    clock: crate::Clock::Real,
+    loads: Vec::new,
+    traces: false,
+    run,
+};
+
+/// Bytes of the volume.
+const SIZE: u64 = 1 << 30;
+/// Files that all clients together make in a round at scale 1.
+const FILES: f64 = 32_000.0;
+const ROUNDS: u32 = 5;
+const CLIENTS: [u32; 2] = [1, 16];
+/// The kinds of calls that are timed.
+const KINDS: [&str; 4] = ["creates", "stats", "cached_stats", "opens"];
+
+fn run(options: &Options) -> Result<Report, BenchError> {
+    let scale = rig::scale(options, 1.0)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(failed)?;
+    let mut report = Report::new(ENTRY.name, options.seed);
+    report.figure("scale", scale);
+    let files = ((FILES * scale) as u32).max(CLIENTS[1]);
+    let measured = runtime.block_on(async move { measure(&Env::real(), files).await })?;
+    for (clients, (served, local)) in CLIENTS.iter().zip(&measured.rates) {
+        for (nth, kind) in KINDS.iter().enumerate() {
+            let of = |rounds: &[[f64; 4]]| median(rounds.iter().map(|round| round[nth]).collect());
+            let (served, local) = (of(served), of(local));
+            report
+                .figure(&format!("{kind}_per_s_{clients}"), rounded(served))
+                .figure(&format!("local_{kind}_per_s_{clients}"), rounded(local));
+            if *clients > 1 {
+                report.figure(&format!("{kind}_over_local_{clients}"), rounded(served / local));
+            }
+        }
+    }
+    report
+        .figure("calls_per_create", rounded(measured.calls[0]))
+        .figure("calls_per_cached_stat", rounded(measured.calls[1]));
+    Ok(report)
+}
+
+/// The rates of each round, at the server and without it; by the number of clients.
+type Rates = (Vec<[f64; 4]>, Vec<[f64; 4]>);
+
+struct Measured {
+    rates: Vec<Rates>,
+    calls: [f64; 2],
+}
+
+/// A server in this process, behind TLS on loopback.
+struct Wire {
+    env: Env,
+    own: Key,
+    theirs: Key,
+    place: std::net::SocketAddr,
+}
+
+/// Makes connections to it.
+struct Entrance {
+    client: TlsClient,
+    place: std::net::SocketAddr,
+}
+
+impl std::fmt::Debug for Entrance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.place)
+    }
+}
+
+impl Connector for Entrance {
+    fn connect(&self) -> Connecting<'_> {
+        Box::pin(async {
+            let stream = TcpConnector(self.place).connect().await?;
+            let (stream, _) = self.client.connect(stream).await?;
+            Ok(Box::new(stream) as BoxStream)
+        })
+    }
+}
+
+impl Wire {
+    async fn start(env: &Env, server: Server) -> Result<Wire, BenchError> {
+        let own = Key::generate(env).map_err(failed)?;
+        let theirs = Key::generate(env).map_err(failed)?;
+        let tls = Arc::new(TlsServer::new(&theirs).map_err(failed)?);
+        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
+        let place = listener.local_addr().map_err(failed)?;
+        let on = env.clone();
+        let accept = async move {
+            while let Ok(stream) = thalweg_env::connection::Listener::accept(&listener).await {
+                let (tls, server) = (tls.clone(), server.clone());
+                on.spawn(async move {
+                    let (stream, _) = tls.accept(stream).await?;
+                    let (name, path) = ("client".to_owned(), "/".to_owned());
+                    let visitor = Visitor { name, path, access: Access::Write };
+                    server.serve(stream, visitor).await
+                })
+                .detach();
+            }
+        };
+        env.spawn(accept).detach();
+        Ok(Wire { env: env.clone(), own, theirs, place })
+    }
+
+    async fn client(&self) -> Result<Client, BenchError> {
+        let client = TlsClient::new(&self.own, Some(self.theirs.public())).map_err(failed)?;
+        let entrance = Entrance { client, place: self.place };
+        let options = client::Options::default();
+        let client = Client::connect(&self.env, Box::new(entrance), options).await;
+        client.map_err(failed)
+    }
+}
+
+async fn measure(env: &Env, files: u32) -> Result<Measured, BenchError> {
+    let device: DeviceRef = Arc::new(MemoryDevice::new(SIZE));
+    let (local, store) = crate::fs::make(device, Mode::default()).await?;
+    let server = Server::new(env, local.clone(), server::Options::default());
+    let wire = Wire::start(env, server).await?;
+    let mut rates = Vec::new();
+    let mut number = 0;
+    for clients in CLIENTS {
+        let (mut served, mut alone) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            for is_served in [true, false] {
+                number += 1;
+                let rates =
+                    round(env, (&wire, &*local, is_served), number, (clients, files)).await?;
+                if is_served { served.push(rates) } else { alone.push(rates) }
+            }
+        }
+        rates.push((served, alone));
+    }
+    let calls = calls(&wire).await?;
+    local.close().await.map_err(failed)?;
+    drop((wire, local));
+    store.close().await.map_err(failed)?;
+    Ok(Measured { rates, calls })
+}
+
+fn new(node: Node) -> NewNode {
+    NewNode { node, mode: 0o755, umask: 0o022, uid: 0, gid: 0 }
+}
+
+/// One round of all kinds of calls: calls per second of each.
+async fn round(
+    env: &Env,
+    (wire, local, is_served): (&Wire, &thalweg_fs::local::Local, bool),
+    number: u32,
+    (clients, files): (u32, u32),
+) -> Result<[f64; 4], BenchError> {
+    let each = files / clients;
+    let mut callers: Vec<(Arc<dyn Filesystem>, Ino)> = Vec::new();
+    for client in 0..clients {
+        let fs: Arc<dyn Filesystem> = match is_served {
+            true => Arc::new(wire.client().await?),
+            false => Arc::new(local.clone()),
+        };
+        let name = format!("d{number}-{client}");
+        let made = fs.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
+        callers.push((fs, made.map_err(failed)?.ino));
+    }
+    let mut rates = [0.0; 4];
+    // A client that ends tells the server, so that no later change waits for it.
+    rates[0] = timed(env, &callers, each, Kind::Create).await?;
+    // Other clients, which cache nothing.
+    for (client, (fs, directory)) in callers.iter_mut().enumerate() {
+        if is_served {
+            *fs = Arc::new(wire.client().await?);
+            let name = format!("d{number}-{client}");
+            *directory = fs.find(Ino::ROOT, name.as_bytes()).await.map_err(failed)?.ino;
+        }
+    }
+    rates[1] = timed(env, &callers, each, Kind::Stat).await?;
+    rates[2] = timed(env, &callers, each, Kind::Stat).await?;
+    rates[3] = timed(env, &callers, each, Kind::Open).await?;
+    Ok(rates)
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Create,
+    Stat,
+    Open,
+}
+
+/// Calls per second of all callers together.
+async fn timed(
+    env: &Env,
+    callers: &[(Arc<dyn Filesystem>, Ino)],
+    each: u32,
+    kind: Kind,
+) -> Result<f64, BenchError> {
+    let begun = env.now();
+    let calling = callers.iter().map(|(fs, directory)| {
+        let (fs, directory) = (fs.clone(), *directory);
+        env.spawn(async move { call(&*fs, directory, each, kind).await })
+    });
+    for task in calling.collect::<Vec<_>>() {
+        let done = task.await.ok_or_else(|| BenchError::Failed("it panicked".into()))?;
+        done.map_err(failed)?;
+    }
+    let took = env.now().since(begun).as_secs_f64();
+    Ok(f64::from(each) * callers.len() as f64 / took)
+}
+
+async fn call(fs: &dyn Filesystem, directory: Ino, each: u32, kind: Kind) -> Result<(), FsError> {
+    let reads = OpenFlags { read: true, ..OpenFlags::default() };
+    for file in 0..each {
+        let name = format!("file{file}");
+        match kind {
+            Kind::Create => {
+                // As the kernel does it: it looks first.
+                if let Lookup::Found(_) = fs.lookup(directory, name.as_bytes()).await? {
+                    return Err(FsError::Exists);
+                }
+                fs.create(directory, name.as_bytes(), &new(Node::File)).await?;
+            }
+            Kind::Stat => {
+                fs.find(directory, name.as_bytes()).await?;
+            }
+            Kind::Open => {
+                let ino = fs.find(directory, name.as_bytes()).await?.ino;
+                let opened = fs.open(&Caller::default(), ino, reads).await?;
+                fs.release(ino, opened.handle).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Messages that a client sends for a create in a directory of its own, and for a stat of what it caches.
+async fn calls(wire: &Wire) -> Result<[f64; 2], BenchError> {
+    const CALLS: u32 = 1000;
+    let fs = wire.client().await?;
+    let made = fs.create(Ino::ROOT, b"counted", &new(Node::Directory)).await;
+    let directory = made.map_err(failed)?.ino;
+    let mut counts = [0.0; 2];
+    for (count, kind) in counts.iter_mut().zip([Kind::Create, Kind::Stat]) {
+        let before = messages(&fs);
+        call(&fs, directory, CALLS, kind).await.map_err(failed)?;
+        *count = (messages(&fs) - before) as f64 / f64::from(CALLS);
+    }
+    Ok(counts)
+}
+
+fn messages(client: &Client) -> u64 {
+    client.traffic().sent().values().map(|sent| sent.messages).sum()
+}

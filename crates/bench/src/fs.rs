@@ -7,6 +7,7 @@
 //! over the rounds. Apart from these, calls are timed without kernel and disk (`in_process`).
 
 mod in_process;
+pub(crate) mod made;
 mod passthrough;
 
 use std::fs::{self, File, OpenOptions};
@@ -20,15 +21,14 @@ use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 use thalweg_env::{Env, Rng, server_threads};
 use thalweg_fs::Filesystem;
-use thalweg_fs::local::{self, Format, Local};
 use thalweg_fuse::mounted;
-use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
-use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options as StoreOptions, Parts};
-use thalweg_store::txn::{self, Transact, TransactionManager};
+use thalweg_store::device::{FileDevice, FileOptions};
+use thalweg_store::inplace::{InPlace, Mode};
 
 use crate::loops::{LoopDevice, Mounted, Reached};
 use crate::rig::{self, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
+use made::make;
 use passthrough::Passthrough;
 
 /// This benchmark in the list.
@@ -176,23 +176,6 @@ fn serve(
     let _entered = runtime.enter();
     let options = mounted::MountOptions::default();
     mounted::mount(&Env::real(), runtime.handle().clone(), files, point, &options).map_err(other)
-}
-
-pub(crate) async fn make(
-    data: DeviceRef,
-    mode: Mode,
-) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
-    let env = Env::real();
-    let parts = Parts { data, journal: None };
-    let new = NewInPlace { name: "bench".to_owned(), ..NewInPlace::default() };
-    InPlace::create(&env, &parts, &new).await.map_err(other)?;
-    let options = StoreOptions { mode, cache: 1 << 30, ..StoreOptions::default() };
-    let store = Arc::new(InPlace::open(&env, parts, options).await.map_err(other)?.0);
-    let options = txn::Options { max_running: 4096, ..txn::Options::default() };
-    let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(&env, store.clone(), options));
-    local::make(&env, &volume, &Format::default()).await.map_err(other)?;
-    let files = Local::open(&env, volume, "fs", local::Options::default()).await.map_err(other)?;
-    Ok((Arc::new(files), store))
 }
 
 fn loads() -> Vec<String> {

@@ -143,7 +143,7 @@ type Answered = Result<(Bytes, Bytes), CallError>;
 
 /// What a call's answer is for.
 enum Waiter {
-    /// The caller, who may be gone.
+    /// The caller, which may be gone.
     Caller(oneshot::Sender<Answered>),
     /// This is done with it where frames are received; see [`Channel::call_then`].
     Then(Box<dyn FnOnce(Answered) -> Result<(), FrameError> + Send>),

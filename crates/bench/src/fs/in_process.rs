@@ -10,7 +10,8 @@ use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 use thalweg_store::inplace::Mode;
 
-use super::{CREATES, SIZE, make, runtime};
+use super::made::make;
+use super::{CREATES, SIZE, runtime};
 use crate::rig::{failed, median, rounded};
 use crate::{BenchError, Report};
 

@@ -1,15 +1,14 @@
 //! The mounts of a session: a volume's filesystem, and private views of it for transactions.
 
+mod shared;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use thalweg_cluster::client::Client;
-use thalweg_cluster::client::address::Address;
 use thalweg_env::Env;
 use thalweg_fs::{Filesystem, Statistics};
-use thalweg_fuse::files::Locks;
 use thalweg_fuse::mounted::{self as fuse, Mounted};
 use thalweg_fuse::mounts;
 use thalweg_store::latency::StageStatus;
@@ -187,43 +186,6 @@ impl Mounts {
             used,
         });
         Ok(Answer::Mounted { directory })
-    }
-
-    /// Mounts a filesystem that a server on another machine shares. Requests about the mount come in `folder`.
-    pub(crate) async fn mount_shared(
-        self: &Arc<Self>,
-        client: Client,
-        address: &Address,
-        request: &MountRequest,
-        folder: PathBuf,
-    ) -> Outcome<()> {
-        let mut all = self.list.lock().await;
-        let used = self.lifetime.begin_use();
-        let defaults = request.options.for_kernel(address.to_string());
-        // Other machines are to see the locks. The writes that the kernel would collect are not bounded by a lease.
-        let options = fuse::MountOptions { locks: Locks::Both, writeback_cache: false, ..defaults };
-        let files = MountedFiles::Shared(client);
-        let mounted = mount_at(&self.env, files.filesystem(), &request.directory, &options).await;
-        let mounted = match mounted {
-            Ok(mounted) => Arc::new(mounted),
-            Err(failure) => {
-                files.close().await?;
-                return Err(failure);
-            }
-        };
-        let published = PublishedName::new(&mounted, folder)?;
-        self.watch_mount(address.to_string(), mounted.clone());
-        all.push(MountedVolume {
-            volume: address.to_string(),
-            snapshot: None,
-            files,
-            mounted,
-            options,
-            views: Vec::new(),
-            name: Some(published),
-            used,
-        });
-        Ok(())
     }
 
     /// Cleans up after an unmount from outside, for example by `umount`.

@@ -17,7 +17,7 @@ struct Opens {
     writing: u32,
 }
 
-/// Who else has a file open.
+/// The other sessions that have a file open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Others {
     /// Some other session has.

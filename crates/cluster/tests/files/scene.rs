@@ -64,7 +64,7 @@ impl Scene {
         Scene { env: env.clone(), network, files, server, process, service }
     }
 
-    /// A client that says who it is by the name of its host.
+    /// A client that is named as its host is.
     pub(crate) async fn client(&self, name: &str) -> Machine {
         self.client_as(visitor(name)).await.unwrap()
     }

@@ -17,7 +17,6 @@ use thalweg_fs::{Change, Ino};
 
 use super::grace::Grace;
 use super::known::Known;
-use super::served::Served;
 
 /// Sends changes to the thread. It ends when the last of these is dropped.
 #[derive(Clone, Debug)]
@@ -34,8 +33,11 @@ enum Task {
 }
 
 impl Coherence {
-    pub(crate) fn start(notifier: Notifier, served: &Served) -> io::Result<Coherence> {
-        let (known, grace) = (served.known.clone(), served.grace.clone());
+    pub(crate) fn start(
+        notifier: Notifier,
+        known: Arc<Known>,
+        grace: Arc<Grace>,
+    ) -> io::Result<Coherence> {
         let (sender, tasks) = channel();
         let thread = std::thread::Builder::new().name("thalweg-caches".to_owned());
         let of_thread = known.clone();

@@ -121,7 +121,8 @@ pub fn mount(
     let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
-    let coherence = Coherence::start(session.notifier(), &served)?;
+    let coherence =
+        Coherence::start(session.notifier(), served.known.clone(), served.grace.clone())?;
     served.greet(coherence.clone());
     if !options.private {
         filesystem.watch(watcher_of(&coherence));

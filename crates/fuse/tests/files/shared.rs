@@ -286,7 +286,7 @@ fn two_mounts_do_not_wait_for_each_other() {
     );
 }
 
-/// Whoever takes the lock sees the number that the one before has written.
+/// Each owner of the lock sees the number that the owner before has written.
 #[test]
 fn a_lock_guards_a_number_on_two_mounts() {
     let Some(rigs) = two() else { return };

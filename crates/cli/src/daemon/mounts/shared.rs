@@ -1,0 +1,52 @@
+//! The mount of a filesystem that a server on another machine shares.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use thalweg_cluster::client::Client;
+use thalweg_cluster::client::address::Address;
+use thalweg_fuse::files::Locks;
+use thalweg_fuse::mounted as fuse;
+
+use super::{MountedFiles, MountedVolume, Mounts, PublishedName, mount_at};
+use crate::failure::Outcome;
+use crate::request::MountRequest;
+
+impl Mounts {
+    /// Mounts a filesystem that a server on another machine shares. Requests about the mount come in `folder`.
+    pub(crate) async fn mount_shared(
+        self: &Arc<Self>,
+        client: Client,
+        address: &Address,
+        request: &MountRequest,
+        folder: PathBuf,
+    ) -> Outcome<()> {
+        let mut all = self.list.lock().await;
+        let used = self.lifetime.begin_use();
+        let defaults = request.options.for_kernel(address.to_string());
+        // Other machines are to see the locks. The writes that the kernel would collect are not bounded by a lease.
+        let options = fuse::MountOptions { locks: Locks::Both, writeback_cache: false, ..defaults };
+        let files = MountedFiles::Shared(client);
+        let mounted = mount_at(&self.env, files.filesystem(), &request.directory, &options).await;
+        let mounted = match mounted {
+            Ok(mounted) => Arc::new(mounted),
+            Err(failure) => {
+                files.close().await?;
+                return Err(failure);
+            }
+        };
+        let published = PublishedName::new(&mounted, folder)?;
+        self.watch_mount(address.to_string(), mounted.clone());
+        all.push(MountedVolume {
+            volume: address.to_string(),
+            snapshot: None,
+            files,
+            mounted,
+            options,
+            views: Vec::new(),
+            name: Some(published),
+            used,
+        });
+        Ok(())
+    }
+}

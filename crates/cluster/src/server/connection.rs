@@ -135,7 +135,7 @@ impl Handler for Connection {
             _ if id == UNANSWERED => {
                 return Err(io::Error::other("invalid request: its kind wants an answer"));
             }
-            _ => self.start(id, session, call, payload).await,
+            _ => self.start(id, session, call, payload).await?,
         }
         Ok(())
     }
@@ -208,14 +208,26 @@ impl Connection {
     }
 
     /// Carries out a call, unless that was done before.
-    async fn start(&self, id: u64, session: Arc<Session>, call: Call, payload: Bytes) {
+    async fn start(
+        &self,
+        id: u64,
+        session: Arc<Session>,
+        call: Call,
+        payload: Bytes,
+    ) -> io::Result<()> {
         let Call { number, oldest, request } = call;
         let is_once = request.is_once();
         if is_once {
             match session.admit(number, oldest, id) {
                 Admission::New => {}
-                Admission::Known(reply) => return self.channel.answer(id, &reply, &[]),
-                Admission::Ignored => return,
+                Admission::Known(reply) => {
+                    self.channel.answer(id, &reply, &[]);
+                    return Ok(());
+                }
+                Admission::Ignored => return Ok(()),
+                Admission::TooMany => {
+                    return Err(io::Error::other("it does not acknowledge its answers"));
+                }
             }
         }
         let cost = match &request {
@@ -233,6 +245,7 @@ impl Connection {
             }
         };
         self.serving.run(cost, Box::pin(work)).await;
+        Ok(())
     }
 }
 

@@ -93,7 +93,7 @@ impl Shared {
             self.filesystem.lock(ino, &lock, false).await?;
             return Ok(Outcome::done());
         }
-        let cancelled = session.wait(number);
+        let cancelled = session.wait(number)?;
         let locked = tokio::select! {
             biased;
             locked = self.filesystem.lock(ino, &lock, true) => locked,

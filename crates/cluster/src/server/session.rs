@@ -52,6 +52,11 @@ pub(super) struct OpenFile {
     pub(super) writes: bool,
 }
 
+/// Most calls whose answers a client has not acknowledged.
+const MAX_CALLS: usize = 1 << 16;
+/// Most calls of a session that wait for locks.
+const MAX_WAITS: usize = 1 << 12;
+
 /// A call that must not be carried out twice.
 #[derive(Debug)]
 enum CallState {
@@ -69,6 +74,8 @@ pub(super) enum Admission {
     Known(Reply),
     /// Nothing: it runs, or the client knows the answer.
     Ignored,
+    /// End the connection: the client acknowledges no answers.
+    TooMany,
 }
 
 /// What an ended session held.
@@ -133,7 +140,9 @@ impl Session {
         if number < state.oldest {
             return Admission::Ignored;
         }
+        let is_full = state.calls.len() >= MAX_CALLS;
         match state.calls.get_mut(&number) {
+            None if is_full => Admission::TooMany,
             None => {
                 state.calls.insert(number, CallState::Running(Some(id)));
                 Admission::New
@@ -172,10 +181,17 @@ impl Session {
     }
 
     /// A way to end the wait of call `number`.
-    pub(super) fn wait(&self, number: u64) -> oneshot::Receiver<()> {
+    ///
+    /// # Errors
+    /// [`FsError::TooManyLocks`].
+    pub(super) fn wait(&self, number: u64) -> Result<oneshot::Receiver<()>, FsError> {
         let (sender, receiver) = oneshot::channel();
-        self.state.lock().waits.insert(number, sender);
-        receiver
+        let mut state = self.state.lock();
+        if state.waits.len() >= MAX_WAITS {
+            return Err(FsError::TooManyLocks);
+        }
+        state.waits.insert(number, sender);
+        Ok(receiver)
     }
 
     /// The wait of a call is over, or is to be over.

@@ -6,4 +6,7 @@ mod basics;
 mod histories;
 mod linear;
 mod losses;
+mod model;
 mod scene;
+#[path = "../../../fs/tests/steps/mod.rs"]
+mod steps;

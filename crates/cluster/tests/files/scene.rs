@@ -21,7 +21,7 @@ pub(crate) const EXPIRE: Duration = Duration::from_secs(8);
 pub(crate) struct Scene {
     pub(crate) env: Env,
     pub(crate) network: Network,
-    pub(crate) files: NaiveFiles,
+    pub(crate) files: Arc<dyn Filesystem>,
     pub(crate) server: Host,
     process: Node,
     pub(crate) service: Server,
@@ -57,9 +57,13 @@ impl Visit {
 
 impl Scene {
     pub(crate) fn new(env: &Env) -> Scene {
+        Scene::of(env, Arc::new(NaiveFiles::new(env)))
+    }
+
+    /// A server of this filesystem.
+    pub(crate) fn of(env: &Env, files: Arc<dyn Filesystem>) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
-        let files = NaiveFiles::new(env);
         let (process, service) = serve(env, &server, &files);
         Scene { env: env.clone(), network, files, server, process, service }
     }
@@ -96,9 +100,9 @@ thread_local! {
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 
-fn serve(env: &Env, host: &Host, files: &NaiveFiles) -> (Node, Server) {
+fn serve(env: &Env, host: &Host, files: &Arc<dyn Filesystem>) -> (Node, Server) {
     let process = env.node();
-    let service = Server::new(process.env(), Arc::new(files.share()), options());
+    let service = Server::new(process.env(), files.clone(), options());
     let listener = host.listen(PORT).unwrap();
     let (serving, own) = (service.clone(), process.env().clone());
     let accept = async move {

@@ -18,6 +18,8 @@ mod model;
 mod numbers;
 mod quota;
 mod salvage;
+#[path = "../steps/mod.rs"]
+mod steps;
 mod support;
 #[path = "../../../store/tests/support/mod.rs"]
 mod volumes;

@@ -41,7 +41,8 @@ impl Shared {
     ) -> Result<Vec<Bytes>, FsError> {
         let mut read = Vec::new();
         let mut done = 0;
-        while done < len {
+        // A read of no bytes fails as others do.
+        loop {
             let some = (len - done).min(MAX_PAYLOAD);
             let Some(offset) = offset.checked_add(done as u64) else { break };
             let request = Request::Read { ino, offset, len: some as u32 };
@@ -49,7 +50,7 @@ impl Shared {
                 return Err(LinkError::Unexpected.into());
             };
             done += bytes.len();
-            let is_end = bytes.len() < some;
+            let is_end = bytes.len() < some || done >= len;
             if !bytes.is_empty() {
                 read.push(bytes);
             }

@@ -32,7 +32,11 @@ impl Filesystem for Client {
     }
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
-        self.shared.look_up(self.theirs(parent), name).await
+        let mut found = self.shared.look_up(self.theirs(parent), name).await?;
+        if let Lookup::Found(answer) = &mut found {
+            answer.attributes.ino = self.shared.ours(answer.attributes.ino);
+        }
+        Ok(found)
     }
 
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {

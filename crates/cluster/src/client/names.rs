@@ -51,7 +51,11 @@ impl Shared {
         if name.len() > MAX_NAME {
             return Err(FsError::NameTooLong);
         }
-        if let Some(found) = self.cache.lock().lookup(parent, name, self.env.now()) {
+        // Where dots lead, a rename changes without a word about this name.
+        let is_cached = !matches!(name, b"." | b"..");
+        if let Some(found) =
+            self.cache.lock().lookup(parent, name, self.env.now()).filter(|_| is_cached)
+        {
             return Ok(found);
         }
         let name = Bytes::copy_from_slice(name);

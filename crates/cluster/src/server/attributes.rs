@@ -65,7 +65,7 @@ impl Shared {
         self.check(session, &request)?;
         let filesystem = &self.filesystem;
         match request {
-            Request::Lookup { parent, name } => self.look_up(parent, &name).await,
+            Request::Lookup { parent, name } => self.look_up(session, parent, &name).await,
             Request::Parent { directory } => self.parent(session, directory).await,
             Request::Attributes { ino } => self.attributes(ino).await,
             Request::SetAttributes { ino, change } => {

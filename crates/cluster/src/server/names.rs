@@ -1,7 +1,7 @@
 //! Calls about names.
 
 use bytes::Bytes;
-use thalweg_fs::{Cookie, FsError, Ino, Lookup, NewNode, Node, Rename};
+use thalweg_fs::{Cookie, FsError, Ino, Kind, Lookup, NewNode, Node, Rename};
 
 use super::Shared;
 use super::connection::{Outcome, Wants};
@@ -14,7 +14,18 @@ fn name_changes(parent: Ino, name: &Bytes) -> [Changed; 2] {
 }
 
 impl Shared {
-    pub(super) async fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Outcome, FsError> {
+    pub(super) async fn look_up(
+        &self,
+        session: &Session,
+        parent: Ino,
+        name: &[u8],
+    ) -> Result<Outcome, FsError> {
+        match name {
+            b"." => return self.directory(parent).await,
+            // No filesystem knows where the client's root is; and a rename does not invalidate this name.
+            b".." => return self.directory(self.parent_of(session, parent).await?).await,
+            _ => {}
+        }
         let since = self.capabilities.now();
         let names = Some(parent);
         match self.filesystem.lookup(parent, name).await? {
@@ -31,18 +42,32 @@ impl Shared {
         }
     }
 
+    /// The attributes of a directory that the client knows.
+    async fn directory(&self, ino: Ino) -> Result<Outcome, FsError> {
+        let outcome = self.attributes(ino).await?;
+        match &outcome.answer {
+            Answer::Inode(found) if found.kind != Kind::Directory => Err(FsError::NotDirectory),
+            _ => Ok(outcome),
+        }
+    }
+
     /// The directory above one; its client sees nothing above its root.
+    async fn parent_of(&self, session: &Session, directory: Ino) -> Result<Ino, FsError> {
+        if directory == session.root {
+            return Ok(directory);
+        }
+        let parent = self.filesystem.parent(directory).await?;
+        // It was moved out of what the client sees.
+        session.knows(parent)?;
+        Ok(parent)
+    }
+
     pub(super) async fn parent(
         &self,
         session: &Session,
         directory: Ino,
     ) -> Result<Outcome, FsError> {
-        if directory == session.root {
-            return Ok(Outcome::of(Answer::Directory(directory)));
-        }
-        let parent = self.filesystem.parent(directory).await?;
-        // It was moved out of what the client sees.
-        session.knows(parent)?;
+        let parent = self.parent_of(session, directory).await?;
         Ok(Outcome::of(Answer::Directory(parent)))
     }
 

@@ -1,9 +1,12 @@
 //! What two clients see of each other, and what they can do without a call.
 
+use std::sync::Arc;
+
 use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Lookup, Node, Rename};
 use thalweg_net::keys::Access;
 use thalweg_sim::run;
 
+use crate::model::on_volume;
 use crate::scene::*;
 
 #[test]
@@ -102,8 +105,7 @@ fn a_client_sees_nothing_outside_of_its_path() {
             assert!(matches!(put(alice, guess, "x").await, Err(FsError::Stale)));
             assert!(matches!(alice.link(guess, Ino::ROOT, b"l").await, Err(FsError::Stale)));
         }
-        let names = alice.lookup(Ino::ROOT, b"..").await;
-        assert!(!matches!(names, Ok(Lookup::Found(_))));
+        assert_eq!(alice.find(Ino::ROOT, b"..").await.unwrap().ino, Ino::ROOT);
         let reader = Visit { path: "/home", access: Access::Read };
         let reader = scene.client_as(reader.of("reader")).await.unwrap();
         let reader = &reader.client;
@@ -136,5 +138,36 @@ fn a_name_that_the_client_does_not_know_is_removed() {
         make(b, Ino::ROOT, "x", Node::File).await;
         b.rename((Ino::ROOT, b"x"), (Ino::ROOT, b"i"), Rename::Replace).await.unwrap();
         assert_eq!(b.attributes(file).await.unwrap().links, 1);
+    });
+}
+
+#[test]
+fn dots_lead_to_no_directory_above_the_clients_root() {
+    run(1, |env| async move {
+        let scene = Scene::of(&env, Arc::new(on_volume(&env).await));
+        let all = scene.client("all").await;
+        let all = &all.client;
+        make(all, Ino::ROOT, "home", Node::Directory).await;
+        let alice = Visit { path: "/home", access: Access::Write };
+        let alice = scene.client_as(alice.of("alice")).await.unwrap();
+        let alice = &alice.client;
+        let home = alice.attributes(Ino::ROOT).await.unwrap().created;
+        env.sleep(LEASE).await;
+        let one = make(alice, Ino::ROOT, "one", Node::Directory).await;
+        let two = make(alice, Ino::ROOT, "two", Node::Directory).await;
+        let child = make(alice, one, "child", Node::Directory).await;
+        for (directory, name, expected) in
+            [(Ino::ROOT, &b"."[..], home), (Ino::ROOT, b"..", home), (one, b"..", home)]
+        {
+            let found = alice.find(directory, name).await.unwrap();
+            assert_eq!(found.created, expected);
+            assert_eq!(found.ino, Ino::ROOT);
+        }
+        // A directory that is moved has another parent.
+        assert_eq!(alice.find(child, b"..").await.unwrap().ino, one);
+        all.find(Ino::ROOT, b"home").await.unwrap();
+        alice.rename((one, b"child"), (two, b"child"), Rename::Replace).await.unwrap();
+        assert_eq!(alice.find(child, b"..").await.unwrap().ino, two);
+        assert_eq!(alice.find(child, b".").await.unwrap().ino, child);
     });
 }

@@ -2,14 +2,25 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{
     Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Entry, Filesystem, FsError,
-    Handle, Ino, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, OpenFlags, Opened, Rename,
-    Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
+    Handle, Ino, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node, OpenFlags, Opened,
+    Rename, Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
 };
 
 use super::{Client, LinkError};
 use crate::protocol::{Answer, Request};
+
+/// The server would refuse a longer name; one that exceeds a message would end the connection, again and again.
+fn check_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > MAX_NAME { Err(FsError::NameTooLong) } else { Ok(()) }
+}
+
+/// The same for the name of an extended attribute.
+fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
+    if name.len() > MAX_XATTR_NAME { Err(FsError::AttributeTooLarge) } else { Ok(()) }
+}
 
 fn unexpected<T>() -> Result<T, FsError> {
     Err(LinkError::Unexpected.into())
@@ -32,6 +43,7 @@ impl Filesystem for Client {
     }
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
+        check_name(name)?;
         let mut found = self.shared.look_up(self.theirs(parent), name).await?;
         if let Lookup::Found(answer) = &mut found {
             answer.attributes.ino = self.shared.ours(answer.attributes.ino);
@@ -61,18 +73,25 @@ impl Filesystem for Client {
     }
 
     async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<FileAnswer, FsError> {
+        check_name(name)?;
+        if matches!(&new.node, Node::Symlink(target) if target.len() > MAX_TARGET) {
+            return Err(FsError::NameTooLong);
+        }
         self.shared.create(self.theirs(parent), name, new).await
     }
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
+        check_name(name)?;
         self.shared.link(self.theirs(ino), self.theirs(parent), name).await
     }
 
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        check_name(name)?;
         self.shared.unlink(self.theirs(parent), name, false).await
     }
 
     async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
+        check_name(name)?;
         self.shared.unlink(self.theirs(parent), name, true).await
     }
 
@@ -82,6 +101,7 @@ impl Filesystem for Client {
         to: (Ino, &[u8]),
         how: Rename,
     ) -> Result<(), FsError> {
+        check_name(from.1).and_then(|()| check_name(to.1))?;
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
         self.shared.rename(from, to, how).await
     }
@@ -150,6 +170,7 @@ impl Filesystem for Client {
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
+        check_xattr_name(name)?;
         let request = Request::Xattr { ino: self.theirs(ino), name: Bytes::copy_from_slice(name) };
         match self.shared.ask(request).await? {
             (Answer::Bytes, value) => Ok(value),
@@ -164,6 +185,10 @@ impl Filesystem for Client {
         value: Bytes,
         how: SetXattr,
     ) -> Result<(), FsError> {
+        check_xattr_name(name)?;
+        if value.len() > MAX_XATTR_VALUE {
+            return Err(FsError::AttributeTooLarge);
+        }
         let ino = self.theirs(ino);
         let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
         self.shared.change_xattr(ino, request, vec![value]).await
@@ -179,6 +204,7 @@ impl Filesystem for Client {
     }
 
     async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
+        check_xattr_name(name)?;
         let ino = self.theirs(ino);
         let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
         self.shared.change_xattr(ino, request, Vec::new()).await

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_fs::filesystem::MAX_NAME;
 use thalweg_fs::{
     Answer as FileAnswer, AttributeChange, Attributes, Cookie, Entry, FsError, Ino, Lookup,
     NewNode, Node, Rename, Validity,
@@ -48,9 +47,6 @@ impl Shared {
         parent: Ino,
         name: &[u8],
     ) -> Result<Lookup, FsError> {
-        if name.len() > MAX_NAME {
-            return Err(FsError::NameTooLong);
-        }
         // Where dots lead, a rename changes without a word about this name.
         let is_cached = !matches!(name, b"." | b"..");
         if let Some(found) =

@@ -7,7 +7,7 @@ use thalweg_net::keys::Access;
 use super::Shared;
 use super::connection::{Outcome, Wants};
 use super::session::Session;
-use crate::protocol::{Answer, Changed, Request};
+use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
 
 impl Shared {
     pub(super) async fn attributes(&self, ino: Ino) -> Result<Outcome, FsError> {
@@ -98,7 +98,11 @@ impl Shared {
             }
             Request::Xattrs { ino } => {
                 let names = postcard::to_allocvec(&filesystem.xattrs(ino).await?);
-                Ok(Outcome::with(Answer::Names, vec![names.unwrap_or_default().into()]))
+                let names = Bytes::from(names.unwrap_or_default());
+                match names.len() > MAX_PAYLOAD {
+                    true => Err(FsError::AttributeTooLarge),
+                    false => Ok(Outcome::with(Answer::Names, vec![names])),
+                }
             }
             Request::RemoveXattr { ino, name } => self.remove_xattr(session, ino, name).await,
             Request::Statistics => {

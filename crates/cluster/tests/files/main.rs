@@ -4,6 +4,8 @@
 
 mod basics;
 mod histories;
+mod hostile;
+mod limits;
 mod linear;
 mod losses;
 mod model;

@@ -13,7 +13,7 @@ use thalweg_net::keys::Access;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::net::{Host, LinkSpec, Network};
 
-const PORT: u16 = 7700;
+pub(crate) const PORT: u16 = 7700;
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 pub(crate) const EXPIRE: Duration = Duration::from_secs(8);
 
@@ -74,12 +74,23 @@ impl Scene {
     }
 
     pub(crate) async fn client_as(&self, visitor: Visitor) -> Result<Machine, AttachError> {
-        let host = self.network.host(&visitor.name);
-        VISITORS.with(|all| all.borrow_mut().insert(visitor.name.clone(), visitor));
+        let host = self.admit(visitor);
         let process = self.env.node();
         let connector = Box::new(host.connector(&self.server, PORT));
         let client = Client::connect(process.env(), connector, patient()).await?;
         Ok(Machine { host, process, client })
+    }
+
+    /// The machine of a visitor that the server lets in.
+    fn admit(&self, visitor: Visitor) -> Host {
+        let host = self.network.host(&visitor.name);
+        VISITORS.with(|all| all.borrow_mut().insert(visitor.name.clone(), visitor));
+        host
+    }
+
+    /// A machine without a client, for a peer that may do everything.
+    pub(crate) fn visit(&self, name: &str) -> Host {
+        self.admit(visitor(name))
     }
 
     /// Stops the server, and starts another one on the same files.

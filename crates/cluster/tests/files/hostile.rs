@@ -1,0 +1,290 @@
+//! Peers that violate the protocol: their connections end, and other clients go on.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_cluster::failure::WireError;
+use thalweg_cluster::protocol::{
+    Answer, Call, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, Reply, Request,
+};
+use thalweg_env::connection::Connector;
+use thalweg_env::{Env, Task};
+use thalweg_fs::{
+    Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
+    OpenFlags,
+};
+use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, Side};
+use thalweg_sim::net::Host;
+use thalweg_sim::run;
+use uuid::Uuid;
+
+use crate::scene::*;
+
+/// A peer that says what it likes.
+struct Peer {
+    channel: Channel,
+    running: Task<std::io::Result<()>>,
+}
+
+/// Answers invalidations so many times.
+struct Invalidations(Channel, usize);
+
+impl Handler for Invalidations {
+    async fn handle(&self, call: Incoming) -> std::io::Result<()> {
+        let FromServer::Invalidate(_) = call.decode().map_err(std::io::Error::other)?;
+        for _ in 0..self.1 {
+            self.0.answer(call.id, &Invalidated, &[]);
+        }
+        self.0.flush();
+        Ok(())
+    }
+}
+
+fn call(number: u64, request: Request) -> Call {
+    Call { number, oldest: 0, request }
+}
+
+impl Peer {
+    async fn new(scene: &Scene, host: &Host, answers: usize) -> Peer {
+        let connector = host.connector(&scene.server, PORT);
+        let mut stream = connector.connect().await.unwrap();
+        HELLO.exchange(&mut stream).await.unwrap();
+        let (reader, writer) = tokio::io::split(stream);
+        let limits = Limits { payload: 1 << 20, ..Limits::default() };
+        let channel = Channel::new(&scene.env, Side::Connecting, limits, writer);
+        let (receiving, handler) = (channel.clone(), Invalidations(channel.clone(), answers));
+        let running = scene.env.spawn(async move { receiving.run(reader, &handler).await });
+        Peer { channel, running }
+    }
+
+    /// A peer with a session.
+    async fn attached(scene: &Scene, host: &Host, answers: usize) -> Peer {
+        let peer = Peer::new(scene, host, answers).await;
+        let session = scene.env.uuid();
+        let answer = peer.ask(0, Request::Attach { session, resumes: false }).await;
+        assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
+        peer
+    }
+
+    async fn try_ask(&self, call: &Call) -> Result<Answer, CallError> {
+        self.channel.call::<_, Reply>(call, &[]).await.map(|(reply, _)| reply.answer)
+    }
+
+    async fn ask(&self, number: u64, request: Request) -> Answer {
+        self.try_ask(&call(number, request)).await.unwrap()
+    }
+
+    /// Sends something without an answer.
+    fn tell(&self, request: Request, payload: Vec<u8>) {
+        self.channel.tell(&call(0, request), &[payload.into()]).unwrap();
+        self.channel.flush();
+    }
+
+    /// The connection has ended, or ends soon.
+    async fn ends(self, env: &Env) {
+        let ended = env.timeout(Duration::from_secs(5), self.running).await;
+        assert!(ended.is_some(), "the connection goes on");
+    }
+}
+
+/// A file of another client, which goes on after all.
+struct Others {
+    machine: Machine,
+    file: Ino,
+}
+
+impl Others {
+    async fn new(scene: &Scene) -> Others {
+        let machine = scene.client("other").await;
+        let file = make(&machine.client, Ino::ROOT, "f", Node::File).await;
+        Others { machine, file }
+    }
+
+    async fn go_on(&self) {
+        put(&self.machine.client, self.file, "goes on").await.unwrap();
+        assert_eq!(text(&self.machine.client, self.file).await, "goes on");
+        assert_eq!(self.machine.client.status().evictions, 0);
+    }
+}
+
+/// A host of a hostile peer.
+fn host(scene: &Scene) -> Host {
+    scene.visit("peer")
+}
+
+const ROOT: Request = Request::Attributes { ino: Ino::ROOT };
+
+#[test]
+fn a_peer_that_violates_the_protocol_loses_its_connection() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        // Its first call attaches no session.
+        let peer = Peer::new(&scene, &host, 1).await;
+        assert!(peer.try_ask(&call(1, ROOT)).await.is_err());
+        peer.ends(&env).await;
+        let peer = Peer::new(&scene, &host, 1).await;
+        peer.tell(Request::Forget, Vec::new());
+        peer.ends(&env).await;
+        // A message that does not decode.
+        let peer = Peer::attached(&scene, &host, 1).await;
+        assert!(peer.channel.call::<_, Reply>(&[255u8; 30], &[]).await.is_err());
+        peer.ends(&env).await;
+        // An answer without a request: its number is one of the server's calls.
+        let peer = Peer::attached(&scene, &host, 1).await;
+        peer.channel.answer(1 << 63 | 77, &Invalidated, &[]);
+        peer.channel.flush();
+        peer.ends(&env).await;
+        // A call that wants an answer, and does not say which.
+        let peer = Peer::attached(&scene, &host, 1).await;
+        peer.tell(ROOT, Vec::new());
+        peer.ends(&env).await;
+        // Too many inodes are forgotten, or they do not decode.
+        for payload in [
+            postcard::to_allocvec(&vec![(Ino::ROOT, 1u64); MAX_FORGOTTEN + 1]).unwrap(),
+            vec![255; 100],
+        ] {
+            let peer = Peer::attached(&scene, &host, 1).await;
+            peer.tell(Request::Forget, payload);
+            peer.ends(&env).await;
+        }
+        // Its session has ended.
+        let peer = Peer::attached(&scene, &host, 1).await;
+        assert_eq!(peer.ask(1, Request::Detach).await, Answer::Done);
+        assert!(peer.try_ask(&call(2, ROOT)).await.is_err());
+        peer.ends(&env).await;
+        others.go_on().await;
+    });
+}
+
+#[test]
+fn numbers_of_calls_that_go_backwards_harm_nobody() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let peer = Peer::attached(&scene, &host, 1).await;
+        let create = |name: &'static [u8]| Request::Create {
+            parent: Ino::ROOT,
+            name: Bytes::from_static(name),
+            new: new(Node::File),
+        };
+        let first = Call { number: 100, oldest: 90, request: create(b"a") };
+        let made = peer.try_ask(&first).await.unwrap();
+        assert!(matches!(made, Answer::Inode(_)));
+        // A repeated call is answered as before.
+        assert_eq!(peer.try_ask(&first).await.unwrap(), made);
+        // The peer has said that it needs no answer to this one.
+        let old = call(50, create(b"b"));
+        let answered = env.timeout(Duration::from_secs(1), peer.try_ask(&old)).await;
+        assert!(answered.is_none(), "{answered:?}");
+        assert!(scene.files.find(Ino::ROOT, b"b").await.is_err());
+        let between = peer.ask(95, create(b"c")).await;
+        assert!(matches!(between, Answer::Inode(_)));
+        assert_eq!(peer.ask(u64::MAX, create(b"c")).await, Answer::Failed(WireError::Exists));
+        others.go_on().await;
+    });
+}
+
+#[test]
+fn inodes_that_are_forgotten_twice_harm_nobody() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let peer = Peer::attached(&scene, &host, 1).await;
+        // It lives by the reference of the other client alone.
+        let file = others.file;
+        others.machine.client.reference(file);
+        let found = peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "f".into() }).await;
+        assert!(matches!(found, Answer::Inode(_)));
+        others.machine.client.unlink(Ino::ROOT, b"f").await.unwrap();
+        let every = |ino| (0..20u64).map(move |stamp| (ino, stamp));
+        let forgotten: Vec<(Ino, u64)> =
+            every(file).chain(every(Ino(4711))).chain([(Ino::ROOT, u64::MAX)]).collect();
+        for _ in 0..3 {
+            peer.tell(Request::Forget, postcard::to_allocvec(&forgotten).unwrap());
+        }
+        let gone = peer.ask(2, Request::Attributes { ino: file }).await;
+        assert_eq!(gone, Answer::Failed(WireError::Stale));
+        others.go_on().await;
+        drop(peer);
+        env.sleep(2 * EXPIRE).await;
+        others.go_on().await;
+    });
+}
+
+#[test]
+fn handles_of_others_are_refused() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let (peer, ino) = (Peer::attached(&scene, &host, 1).await, others.file);
+        let flags =
+            OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
+        let client = &others.machine.client;
+        let theirs = client.open(&Caller::default(), ino, flags).await.unwrap().handle;
+        peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "f".into() }).await;
+        let opened = peer.ask(2, Request::Open { caller: Caller::default(), ino, flags }).await;
+        let Answer::Opened { handle: own, .. } = opened else { panic!("{opened:?}") };
+        let owner = LockOwner::local(1);
+        let (kind, mode, range) = (LockKind::Posix, LockMode::Exclusive, LockRange::ALL);
+        let lock = |handle| Lock { kind, owner, handle, pid: 1, mode, range };
+        client.lock(ino, &lock(theirs), false).await.unwrap();
+        let stale = Answer::Failed(WireError::Stale);
+        let mut number = 10;
+        for handle in [theirs, Handle(u64::MAX)] {
+            for request in [
+                Request::Flush { ino, handle, owner },
+                Request::Release { ino, handle },
+                Request::Lock { ino, lock: lock(handle), wait: false },
+            ] {
+                number += 1;
+                assert_eq!(peer.ask(number, request.clone()).await, stale, "{request:?}");
+            }
+        }
+        // Neither its own handle nor the other owner's number reaches the other's lock.
+        assert_eq!(peer.ask(30, Request::Unlock { ino, kind, owner, range }).await, Answer::Done);
+        let locked = peer.ask(31, Request::Lock { ino, lock: lock(own), wait: false }).await;
+        assert_eq!(locked, Answer::Failed(WireError::Locked));
+        // A handle is released once.
+        assert_eq!(peer.ask(32, Request::Release { ino, handle: own }).await, Answer::Done);
+        assert_eq!(peer.ask(33, Request::Release { ino, handle: own }).await, stale);
+        client.release(ino, theirs).await;
+        others.go_on().await;
+    });
+}
+
+#[test]
+fn an_invalidation_is_answered_once() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let peer = Peer::attached(&scene, &host, 2).await;
+        peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "f".into() }).await;
+        others.go_on().await;
+        peer.ends(&env).await;
+        others.go_on().await;
+    });
+}
+
+#[test]
+fn a_session_of_another_client_is_not_resumed() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let one = Peer::new(&scene, &host, 1).await;
+        let session = env.uuid();
+        let attached = one.ask(0, Request::Attach { session, resumes: false }).await;
+        assert!(matches!(attached, Answer::Attached { .. }));
+        let thief = scene.visit("thief");
+        for resumes in [false, true] {
+            let two = Peer::new(&scene, &thief, 1).await;
+            assert_eq!(two.ask(0, Request::Attach { session, resumes }).await, Answer::Evicted);
+            assert!(two.try_ask(&call(1, ROOT)).await.is_err());
+        }
+        let two = Peer::new(&scene, &thief, 1).await;
+        let unknown = Request::Attach { session: Uuid::nil(), resumes: true };
+        assert_eq!(two.ask(0, unknown).await, Answer::Evicted);
+        assert!(matches!(one.ask(1, ROOT).await, Answer::Inode(_)));
+        others.go_on().await;
+    });
+}

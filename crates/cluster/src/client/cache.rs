@@ -220,6 +220,11 @@ impl Cache {
         std::mem::take(&mut self.gone)
     }
 
+    /// The server may not have been told of these.
+    pub(super) fn put_back_gone(&mut self, gone: Vec<(Ino, u64)>) {
+        self.gone.extend(gone);
+    }
+
     /// Removes inodes that the caller does not refer to and that were not used since the last sweep.
     pub(super) fn sweep(&mut self) {
         let gone = &mut self.gone;

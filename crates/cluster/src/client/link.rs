@@ -227,20 +227,29 @@ impl Shared {
             }
             let Link::Up(channel) = self.link.borrow().clone() else { continue };
             renewals += 1;
-            self.forget_unused(&channel, renewals % RENEWALS == 0);
+            let generation = self.session.lock().generation;
+            let gone = self.forget_unused(&channel, renewals % RENEWALS == 0);
             let (shared, sent) = (self.clone(), self.env.now());
             let call = Call { number: 0, oldest: 0, request: Request::Renew };
             // A server that does not answer for so long is not there: the connection is made again.
             let renewing =
                 channel.call_then("Renew", &call, &[], move |_: Reply, _| shared.renew(sent));
-            if self.env.timeout(lease, renewing).await.is_none() {
-                channel.close("the server did not answer in time");
+            match self.env.timeout(lease, renewing).await {
+                // The server has read what came before this call.
+                Some(Ok(())) => continue,
+                Some(Err(_)) => {}
+                None => channel.close("the server did not answer in time"),
+            }
+            let mut cache = self.cache.lock();
+            // With its session the server has forgotten all inodes.
+            if self.session.lock().generation == generation {
+                cache.put_back_gone(gone);
             }
         }
     }
 
-    /// Tells the server of inodes that are not used any more.
-    fn forget_unused(&self, channel: &Channel, sweeps: bool) {
+    /// Tells the server of inodes that are not used any more; which these are.
+    fn forget_unused(&self, channel: &Channel, sweeps: bool) -> Vec<(Ino, u64)> {
         // Under the lock, so that an answer that names one of them anew is looked at later.
         let mut cache = self.cache.lock();
         if sweeps {
@@ -250,9 +259,10 @@ impl Shared {
         for some in gone.chunks(MAX_FORGOTTEN) {
             let payload = postcard::to_allocvec(some).unwrap_or_default();
             let call = Call { number: 0, oldest: 0, request: Request::Forget };
-            // Without a connection the server forgets them with the session.
+            // If this connection breaks, they are told again on another one.
             let _ = channel.tell_for("Forget", &call, &[payload.into()]);
         }
+        gone
     }
 
     /// Ends the session in order.

@@ -271,3 +271,30 @@ fn nothing_waits_for_a_client_that_was_dropped() {
         drop(process);
     });
 }
+
+#[test]
+fn an_inode_that_is_forgotten_while_the_connection_breaks_is_removed() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let a = scene.client("a").await;
+        let sent = |scene: &Scene| scene.network.tally(&a.host, &scene.server).writes;
+        for number in 0..10u64 {
+            let name = format!("f{number}");
+            let file = make(&a.client, Ino::ROOT, &name, Node::File).await;
+            a.client.reference(file);
+            a.client.unlink(Ino::ROOT, name.as_bytes()).await.unwrap();
+            a.client.unreference(file, 1);
+            // The message is under way, or has just arrived.
+            let before = sent(&scene);
+            while sent(&scene) == before {
+                env.sleep(Duration::from_micros(10)).await;
+            }
+            env.sleep(Duration::from_micros(number * 12)).await;
+            scene.network.reset(&a.host, &scene.server);
+            env.sleep(LEASE).await;
+            let left = scene.files.statistics().await.unwrap().inodes.0;
+            assert_eq!(left, 1, "inodes in use, with the root, after {number} resets");
+        }
+        assert_eq!(a.client.status().evictions, 0);
+    });
+}

@@ -1,0 +1,38 @@
+//! Between a server of files and a client: calls, answers and invalidations. A message that is accepted is decoded again
+//! from what it encodes to; an error keeps its kind on its way to a client and back.
+#![no_main]
+
+use std::fmt::Debug;
+
+use libfuzzer_sys::fuzz_target;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thalweg_cluster::failure::WireError;
+use thalweg_cluster::protocol::{Answer, Call, FromServer, ListedEntry, Reply};
+use thalweg_fs::{FsError, Ino};
+use thalweg_net::frame::message_of;
+
+fn decode<T: Serialize + DeserializeOwned + PartialEq + Debug>(data: &[u8]) -> Option<T> {
+    let message = message_of::<T>(data).ok()?;
+    let encoded = postcard::to_allocvec(&message).unwrap_or_default();
+    assert_eq!(message_of::<T>(&encoded).ok().as_ref(), Some(&message));
+    Some(message)
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Some(call) = decode::<Call>(data) {
+        let _ = call.request.is_once();
+    }
+    if let Some(Reply { answer: Answer::Failed(error), .. }) = decode::<Reply>(data) {
+        let again = WireError::from(FsError::from(error.clone()));
+        match error {
+            WireError::Invalid(_) | WireError::Failed(..) | WireError::Damaged(_) => {}
+            error => assert_eq!(again, error),
+        }
+    }
+    if let Some(FromServer::Invalidate(changes)) = decode::<FromServer>(data) {
+        changes.iter().for_each(|change| drop(change.ino()));
+    }
+    decode::<Vec<ListedEntry>>(data);
+    decode::<Vec<(Ino, u64)>>(data);
+});

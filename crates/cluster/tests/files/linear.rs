@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 use std::hash::Hash;
+use thalweg_env::HashSet;
 
 use thalweg_env::{HashSet, Time};
 

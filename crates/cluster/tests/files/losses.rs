@@ -1,5 +1,6 @@
 //! Connections that break, clients that do not answer, and servers that end.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ fn a_change_waits_no_longer_than_a_lease_for_a_client_that_is_gone() {
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
         assert_eq!(b.client.attributes(file).await.unwrap().size, 0);
-        scene.network.part(std::slice::from_ref(&b.host), std::slice::from_ref(&scene.server));
+        scene.network.part(from_ref(&b.host), from_ref(&scene.server));
         let start = env.now();
         put(&a.client, file, "new").await.unwrap();
         let took = env.now().since(start);

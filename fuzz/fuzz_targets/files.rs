@@ -1,5 +1,5 @@
 //! Between a server of files and a client: calls, answers and invalidations. A message that is accepted is decoded again
-//! from what it encodes to; an error keeps its kind on its way to a client and back.
+//! from what it encodes to; an error keeps its kind when it is encoded again.
 #![no_main]
 
 use std::fmt::Debug;

@@ -41,7 +41,7 @@ impl Shared {
     ) -> Result<Vec<Bytes>, FsError> {
         let mut read = Vec::new();
         let mut done = 0;
-        // A read of no bytes fails as others do.
+        // A read of no bytes needs a call too: it may fail.
         loop {
             let some = (len - done).min(MAX_PAYLOAD);
             let Some(offset) = offset.checked_add(done as u64) else { break };

@@ -251,7 +251,7 @@ impl Connection {
 
 impl Shared {
     /// Grants what may be cached of an outcome, and answers. Both happen while no change can begin, so that an
-    /// invalidation follows the answer to the client. The outcome comes back if the session has ended.
+    /// invalidation follows the answer in flight to the client. The outcome comes back if the session has ended.
     fn finish(
         &self,
         session: &Session,

@@ -17,7 +17,7 @@ struct Opens {
     writing: u32,
 }
 
-/// The other sessions that have a file open.
+/// Which sessions else has a file open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Others {
     /// Some other session has.

@@ -184,7 +184,7 @@ impl Model {
         let program = program % self.programs.len();
         match deed {
             Deed::Call(step) => {
-                let step = &steps::aim(step, &self.naive, &self.twins).await;
+                let step = &steps::aim::aim(step, &self.naive, &self.twins).await;
                 let inodes: Vec<Twin> =
                     step.inodes().into_iter().map(|it| steps::pick(&self.twins, it)).collect();
                 self.next_second().await;

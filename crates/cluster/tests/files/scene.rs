@@ -68,7 +68,7 @@ impl Scene {
         Scene { env: env.clone(), network, files, server, process, service }
     }
 
-    /// A client that is named as its host is.
+    /// A client that has the name of its host.
     pub(crate) async fn client(&self, name: &str) -> Machine {
         self.client_as(visitor(name)).await.unwrap()
     }

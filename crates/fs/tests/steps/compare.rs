@@ -17,7 +17,7 @@ async fn entries(fs: &dyn Filesystem, ino: Ino) -> Vec<Entry> {
     all
 }
 
-/// Compares inodes of two filesystems: their attributes, and all that is in them.
+/// Compares inodes of two filesystems: their attributes, names and content.
 ///
 /// # Panics
 /// When something differs.

@@ -2,14 +2,13 @@
 
 #![allow(dead_code, unreachable_pub)]
 
-mod aim;
+pub mod aim;
 mod apply;
 mod compare;
 
 use proptest::prelude::*;
 use thalweg_fs::{Attributes, FsError, Ino, Kind};
 
-pub use aim::aim;
 pub use apply::apply;
 pub use compare::compare;
 

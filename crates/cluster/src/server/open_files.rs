@@ -17,7 +17,7 @@ struct Opens {
     writing: u32,
 }
 
-/// Which sessions else has a file open.
+/// Which other sessions have a file open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Others {
     /// Some other session has.

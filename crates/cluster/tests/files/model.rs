@@ -204,6 +204,7 @@ impl Model {
                     assert!(self.twins.contains(&twin), "{step:?} names another inode");
                     self.know(program, twin);
                 }
+                self.glance(&inodes).await;
             }
             Deed::Forget(number) => {
                 let (ours, theirs) = steps::pick(&self.twins, *number);
@@ -216,6 +217,18 @@ impl Model {
                 // The client tells the server soon.
                 self.env.sleep(LEASE).await;
                 drop(disturbing);
+            }
+        }
+    }
+
+    /// Compares the attributes that the clients may cache of these inodes, and has them cached.
+    async fn glance(&self, inodes: &[Twin]) {
+        for Program { machine, known } in &self.programs {
+            for (ours, theirs) in inodes.iter().filter(|(ours, _)| known.contains(ours)) {
+                let of = async |fs: &dyn Filesystem, ino| {
+                    steps::answer(fs.attributes(ino).await, |it| steps::shown(it, normalize))
+                };
+                assert_eq!(of(&machine.client, *ours).await, of(&self.naive, *theirs).await);
             }
         }
     }

@@ -3,7 +3,6 @@
 
 use std::fmt::Debug;
 use std::hash::Hash;
-use thalweg_env::HashSet;
 
 use thalweg_env::{HashSet, Time};
 

@@ -183,7 +183,12 @@ impl Server {
         let serving = Serving::new(env, channel.clone(), options.budget);
         let connection =
             Connection::new(self.shared.clone(), channel.clone(), Arc::new(serving), visitor);
-        channel.run(reader, &connection).await
+        tokio::select! {
+            biased;
+            ended = channel.run(reader, &connection) => ended,
+            // Its session has ended, or has another connection.
+            () = channel.closed() => Ok(()),
+        }
     }
 
     /// The sessions, by the names of their clients.

@@ -461,6 +461,7 @@ impl Channel {
     /// frames are written, and then the peer sees the end of the stream.
     pub async fn shutdown(&self) {
         self.shared.calls.lock().over.get_or_insert_with(|| "it is closed".to_owned());
+        self.shared.answered.notify_waiters();
         loop {
             let answered = self.shared.answered.notified();
             if self.shared.calls.lock().waiting.is_empty() {
@@ -469,6 +470,17 @@ impl Channel {
             answered.await;
         }
         self.shared.output.finish().await;
+    }
+
+    /// Returns when no further call is sent, because of [`Channel::close`] or [`Channel::shutdown`].
+    pub async fn closed(&self) {
+        loop {
+            let answered = self.shared.answered.notified();
+            if self.shared.calls.lock().over.is_some() {
+                return;
+            }
+            answered.await;
+        }
     }
 
     /// Ends the connection at once: calls without an answer fail for this reason, queued frames are dropped.

@@ -1,6 +1,7 @@
 # make run        a tour: a filesystem is mounted and worked on, through a power cut; what that cost
 # make run-block  a tour: a volume as a block device with an ext4 on it; what happened underneath
 # make run-replica  a tour: two replicas of a volume, through kills, a promotion and a fence
+# make run-cluster  a tour: two clients of a shared filesystem, through a kill of its server
 # make test       everything that is tested by itself, in minutes; how long each part took
 # make test-long  the same and what takes long; campaigns of crashes are LONG (10) times as large, from fresh seeds
 # make test-ceph  devices and contents of files on a real Ceph cluster
@@ -19,7 +20,7 @@ ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
 test check: export CARGO_INCREMENTAL ?= 0
 endif
 
-.PHONY: test-ceph bench-rivals run run-block run-replica soak test test-long check setup build python
+.PHONY: test-ceph bench-rivals run run-block run-replica run-cluster soak test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -32,6 +33,10 @@ run-block: setup
 run-replica: setup
 	$(CARGO) build --release -p thalweg
 	scripts/tour-replica
+
+run-cluster: setup
+	$(CARGO) build --release -p thalweg
+	scripts/tour-cluster
 
 soak: setup build
 	scripts/soak

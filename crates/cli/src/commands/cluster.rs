@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use serde_json::Value;
 use thalweg_cluster::client::address::PORT;
 use thalweg_env::Env;
@@ -31,7 +31,7 @@ use crate::volume::{files, opened::Opened};
 ///
 /// On the server: `thalweg cluster create FOLDER --size SIZE` makes a filesystem, or prepares an existing one;
 /// `thalweg cluster serve FOLDER` serves it; `thalweg cluster client add NAME --path PATH --rw` prints a token. On a client:
-/// `thalweg mount SERVER:PATH DIRECTORY --token TOKEN`, and from then on without the token.
+/// `thalweg mount SERVER:/PATH DIRECTORY --token TOKEN`, and from then on without the token.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
     Create(Create),
@@ -105,6 +105,7 @@ pub(crate) enum ClientCommand {
 
 /// Print a token with which a client may connect for the first time
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("access").required(true).args(["rw", "ro"]))]
 pub(crate) struct Add {
     #[command(flatten)]
     keys: KeysFolder,
@@ -114,7 +115,7 @@ pub(crate) struct Add {
     #[arg(long, value_name = "PATH")]
     path: String,
     /// Let it change files
-    #[arg(long, required_unless_present = "ro", conflicts_with = "ro")]
+    #[arg(long)]
     rw: bool,
     /// Let it read only
     #[arg(long)]

@@ -152,6 +152,11 @@ async fn shared(
         .help("leave out writeback_cache, and the options of volumes that are updated in place"));
     }
     let directory = usable(directory)?;
+    if let Some(found) = mounts::at(&directory)?.filter(|it| it.source == address.to_string()) {
+        let place = found.mountpoint.display();
+        return Err(Failure::new(format!("{address} is mounted already, on {place}"))
+            .help("unmount it first, or name another directory"));
+    }
     if args.fake {
         return Ok(());
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thalweg_cluster::client::address::Address;
 use thalweg_cluster::client::{Client, Options};
 use thalweg_env::Env;
+use thalweg_ipc::remote::{Advice, RemoteError};
 use thalweg_net::keys::{Home, Token};
 
 use super::key;
@@ -38,10 +39,38 @@ impl Remote {
         let home = self.home();
         if let Some(token) = &self.token {
             let own = key::own(env, &home)?;
-            self.address.server().enrol(env, &home, &own, token).await?;
+            let enrolled = self.address.server().enrol(env, &home, &own, token).await;
+            enrolled.map_err(|error| self.explain_refusal(error))?;
         }
-        drop(self.address.enter(env, &home).await.map_err(|error| self.explain(error.into()))?);
+        drop(self.address.enter(env, &home).await.map_err(|error| self.explain_refusal(error))?);
         Ok(())
+    }
+
+    /// An error of the server or of the keys, with what to do about it.
+    fn explain_refusal(&self, error: RemoteError) -> Failure {
+        let advice = error.advice();
+        let failure = match error {
+            RemoteError::UnknownServer(server) => {
+                Failure::new(format!("the key of the server {server} is not known here"))
+            }
+            other => Failure::new(other.to_string()),
+        };
+        let failure = match (advice, &self.token) {
+            (Advice::NotPermitted, None) => failure.help(
+                "mount it once with --token: `thalweg cluster client add` on the server prints a token",
+            ),
+            (Advice::NotPermitted, Some(_)) => failure.help(
+                "if this user has used the token before, leave it out; `thalweg cluster client add` on the server \
+                 prints a new one",
+            ),
+            (Advice::Invalid, _) => failure.help(
+                "`thalweg cluster client list` on the server prints the directory that this client may mount",
+            ),
+            (Advice::Retry, _) => {
+                failure.help("look there whether `thalweg cluster serve` runs, and on which port")
+            }
+        };
+        self.explain(failure)
     }
 
     fn explain(&self, failure: Failure) -> Failure {

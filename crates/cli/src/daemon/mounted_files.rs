@@ -8,13 +8,15 @@ use thalweg_env::Env;
 use thalweg_fs::Filesystem;
 
 use crate::failure::{Failure, Outcome};
-use crate::request::mount_options::MountOptions;
+use crate::request::mount_options::{JournalOptions, MountOptions};
 use crate::request::sizes::Grown;
 use crate::volume::files::Files;
 use crate::volume::opened::Opened;
 
 /// How long an unmount waits for a server that does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(8);
+/// The same for a lazy unmount.
+const LAZY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A filesystem that can be mounted.
 #[derive(Clone, Debug)]
@@ -61,13 +63,18 @@ impl MountedFiles {
     ) -> Outcome<()> {
         match (self, volume) {
             (MountedFiles::Own(files), Some(volume)) => files.remount(volume, options).await,
+            _ if options.journal != JournalOptions::default() => {
+                Err(Failure::new("a shared filesystem has no journal options")
+                    .help("leave out the options of volumes that are updated in place"))
+            }
             // The kernel applies the flags.
             _ => Ok(()),
         }
     }
 
     /// Makes everything durable. A server on another machine that does not answer soon is an error.
-    pub(super) async fn sync(&self, env: &Env) -> Outcome<()> {
+    pub(super) async fn sync(&self, env: &Env, lazy: bool) -> Outcome<()> {
+        let patience = if lazy { LAZY_PATIENCE } else { PATIENCE };
         let filesystem = self.filesystem();
         if filesystem.is_read_only() {
             return Ok(());
@@ -75,9 +82,14 @@ impl MountedFiles {
         let syncing = filesystem.sync_all();
         let synced = match self {
             MountedFiles::Own(_) => syncing.await,
-            MountedFiles::Shared(_) => match env.timeout(PATIENCE, syncing).await {
+            MountedFiles::Shared(_) => match env.timeout(patience, syncing).await {
                 Some(synced) => synced,
-                None => return Err(Failure::new("the server does not answer")),
+                None => {
+                    let waited = patience.as_secs();
+                    return Err(Failure::new(format!(
+                        "the server has not answered for {waited} s, so the latest writes may not be durable"
+                    )));
+                }
             },
         };
         synced.map_err(|error| {

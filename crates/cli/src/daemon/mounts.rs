@@ -229,7 +229,7 @@ impl Mounts {
             self.lifetime.hold();
             it.files.clone()
         };
-        match synced.sync(&self.env).await {
+        match synced.sync(&self.env, lazy).await {
             Err(failure) if !lazy => {
                 self.end_unmount();
                 Err(failure.help("--lazy unmounts nevertheless, and loses unsynced writes"))
@@ -262,8 +262,11 @@ impl Mounts {
                 let it = all.iter().find(|it| it.mounted.device() == device);
                 it.map(|it| it.files.clone())
             };
-            if let Some(files) = files {
-                files.sync(&self.env).await?;
+            if let Some(files) = files
+                && let Err(failure) = files.sync(&self.env, lazy).await
+                && !lazy
+            {
+                return Err(failure);
             }
             // While it is mounted elsewhere in this namespace, it is served as before.
             let users = if mounts::of(mounted.identity())?.is_empty() { users } else { Vec::new() };

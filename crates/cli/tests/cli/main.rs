@@ -9,6 +9,7 @@ mod block_device;
 #[path = "../../../fuse/tests/common/busy.rs"]
 mod busy;
 mod clients;
+mod cluster;
 mod files;
 mod in_place;
 mod kv;

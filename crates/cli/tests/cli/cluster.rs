@@ -1,0 +1,266 @@
+//! A filesystem that clients on other machines share.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::files::{can_mount, text, wait_until};
+use crate::run::{Home, Server, bad, good, json, thalweg};
+
+/// A served filesystem, and clients with a folder of keys each, all on this machine. Everything is unmounted at the end.
+struct Scene {
+    home: Home,
+    server: Option<Server>,
+    place: String,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let home = Home::empty();
+        let mut scene = Scene { home, server: None, place: "127.0.0.1:0".to_owned() };
+        good(
+            scene.with("server", &["cluster", "create", "--size", "96M"]).arg(scene.home.volume()),
+        );
+        scene.serve();
+        scene
+    }
+
+    /// A scene with mounts; `None`, with a message, if this machine cannot mount.
+    fn with_mounts() -> Option<Scene> {
+        can_mount().then(Scene::new)
+    }
+
+    /// Serves the volume, at the same address as before.
+    fn serve(&mut self) {
+        let mut command = self.with("server", &["cluster", "serve", "--json", "--lease", "2"]);
+        command.arg(self.home.volume()).args(["--listen", &self.place]);
+        let server = Server::of(command, self.home.path("unused"));
+        let address = server.ready["addresses"][0].as_str().unwrap();
+        self.place = address.strip_suffix(":/").unwrap().to_owned();
+        self.server = Some(server);
+    }
+
+    /// A command with these keys.
+    fn with(&self, keys: &str, args: &[&str]) -> Command {
+        let mut command = thalweg(args.iter().copied());
+        command.env("THALWEG_KEYS", self.home.path(keys));
+        command
+    }
+
+    fn client(&self, args: &[&str]) -> Command {
+        let all: Vec<&str> = ["cluster", "client"].iter().chain(args).copied().collect();
+        self.with("server", &all)
+    }
+
+    fn token(&self, name: &str, path: &str, access: &str) -> String {
+        good(&mut self.client(&["add", name, "--path", path, access])).trim().to_owned()
+    }
+
+    /// The directory on which a client mounts.
+    fn directory(&self, name: &str) -> PathBuf {
+        let directory = self.home.path(&format!("mnt-{name}"));
+        fs::create_dir_all(&directory).unwrap();
+        directory
+    }
+
+    fn mount_command(&self, name: &str, path: &str) -> Command {
+        let mut command = self.with(name, &["mount", &format!("{}:{path}", self.place)]);
+        command.arg(self.directory(name));
+        command
+    }
+
+    /// Adds a client, and mounts what it sees.
+    fn mount(&self, name: &str, path: &str, access: &str) -> PathBuf {
+        let token = self.token(name, path, access);
+        good(self.mount_command(name, path).args(["--token", &token]));
+        self.directory(name)
+    }
+
+    fn status(&self) -> Value {
+        json(self.with("server", &["cluster", "status", "--json"]).arg(self.home.volume()))
+    }
+
+    fn umount(&self, name: &str, options: &[&str]) -> Output {
+        let mut command = thalweg(["umount"]);
+        command.args(options).arg(self.home.path(&format!("mnt-{name}"))).output().unwrap()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let Ok(found) = fs::read_dir(self.home.path(".")) else { return };
+        for path in found.flatten().map(|entry| entry.path()) {
+            if path.file_name().unwrap().to_string_lossy().starts_with("mnt-") {
+                let _ = thalweg(["umount", "--lazy"]).arg(path).output();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_filesystem_is_made_once_and_stays() {
+    let scene = Scene::new();
+    let create = |args: &[&str]| {
+        let mut command = scene.with("server", &["cluster", "create"]);
+        command.args(args);
+        command
+    };
+    let (volume, absent) = (scene.home.volume(), scene.home.path("absent"));
+    let said = bad(create(&["--size", "64M"]).arg(&volume), 1);
+    assert!(said.contains("is a volume already"), "{said}");
+    let said = bad(create(&[]).arg(&absent), 1);
+    assert!(said.contains("--size"), "{said}");
+    let said = bad(thalweg(["cluster", "status"]).arg(&absent), 1);
+    assert!(said.contains("absent"), "{said}");
+    let said = bad(thalweg(["cluster", "serve"]).arg(&volume), 1);
+    assert!(said.contains("in use by another process"), "{said}");
+}
+
+#[test]
+fn clients_are_added_listed_and_revoked() {
+    let scene = Scene::new();
+    for (args, code, word) in [
+        (&["add", "a b", "--path", "/", "--rw"][..], 1, "is no name for a client"),
+        (&["add", "a", "--path", "home", "--rw"], 1, "begins with `/`"),
+        (&["add", "a", "--path", "/x/../y", "--rw"], 1, "without . and .."),
+        (&["add", "a", "--path", "/"], 2, "--rw|--ro"),
+        (&["add", "a", "--path", "/", "--rw", "--ro"], 2, "cannot be used with"),
+        (&["revoke", "stranger"], 1, "no client stranger"),
+    ] {
+        let said = bad(&mut scene.client(args), code);
+        assert!(said.contains(word), "{args:?}: {said}");
+    }
+    let said = bad(scene.client(&["evict"]).arg(scene.home.volume()).arg("stranger"), 1);
+    assert!(said.contains("stranger"), "{said}");
+    assert_eq!(good(&mut scene.client(&["list"])), "");
+}
+
+#[test]
+fn what_cannot_be_mounted_is_told_with_what_to_do() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    let one = scene.mount("one", "/", "--rw");
+    fs::create_dir(one.join("sub")).unwrap();
+    let used = scene.token("two", "/sub", "--ro");
+    good(scene.mount_command("two", "/sub").args(["--token", &used]));
+    for (name, path, args, words) in [
+        ("one", "/", &[][..], ["is mounted already", "unmount it first"]),
+        ("three", "/", &[], ["there is no key", "--token"]),
+        ("three", "/", &["--token", &used], ["does not know this token", "cluster client add"]),
+        ("two", "/", &[], ["has nothing called /", "cluster client list"]),
+        ("two", "/sub/..", &[], ["has nothing called /sub/..", "cluster client list"]),
+        ("two", "/submarine", &[], ["has nothing called /submarine", "cluster client list"]),
+        ("one", "/absent", &[], ["/absent", "no such file"]),
+        ("one", "/sub", &["-o", "data=ordered"], ["without these options", "leave out"]),
+        ("one", "/sub", &["-o", "frobnicate"], ["unknown mount option", "frobnicate"]),
+    ] {
+        let said = bad(scene.mount_command(name, path).args(args), 1);
+        assert!(words.iter().all(|word| said.contains(word)), "{name} {path} {args:?}: {said}");
+    }
+    let mut absent = scene.with("one", &["mount", "127.0.0.1:1:/", "--token", &used]);
+    let said = bad(absent.arg(scene.directory("absent")), 1);
+    assert!(said.contains("127.0.0.1:1") && said.contains("cluster serve"), "{said}");
+    let said = bad(thalweg(["mount"]).arg(scene.home.volume()).arg(scene.directory("own")), 1);
+    assert!(said.contains("is served to clients"), "{said}");
+}
+
+#[test]
+fn mounts_see_each_other_within_what_their_keys_permit() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    let one = scene.mount("one", "/", "--rw");
+    fs::create_dir(one.join("sub")).unwrap();
+    fs::write(one.join("outside"), "x").unwrap();
+    let two = scene.mount("two", "/sub", "--rw");
+    let three = scene.mount("three", "/sub", "--ro");
+    for round in 0..20 {
+        let content = format!("round {round}");
+        fs::write(one.join("sub/a"), &content).unwrap();
+        assert_eq!(text(&two.join("a")), content);
+        fs::write(two.join("b"), &content).unwrap();
+        assert_eq!((text(&one.join("sub/b")), text(&three.join("b"))), (content.clone(), content));
+    }
+    assert_eq!(fs::read_dir(&two).unwrap().count(), 2);
+    assert!(!two.join("outside").exists());
+    for error in [fs::write(three.join("c"), ""), fs::remove_file(three.join("a"))] {
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EROFS));
+    }
+    let status = scene.status();
+    let clients = status["clients"].as_array().unwrap();
+    let names: Vec<_> = clients.iter().map(|client| client["client"].as_str().unwrap()).collect();
+    assert_eq!(names, ["one", "three", "two"]);
+    assert_eq!((&clients[1]["read_only"], &clients[1]["path"]), (&true.into(), &"/sub".into()));
+    let table = good(scene.with("server", &["cluster", "status"]).arg(scene.home.volume()));
+    assert!(table.contains("CLIENT") && table.contains("three"), "{table}");
+    let said = good(scene.client(&["evict"]).arg(scene.home.volume()).arg("two"));
+    assert!(said.contains("1 sessions of two"), "{said}");
+    // It connects again by itself.
+    wait_until(|| fs::read_to_string(two.join("a")).is_ok_and(|it| it == "round 19"));
+    for name in ["one", "two", "three"] {
+        let output = scene.umount(name, &[]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    wait_until(|| scene.status()["clients"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_lock_of_one_client_holds_at_the_other() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    let (one, two) = (scene.mount("one", "/", "--rw"), scene.mount("two", "/", "--rw"));
+    let held = fs::File::create(one.join("lock")).unwrap();
+    held.lock().unwrap();
+    let other = fs::File::open(two.join("lock")).unwrap();
+    assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
+    drop(held);
+    wait_until(|| other.try_lock().is_ok());
+}
+
+#[test]
+fn a_mount_without_its_server_can_be_unmounted() {
+    let Some(mut scene) = Scene::with_mounts() else { return };
+    let one = scene.mount("one", "/", "--rw");
+    fs::write(one.join("a"), "x").unwrap();
+    scene.server.take().unwrap().kill();
+    let output = scene.umount("one", &[]);
+    let said = String::from_utf8_lossy(&output.stderr).replace('│', " ");
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("server has not answered") && said.contains("--lazy"), "{said}");
+    let lazy = thalweg(["umount", "--lazy"]);
+    let mut limited = Command::new("timeout");
+    good(limited.arg("8").arg(lazy.get_program()).args(lazy.get_args()).arg(&one));
+    assert!(!one.join("a").exists());
+}
+
+#[test]
+fn a_revoked_client_cannot_mount_again() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    scene.mount("one", "/", "--rw");
+    let output = scene.umount("one", &[]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(good(&mut scene.client(&["list"])).contains("one"));
+    good(&mut scene.client(&["revoke", "one"]));
+    assert_eq!(good(&mut scene.client(&["list"])), "");
+    // The server reads the file of clients again within a second.
+    wait_until(|| !scene.mount_command("one", "/").output().is_ok_and(|it| it.status.success()));
+    let said = bad(&mut scene.mount_command("one", "/"), 1);
+    assert!(said.contains("does not know the key") && said.contains("client add"), "{said}");
+}
+
+#[test]
+fn mounts_go_on_when_the_server_is_killed_and_starts_again() {
+    let Some(mut scene) = Scene::with_mounts() else { return };
+    let (one, two) = (scene.mount("one", "/", "--rw"), scene.mount("two", "/", "--rw"));
+    fs::write(one.join("a"), "synced").unwrap();
+    fs::File::open(one.join("a")).unwrap().sync_all().unwrap();
+    fs::File::open(&one).unwrap().sync_all().unwrap();
+    scene.server.take().unwrap().kill();
+    scene.serve();
+    assert_eq!((text(&one.join("a")), text(&two.join("a"))), ("synced".into(), "synced".into()));
+    fs::write(two.join("b"), "later").unwrap();
+    assert_eq!(text(&one.join("b")), "later");
+    for name in ["one", "two"] {
+        let output = scene.umount(name, &[]);
+        assert!(output.status.success(), "{output:?}");
+    }
+}

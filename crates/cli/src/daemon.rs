@@ -20,6 +20,7 @@ pub(crate) mod metrics;
 pub(crate) mod mount_flags;
 mod mounted_files;
 pub(crate) mod mounts;
+mod mounts_status;
 pub(crate) mod network;
 pub(crate) mod published;
 pub(crate) mod replicas;

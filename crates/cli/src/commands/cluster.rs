@@ -111,7 +111,7 @@ pub(crate) struct Add {
     keys: KeysFolder,
     /// Name of the client: letters, digits, and `.`, `_`, `-` or `@`
     name: String,
-    /// The directory that it may use, with everything in it
+    /// The directory that it may use, with everything below it
     #[arg(long, value_name = "PATH")]
     path: String,
     /// Let it change files

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use thalweg_env::Env;
-use thalweg_fs::{Filesystem, Statistics};
+use thalweg_fs::Filesystem;
 use thalweg_fuse::mounted::{self as fuse, Mounted};
 use thalweg_fuse::mounts;
 use thalweg_store::latency::StageStatus;
@@ -406,17 +406,6 @@ impl Mounts {
         }
     }
 
-    /// The directory where the filesystem of a volume, or of a snapshot, is mounted.
-    pub(crate) async fn mount_of(
-        &self,
-        volume: &Opened,
-        snapshot: Option<&str>,
-    ) -> Option<PathBuf> {
-        let mounts = self.list.lock().await;
-        let of = mounts.iter().find(|it| it.shows(volume, snapshot));
-        of.map(MountedVolume::directory)
-    }
-
     /// The mounted snapshots of a volume, as JSON.
     pub(crate) async fn mounted_snapshots(&self, volume: &Opened) -> serde_json::Value {
         let mounts = self.list.lock().await;
@@ -424,22 +413,6 @@ impl Mounts {
         of.filter_map(|it| Some((it.snapshot.as_deref()?, it.directory())))
             .map(|(name, place)| serde_json::json!({ "snapshot": name, "directory": place }))
             .collect()
-    }
-
-    /// How full a volume's filesystem is, if it is mounted.
-    pub(crate) async fn statistics_of(&self, volume: &Opened) -> Option<Statistics> {
-        let filesystem = {
-            let mounts = self.list.lock().await;
-            mounts.iter().find(|it| it.shows(volume, None))?.filesystem()
-        };
-        filesystem.statistics().await.ok()
-    }
-
-    /// How long the kernel's requests to a volume's filesystem took, if it is mounted.
-    pub(crate) async fn mount_stages(&self, volume: &Opened) -> Vec<StageStatus> {
-        let mounts = self.list.lock().await;
-        let of = mounts.iter().find(|it| it.shows(volume, None));
-        of.map(MountedVolume::stages).unwrap_or_default()
     }
 
     /// Refuses a change while the filesystem of a volume, or of a snapshot, is mounted.

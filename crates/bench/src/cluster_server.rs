@@ -45,7 +45,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
 /// Bytes of the volume.
 const SIZE: u64 = 1 << 30;
 /// Files that all clients together make in a round at scale 1.
-const FILES: f64 = 32_000.0;
+const FILES: f64 = 8_000.0;
 const ROUNDS: u32 = 5;
 const CLIENTS: [u32; 2] = [1, 16];
 /// The kinds of calls that are timed.

@@ -7,7 +7,7 @@
 //! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
-//! for [`Options::retry`]. If the server has ended the session in the meantime, everything that was open is stale, which
+//! for [`Options::retry`], or at once when it does not let the client in any more. If the server has ended the session in the meantime, everything that was open is stale, which
 //! is logged; a new session begins by itself.
 
 pub mod address;
@@ -71,6 +71,8 @@ pub enum AttachError {
 enum LinkError {
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
+    #[error("the server does not let this client in any more: {0}")]
+    Refused(String),
     #[error("the server has ended the session of this client while the call was under way")]
     Evicted,
     #[error("the client is closed")]

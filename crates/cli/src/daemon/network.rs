@@ -116,6 +116,10 @@ impl Host {
             biased;
             () = permission.ended() => {
                 tracing::info!(client = client.name, volume = name, "a client's permission ended");
+                // It cannot come back to end its sessions.
+                if let (Service::Files, Some(shared)) = (service, self.session.shared.get()) {
+                    shared.evict(&client.name);
+                }
             }
             result = self.serve_service(stream, service, &name, &client) => match result {
                 Ok(()) => tracing::info!(client = client.name, volume = name, "a client left"),

@@ -5,7 +5,7 @@ use std::io;
 
 use thalweg_env::Env;
 use thalweg_env::connection::{BoxStream, Connecting, Connector};
-use thalweg_ipc::remote::{RemoteError, Server};
+use thalweg_ipc::remote::{Advice, RemoteError, Server};
 use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
 
@@ -74,7 +74,14 @@ impl fmt::Debug for Entrance {
 impl Connector for Entrance {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
-            self.address.enter(&self.env, &self.home).await.map_err(io::Error::other)
+            let entered = self.address.enter(&self.env, &self.home).await;
+            entered.map_err(|error| {
+                let kind = match error.advice() {
+                    Advice::Retry => io::ErrorKind::NotConnected,
+                    Advice::Invalid | Advice::NotPermitted => io::ErrorKind::PermissionDenied,
+                };
+                io::Error::new(kind, error)
+            })
         })
     }
 }

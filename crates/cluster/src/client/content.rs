@@ -158,6 +158,24 @@ impl Shared {
         Ok(Opened { handle, pages, flush })
     }
 
+    /// Tells of a close of a descriptor, which releases POSIX locks. A process that ends cannot be killed while it waits for
+    /// this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The
+    /// call goes on by itself.
+    pub(super) async fn flush(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
+        let (shared, lease) = (self.clone(), self.session.lock().lease);
+        let mut flushing = self.env.spawn(async move { shared.order(request).await });
+        match self.env.timeout(lease, &mut flushing).await {
+            Some(flushed) => flushed.unwrap_or(Err(LinkError::Closed.into())),
+            None => {
+                tracing::warn!(
+                    "the server does not answer; locks of a closed file stay until it does"
+                );
+                flushing.detach();
+                Ok(())
+            }
+        }
+    }
+
     pub(super) async fn release(self: &Arc<Self>, ino: Ino, handle: Handle) {
         if let Err(error) = self.order(Request::Release { ino, handle }).await {
             // A file of a session that has ended was closed with it.

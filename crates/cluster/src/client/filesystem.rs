@@ -230,8 +230,7 @@ impl Filesystem for Client {
     }
 
     async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError> {
-        let ino = self.theirs(ino);
-        self.shared.order(Request::Flush { ino, handle, owner }).await
+        self.shared.flush(Request::Flush { ino: self.theirs(ino), handle, owner }).await
     }
 
     async fn release(&self, ino: Ino, handle: Handle) {

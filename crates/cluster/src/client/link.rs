@@ -27,6 +27,8 @@ pub(super) enum Link {
     Up(Channel),
     /// There is none.
     Down,
+    /// There is none, since the server does not let the client in, for this reason.
+    Refused(String),
     /// There will be none.
     Closed,
 }
@@ -208,6 +210,13 @@ impl Shared {
                 Some(Err(error)) => error,
                 None => AttachError::Lost(io::ErrorKind::TimedOut.into()),
             };
+            let refusal = match &error {
+                AttachError::Lost(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    Some(error.to_string())
+                }
+                _ => None,
+            };
+            self.set_link(refusal.map_or(Link::Down, Link::Refused));
             if !std::mem::replace(&mut has_warned, true) {
                 tracing::warn!(%error, "connecting to the server failed; it is tried again");
             }

@@ -1,15 +1,20 @@
 //! Connections that break, clients that do not answer, and servers that end.
 
+use std::io;
 use std::slice::from_ref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use thalweg_cluster::client::Client;
+use thalweg_env::connection::{Connecting, Connector};
 use thalweg_env::{Env, Time};
 use thalweg_fs::{
     Caller, Filesystem, FsError, Ino, Invalidation, Lock, LockKind, LockMode, LockOwner, LockRange,
     Node, OpenFlags,
 };
+use thalweg_sim::net::SimConnector;
 use thalweg_sim::run;
 
 use crate::scene::*;
@@ -310,5 +315,65 @@ fn a_client_hears_at_once_that_it_was_evicted() {
         assert_eq!(scene.service.evict("a"), 1);
         env.sleep(LEASE / 20).await;
         assert_eq!(a.client.status().evictions, 1);
+    });
+}
+
+/// Connects, unless the server is said to refuse.
+#[derive(Debug)]
+struct Door {
+    to: SimConnector,
+    refuses: Arc<AtomicBool>,
+}
+
+impl Connector for Door {
+    fn connect(&self) -> Connecting<'_> {
+        match self.refuses.load(Ordering::Relaxed) {
+            true => Box::pin(async { Err(io::ErrorKind::PermissionDenied.into()) }),
+            false => self.to.connect(),
+        }
+    }
+}
+
+#[test]
+fn calls_fail_at_once_when_the_server_refuses_the_client() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let refuses = Arc::<AtomicBool>::default();
+        let (to, said) = (scene.entrance("a"), refuses.clone());
+        let door = Box::new(Door { to, refuses: said });
+        let client = Client::connect(&env, door, patient()).await.unwrap();
+        let file = make(&client, Ino::ROOT, "f", Node::File).await;
+        refuses.store(true, Ordering::Relaxed);
+        scene.service.evict("a");
+        let start = env.now();
+        let failed = client.statistics().await;
+        assert!(matches!(failed, Err(FsError::Store(_))), "{failed:?}");
+        assert!(env.now().since(start) < Duration::from_secs(1));
+        // It may be let in again.
+        refuses.store(false, Ordering::Relaxed);
+        env.sleep(Duration::from_secs(2)).await;
+        assert_eq!(client.find(Ino::ROOT, b"f").await.unwrap().ino, file);
+    });
+}
+
+#[test]
+fn a_close_does_not_wait_for_a_server_that_is_gone() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env);
+        let a = scene.client("a").await;
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        let opened = a.client.open(&Caller::default(), file, WRITING).await.unwrap().handle;
+        a.client.lock(file, &whole(opened, 1), false).await.unwrap();
+        scene.network.part(std::slice::from_ref(&a.host), std::slice::from_ref(&scene.server));
+        let start = env.now();
+        a.client.flush(file, opened, LockOwner::local(1)).await.unwrap();
+        assert!(env.now().since(start) <= LEASE + Duration::from_millis(1));
+        scene.network.heal();
+        env.sleep(LEASE).await;
+        // The server has heard of it in the meantime.
+        let b = scene.client("b").await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        let other = b.client.open(&Caller::default(), file, WRITING).await.unwrap().handle;
+        b.client.lock(file, &whole(other, 1), false).await.unwrap();
     });
 }

@@ -11,7 +11,7 @@ use thalweg_env::{Env, Node};
 use thalweg_fs::{Filesystem, FsError, Ino, NewNode, Node as Kind, WriteAt, WriteHow};
 use thalweg_net::keys::Access;
 use thalweg_sim::files::NaiveFiles;
-use thalweg_sim::net::{Host, LinkSpec, Network};
+use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 
 pub(crate) const PORT: u16 = 7700;
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -71,6 +71,12 @@ impl Scene {
     /// A client that has the name of its host.
     pub(crate) async fn client(&self, name: &str) -> Machine {
         self.client_as(visitor(name)).await.unwrap()
+    }
+
+    /// The way to the server from a new host, for a client of that name.
+    pub(crate) fn entrance(&self, name: &str) -> SimConnector {
+        VISITORS.with(|all| all.borrow_mut().insert(name.to_owned(), visitor(name)));
+        self.network.host(name).connector(&self.server, PORT)
     }
 
     pub(crate) async fn client_as(&self, visitor: Visitor) -> Result<Machine, AttachError> {

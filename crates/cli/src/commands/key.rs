@@ -129,7 +129,7 @@ pub(crate) struct List {
     json: bool,
 }
 
-/// Shut out a client: its sessions end within about a second
+/// Shut out a client: its sessions end within about a second, and tokens that it has not used are withdrawn
 #[derive(Debug, Args)]
 pub(crate) struct Revoke {
     #[command(flatten)]
@@ -287,12 +287,19 @@ pub(crate) fn list(args: &List) -> Outcome<()> {
 }
 
 pub(crate) fn revoke(args: &Revoke) -> Outcome<()> {
-    let path = args.folder.home().authorized_clients();
-    match Authorized::update(&path, |all| Ok(all.remove(&args.client)))? {
+    let home = args.folder.home();
+    let path = home.authorized_clients();
+    let removed = Authorized::update(&path, |all| Ok(all.remove(&args.client)))?;
+    let withdrawn = Offer::withdraw(&home.offers(), &args.client)?;
+    if withdrawn > 0 {
+        println!("{withdrawn} unused tokens of {} are withdrawn", args.client);
+    }
+    match removed {
         Some(client) => {
             println!("{} may no longer connect", client.name);
             Ok(())
         }
+        None if withdrawn > 0 => Ok(()),
         None => Err(Failure::new(format!("there is no client {}", args.client))
             .help("`thalweg key list` prints those that there are")),
     }

@@ -135,6 +135,12 @@ fn clients_are_added_listed_and_revoked() {
     let said = bad(scene.client(&["evict"]).arg(scene.home.volume()).arg("stranger"), 1);
     assert!(said.contains("stranger"), "{said}");
     assert_eq!(good(&mut scene.client(&["list"])), "");
+    // A token that was not used yet is withdrawn with its client.
+    let token = scene.token("late", "/", "--rw");
+    let said = good(&mut scene.client(&["revoke", "late"]));
+    assert!(said.contains("1 unused tokens of late are withdrawn"), "{said}");
+    let said = bad(scene.mount_command("late", "/").args(["--token", &token]), 1);
+    assert!(said.contains("does not know this token"), "{said}");
 }
 
 #[test]

@@ -89,18 +89,18 @@ impl Shared {
         (ino, lock): (Ino, Lock),
         wait: bool,
     ) -> Result<Outcome, FsError> {
-        if !wait {
+        if wait {
+            let cancelled = session.wait(number)?;
+            let locked = tokio::select! {
+                biased;
+                locked = self.filesystem.lock(ino, &lock, true) => locked,
+                _ = cancelled => Err(FsError::Locked),
+            };
+            session.end_wait(number);
+            locked?;
+        } else {
             self.filesystem.lock(ino, &lock, false).await?;
-            return Ok(Outcome::done());
         }
-        let cancelled = session.wait(number)?;
-        let locked = tokio::select! {
-            biased;
-            locked = self.filesystem.lock(ino, &lock, true) => locked,
-            _ = cancelled => Err(FsError::Locked),
-        };
-        session.end_wait(number);
-        locked?;
         // The session may have ended, and released its locks, in the meantime.
         if session.state.lock().has_ended {
             self.filesystem.release(ino, lock.handle).await;

@@ -138,6 +138,22 @@ impl Offer {
         offers.write()
     }
 
+    /// Removes the offers of a file for clients called `name`, whose tokens cannot be used any more; how many.
+    ///
+    /// # Errors
+    /// [`KeyError`].
+    pub fn withdraw(path: &Path, name: &str) -> Result<usize, KeyError> {
+        let _lock = lock_folder(path)?;
+        let mut offers = Offers::read(path)?;
+        let before = offers.offers.len();
+        offers.offers.retain(|offer| offer.name != name);
+        let withdrawn = before - offers.offers.len();
+        if withdrawn > 0 {
+            offers.write()?;
+        }
+        Ok(withdrawn)
+    }
+
     /// Takes the offer for a secret out of a file, which has it no longer afterwards: the client with this key. `None`
     /// for a secret that is unknown, was used, or has expired by `now`.
     ///

@@ -118,7 +118,7 @@ pub(in crate::server) struct Shared {
     sessions: Mutex<HashMap<Uuid, Arc<Session>>>,
     serial: AtomicU64,
     capabilities: Capabilities,
-    /// Ended sessions whose clients may still use what they cache: until when.
+    /// Ended sessions by serial number: the time until which the client may use its cache.
     leaving: Mutex<HashMap<u64, Time>>,
     names: NameLocks,
     open_files: OpenFiles,

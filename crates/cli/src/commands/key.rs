@@ -225,7 +225,7 @@ fn authorize(env: &Env, args: Authorize) -> Outcome<()> {
     Ok(())
 }
 
-/// A token for a client whose key is not known yet: its name, what it sees and what it may do there.
+/// A new token for a client with this name, path and access. The client brings its key with the token.
 pub(crate) fn offer(
     env: &Env,
     home: &Home,

@@ -94,10 +94,15 @@ impl Host {
     /// A connection from its first byte to its last.
     async fn receive(&self, stream: impl Stream, entering: OwnedSemaphorePermit) {
         let exports = &self.session.exports;
+        // Paths are directories then, and a raw write would go past the clients' caches.
+        let shares = self.session.shared.get().is_some();
         let serves = |client: &Client, service, name: &str| match service {
-            Service::Transactions => sees(client, name) && exports.transactions(name).is_some(),
+            Service::Transactions => {
+                !shares && sees(client, name) && exports.transactions(name).is_some()
+            }
+            Service::Replica if shares => client.path == "/" && self.chained(name).is_some(),
             Service::Replica => sees(client, name) && self.chained(name).is_some(),
-            Service::Files => client.contains(name) && self.session.shared.get().is_some(),
+            Service::Files => shares && client.contains(name),
         };
         let admitted = self.gate.admit(stream, &self.seats, serves).await;
         drop(entering);

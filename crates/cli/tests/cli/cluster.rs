@@ -270,3 +270,17 @@ fn mounts_go_on_when_the_server_is_killed_and_starts_again() {
         assert!(output.status.success(), "{output:?}");
     }
 }
+
+/// What clients cache would not notice a raw write; and `/vol` is a directory for them, not the volume of that name.
+#[test]
+fn clients_of_files_get_no_raw_volume() {
+    let scene = Scene::new();
+    for (name, path) in [("all", "/"), ("confined", "/vol")] {
+        let token = scene.token(name, path, "--rw");
+        good(&mut scene.with(name, &["key", "new"]));
+        good(&mut scene.with(name, &["key", "enrol", &scene.place, &token]));
+        let volume = format!("thalweg://{}/vol", scene.place);
+        let said = bad(&mut scene.with(name, &["kv", &volume, "list"]), 1);
+        assert!(said.contains("nothing called vol"), "{name}: {said}");
+    }
+}

@@ -151,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// A call whose answer allows nothing.
+    /// Makes a call and caches nothing of the answer.
     pub(super) async fn ask(
         self: &Arc<Self>,
         request: Request,

@@ -33,7 +33,7 @@ pub(super) enum Link {
     Closed,
 }
 
-/// A connection whose session is attached.
+/// A connection with an attached session.
 pub(super) struct Connection {
     channel: Channel,
     /// Receives answers and calls, until the connection ends.

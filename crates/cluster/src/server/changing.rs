@@ -94,7 +94,7 @@ impl Shared {
         join_all(waits).await;
     }
 
-    /// Returns when a client whose session was ended cannot use what it caches.
+    /// Waits for the lease of an ended session: from then on its client uses nothing of its cache.
     async fn leave(&self, serial: u64) {
         let until = self.leaving.lock().get(&serial).copied();
         if let Some(until) = until {

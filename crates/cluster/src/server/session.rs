@@ -52,7 +52,7 @@ pub(super) struct OpenFile {
     pub(super) writes: bool,
 }
 
-/// Most calls whose answers a client has not acknowledged.
+/// Maximum number of unacknowledged calls of a session.
 const MAX_CALLS: usize = 1 << 16;
 /// Most calls of a session that wait for locks.
 const MAX_WAITS: usize = 1 << 12;

@@ -136,7 +136,7 @@ fn reads_and_writes_exceed_a_message() {
         let how = WriteHow::default();
         let mut end = 0;
         for at in [12_345, (1 << 20) - 1, 0] {
-            // Buffers whose ends are not those of messages.
+            // The buffers end in the middle of messages.
             let data = bytes.chunks(777_777).map(Bytes::copy_from_slice).collect();
             assert_eq!(a.write(file, WriteAt::Offset(at), data, how).await.unwrap(), at);
             end = end.max(at + bytes.len() as u64);

@@ -1,4 +1,4 @@
-//! Steps whose names exist, and whose directories are some: most random ones fail.
+//! Aims steps at existing names and directories, since most random ones fail.
 
 use thalweg_fs::{Cookie, Filesystem, Kind};
 

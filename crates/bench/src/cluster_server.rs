@@ -151,7 +151,8 @@ impl Wire {
 async fn measure(env: &Env, files: u32) -> Result<Measured, BenchError> {
     let device: DeviceRef = Arc::new(MemoryDevice::new(SIZE));
     let (local, store) = crate::fs::made::make(device, Mode::default()).await?;
-    let server = Server::new(env, local.clone(), server::Options::default());
+    let server = Server::start(env, local.clone(), server::Options::default()).await;
+    let server = server.map_err(failed)?;
     let wire = Wire::start(env, server).await?;
     let mut rates = Vec::new();
     let mut number = 0;

@@ -3,7 +3,7 @@
 //! - [`address`]: where it is;
 //! - `cache`: what the client may use without a call;
 //! - `link`: connections, one after the other, and what the server calls;
-//! - `call`: a call that outlives connections;
+//! - `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
@@ -13,8 +13,10 @@
 pub mod address;
 mod cache;
 mod call;
+mod claims;
 mod content;
 mod filesystem;
+mod holdings;
 mod link;
 mod names;
 
@@ -32,6 +34,7 @@ use uuid::Uuid;
 
 use cache::Cache;
 use call::Numbers;
+use holdings::Holdings;
 use link::Link;
 
 /// How a client treats its server.
@@ -119,6 +122,8 @@ struct SessionInfo {
     root: Ino,
     lease: Duration,
     read_only: bool,
+    /// The server's incarnation.
+    server: Uuid,
 }
 
 struct Shared {
@@ -129,6 +134,7 @@ struct Shared {
     link: watch::Sender<Link>,
     numbers: Mutex<Numbers>,
     cache: Mutex<Cache>,
+    holdings: Holdings,
     watcher: RwLock<Option<Watcher>>,
     /// What was sent.
     traffic: Traffic,
@@ -151,6 +157,8 @@ pub struct ClientStatus {
     pub inodes: usize,
     /// Calls without an answer.
     pub calls: usize,
+    /// Changes that a crash of the server would undo, and that would be made again then.
+    pub kept: usize,
 }
 
 impl Client {
@@ -170,6 +178,7 @@ impl Client {
             root: Ino::ROOT,
             lease: Duration::ZERO,
             read_only: false,
+            server: Uuid::nil(),
         };
         let link = watch::Sender::new(Link::Down);
         let shared = Arc::new(Shared {
@@ -180,6 +189,7 @@ impl Client {
             link,
             numbers: Mutex::default(),
             cache: Mutex::default(),
+            holdings: Holdings::default(),
             watcher: RwLock::default(),
             traffic: Traffic::default(),
         });
@@ -212,6 +222,7 @@ impl Client {
             evictions: self.shared.session.lock().generation,
             inodes: self.shared.cache.lock().len(),
             calls: self.shared.numbers.lock().pending(),
+            kept: self.shared.holdings.kept.lock().len(),
         }
     }
 }

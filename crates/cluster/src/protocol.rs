@@ -4,12 +4,24 @@
 //! have numbers of the client's choice, which grow. A client that lost its connection connects again, resumes the
 //! session and sends each call without an answer again, with its old number: the server carries out no call twice.
 //!
+//! # After a crash of the server
+//!
+//! A server whose filesystem keeps records ([`thalweg_fs::Ledger`]) finds the sessions there when it starts again. An answer
+//! that [changed something](Reply::committed) counts at once, and may not survive a crash: the client keeps the call until
+//! the server says that it does ([`FromServer::Durable`]). After [`Answer::Attached`] by another incarnation the client
+//! claims what it held ([`Request::Claim`], [`Request::ClaimOpen`], [`Request::ClaimLock`]), makes the calls that it has kept
+//! again in the order of their versions ([`Call::before`]), and ends that with [`Request::Claimed`]. Until all clients have
+//! done so, or their time is up, all other calls wait.
+//!
+//! # What may be cached
+//!
 //! Answers say what the client may cache. The server takes that back with [`FromServer::Invalidate`], and waits for the
 //! answer before it makes the change. Calls and answers are in one order on a connection: what was allowed before an
 //! invalidation ends with it, also when the answer that allowed it is looked at later.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Caller, Cookie, Handle, Ino, Kind, Lock, LockKind,
     LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr, Statistics,
@@ -21,11 +33,15 @@ use uuid::Uuid;
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 1 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 2 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
 pub const MAX_ENTRIES: usize = 2048;
+/// Slots of a session.
+pub const SLOTS: u16 = 256;
+/// Most inodes in a [`Request::Claim`].
+pub const MAX_CLAIMS: usize = 16384;
 /// Most inodes in a [`Request::Forget`].
 pub const MAX_FORGOTTEN: usize = 4096;
 
@@ -36,8 +52,19 @@ pub struct Call {
     pub number: u64,
     /// All calls with lower numbers were answered, or their answers are not wanted: the server forgets them.
     pub oldest: u64,
+    /// Of a call that changes something: the slot that it uses, less than [`SLOTS`].
+    pub slot: u16,
+    /// The change was answered by a server before this one, and is made again unless the server has it.
+    pub before: Option<Committed>,
     /// What is to be done.
     pub request: Request,
+}
+
+impl Call {
+    /// A call outside of the order of calls.
+    pub fn outside(request: Request) -> Call {
+        Call { number: 0, oldest: 0, slot: 0, before: None, request }
+    }
 }
 
 /// What a client wants.
@@ -54,6 +81,22 @@ pub enum Request {
         /// It is to exist.
         resumes: bool,
     },
+    /// The payload is a list of [`Claim`].
+    Claim,
+    /// The client had a file open under this handle.
+    ClaimOpen {
+        handle: Handle,
+        caller: Caller,
+        ino: Ino,
+        flags: OpenFlags,
+    },
+    /// The client had a lock.
+    ClaimLock {
+        ino: Ino,
+        lock: Lock,
+    },
+    /// The client has claimed everything.
+    Claimed,
     /// Renews the lease, as every call does.
     Renew,
     /// Ends the session, with all that it holds.
@@ -200,6 +243,10 @@ impl Request {
     pub fn is_once(&self) -> bool {
         match self {
             Request::Attach { .. }
+            | Request::Claim
+            | Request::ClaimOpen { .. }
+            | Request::ClaimLock { .. }
+            | Request::Claimed
             | Request::Renew
             | Request::Detach
             | Request::Forget
@@ -235,6 +282,24 @@ impl Request {
             | Request::Unlock { .. } => true,
         }
     }
+
+    /// Whether it changes files: it uses a slot.
+    pub fn is_change(&self) -> bool {
+        matches!(
+            self,
+            Request::SetAttributes { .. }
+                | Request::Create { .. }
+                | Request::Link { .. }
+                | Request::Unlink { .. }
+                | Request::RemoveDirectory { .. }
+                | Request::Rename { .. }
+                | Request::Write { .. }
+                | Request::Allocate { .. }
+                | Request::Copy { .. }
+                | Request::SetXattr { .. }
+                | Request::RemoveXattr { .. }
+        )
+    }
 }
 
 /// What a client may cache from now on, until it is invalidated or the lease ends.
@@ -248,6 +313,19 @@ pub struct Grants {
     pub content: bool,
 }
 
+/// An inode that a client knew before its server stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Claim {
+    /// The inode.
+    pub ino: Ino,
+    /// The stamp of the last answer that named it.
+    pub stamp: u64,
+    /// What that answer had as [`Reply::proof`].
+    pub proof: u64,
+    /// What the client caches of it.
+    pub held: Grants,
+}
+
 /// A server's answer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Reply {
@@ -255,6 +333,10 @@ pub struct Reply {
     pub stamp: u64,
     /// What may be cached.
     pub grants: Grants,
+    /// Of a call that changed something, if the client has to keep it.
+    pub committed: Option<Committed>,
+    /// Of an answer that names an inode: shows that the client knows it.
+    pub proof: u64,
     /// The answer itself.
     pub answer: Answer,
 }
@@ -270,6 +352,8 @@ pub enum Answer {
         lease: u32,
         /// Changes are refused.
         read_only: bool,
+        /// The incarnation of the server.
+        server: Uuid,
     },
     /// The server has ended the session, or does not know it.
     Evicted,
@@ -317,8 +401,8 @@ pub struct ListedEntry {
     pub kind: Kind,
     /// The place behind this entry.
     pub cookie: Cookie,
-    /// The attributes, if they were asked for, and whether they may be cached.
-    pub attributes: Option<(Attributes, bool)>,
+    /// The attributes, if they were asked for, whether they may be cached, and the proof that the client knows the inode.
+    pub attributes: Option<(Attributes, bool, u64)>,
 }
 
 /// A call of the server.
@@ -326,6 +410,8 @@ pub struct ListedEntry {
 pub enum FromServer {
     /// The client is to drop what it caches of these. Answered with [`Invalidated`].
     Invalidate(Vec<Changed>),
+    /// Is not answered. Changes up to this version survive a crash.
+    Durable(u64),
 }
 
 /// What is about to change.

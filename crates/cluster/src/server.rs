@@ -4,7 +4,9 @@
 //!
 //! - `session`: a client's session, with the inodes that it knows, its open files and its locks;
 //! - `capabilities`: what each client caches; `changing`: a change invalidates that first;
-//! - `connection`: the calls of a connection, each carried out once;
+//! - `connection`: the calls of a connection, each carried out once; `job`: one of them;
+//! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
+//! - `recovery`: the sessions of the server before this one go on;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
@@ -16,10 +18,13 @@ mod capabilities;
 mod changing;
 mod connection;
 mod content;
+mod job;
 mod names;
 mod open_files;
 mod opens;
+mod recovery;
 mod session;
+mod undurable;
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -29,7 +34,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
-use thalweg_env::{Env, HashMap, Task, Time};
+use thalweg_env::{Env, HashMap, Task, Time, watch};
 use thalweg_fs::{Filesystem, FsError, Ino, Kind};
 use thalweg_net::channel::{Channel, Limits, Side};
 use thalweg_net::keys::Access;
@@ -41,7 +46,9 @@ use capabilities::Capabilities;
 use changing::NameLocks;
 use connection::Connection;
 use open_files::OpenFiles;
+use recovery::{Recovery, info_of};
 use session::Session;
+use undurable::Undurable;
 
 /// Limits and times.
 #[derive(Clone, Debug)]
@@ -56,6 +63,8 @@ pub struct Options {
     pub budget: u32,
     /// Time within which a new connection must send its hello.
     pub patience: Duration,
+    /// Changes are durable after so long at the latest.
+    pub commit: Duration,
 }
 
 impl Default for Options {
@@ -66,6 +75,7 @@ impl Default for Options {
             sessions: 4096,
             budget: 4096,
             patience: Duration::from_secs(10),
+            commit: Duration::from_secs(1),
         }
     }
 }
@@ -106,7 +116,7 @@ pub struct SessionStatus {
 #[derive(Clone, Debug)]
 pub struct Server {
     shared: Arc<Shared>,
-    _reaper: Arc<Task<()>>,
+    _tasks: Arc<Vec<Task<()>>>,
 }
 
 pub(in crate::server) struct Shared {
@@ -118,8 +128,12 @@ pub(in crate::server) struct Shared {
     sessions: Mutex<HashMap<Uuid, Arc<Session>>>,
     serial: AtomicU64,
     capabilities: Capabilities,
-    /// Ended sessions by serial number: the time until which the client may use its cache.
-    leaving: Mutex<HashMap<u64, Time>>,
+    /// Ended sessions by serial number, until the records do not have them, and their clients use nothing of their caches.
+    leaving: Mutex<HashMap<u64, watch::Receiver<()>>>,
+    undurable: Undurable,
+    recovery: Recovery,
+    /// Tells clients this server from the one before it.
+    incarnation: Uuid,
     names: NameLocks,
     open_files: OpenFiles,
 }
@@ -140,10 +154,19 @@ impl fmt::Debug for Shared {
 }
 
 impl Server {
-    /// A server of this filesystem, which no other program changes.
-    pub fn new(env: &Env, filesystem: Arc<dyn Filesystem>, options: Options) -> Server {
+    /// A server of this filesystem, which no other program changes. If the filesystem keeps records
+    /// ([`thalweg_fs::Ledger`]), the sessions of the server before this one go on.
+    ///
+    /// # Errors
+    /// Those of the filesystem's records.
+    pub async fn start(
+        env: &Env,
+        filesystem: Arc<dyn Filesystem>,
+        options: Options,
+    ) -> Result<Server, FsError> {
         let (sessions, serial, capabilities, leaving, names, open_files) = Default::default();
-        let env = env.clone();
+        let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
+        let incarnation = env.uuid();
         let shared = Arc::new_cyclic(|me| Shared {
             me: me.clone(),
             env,
@@ -153,6 +176,9 @@ impl Server {
             serial,
             capabilities,
             leaving,
+            undurable,
+            recovery,
+            incarnation,
             names,
             open_files,
         });
@@ -165,7 +191,14 @@ impl Server {
                 shared.expire();
             }
         });
-        Server { shared, _reaper: Arc::new(reaper) }
+        let mut tasks = vec![reaper];
+        if let Some(until) = shared.expect_sessions().await? {
+            let recovering = shared.clone();
+            tasks.push(shared.env.spawn(async move { recovering.finish_recovery(until).await }));
+        }
+        let committing = shared.clone();
+        tasks.push(shared.env.spawn(async move { committing.keep_durable().await }));
+        Ok(Server { shared, _tasks: Arc::new(tasks) })
     }
 
     /// Serves a client over a stream until the connection ends. Its session goes on, so that the client may connect
@@ -255,20 +288,28 @@ impl Shared {
             Ending::Detached => self.env.now(),
             Ending::Evicted(_) => self.lease_end(heard),
         };
-        self.leaving.lock().insert(session.serial, until);
+        let (leaves, left) = watch::channel(());
+        self.leaving.lock().insert(session.serial, left);
         self.sessions.lock().remove(&session.id);
         session.moved.notify_waiters();
         // Without a server, nothing waits for the client.
         let Some(shared) = self.me.upgrade() else { return };
         let (serial, ended) = (session.serial, session.clone());
         let release = async move {
-            for (handle, file) in estate.handles {
-                shared.close(&ended, file, handle).await;
+            // First of all, so that a client cannot claim what another one gets now.
+            if let Some(ledger) = shared.filesystem.ledger()
+                && let Err(error) = ledger.end_sessions(&[serial]).await
+            {
+                tracing::error!(%error, "the record of a client's session stays");
+            }
+            for file in estate.files {
+                shared.close(&ended, file).await;
             }
             estate.inodes.into_iter().for_each(|ino| shared.filesystem.unreference(ino, 1));
             shared.env.sleep_until(until).await;
             shared.capabilities.drop_session(serial);
             shared.leaving.lock().remove(&serial);
+            drop(leaves);
         };
         self.env.spawn(release).detach();
     }
@@ -282,6 +323,36 @@ impl Shared {
         lost.iter().for_each(|session| {
             self.end(session, Ending::Evicted("its client was silent for too long"))
         });
+    }
+
+    /// The number of a new session, which is recorded if the filesystem keeps records.
+    async fn record_session(&self, id: Uuid, visitor: &Visitor) -> Result<u64, FsError> {
+        match self.filesystem.ledger() {
+            Some(ledger) => ledger.begin_session(info_of(id, visitor, self.options.lease)).await,
+            None => Ok(self.next_serial()),
+        }
+    }
+
+    /// Makes all changes durable, and tells the clients that have to know.
+    async fn make_durable(&self) -> Result<(), FsError> {
+        let synced = self.undurable.sync(async || self.filesystem.sync_all().await).await?;
+        if let Some(version) = synced {
+            let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+            sessions.iter().for_each(|session| session.tell_durable(version));
+        }
+        Ok(())
+    }
+
+    /// Makes changes durable before long.
+    async fn keep_durable(&self) {
+        loop {
+            self.env.sleep(self.options.commit).await;
+            if self.undurable.is_dirty()
+                && let Err(error) = self.make_durable().await
+            {
+                tracing::error!(%error, "changes of clients could not be made durable");
+            }
+        }
     }
 
     fn next_serial(&self) -> u64 {

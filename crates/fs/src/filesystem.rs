@@ -17,6 +17,7 @@ use crate::attributes::{AttributeChange, Ino, Kind};
 use crate::error::FsError;
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
+use crate::ledger::Ledger;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 
 /// Longest name in bytes.
@@ -368,6 +369,11 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// Sets the watcher, in place of an earlier one: it is told of every change that does not come through this
     /// handle.
     fn watch(&self, watcher: Watcher);
+
+    /// The records that a server can keep in the filesystem, if these survive a crash as its files do.
+    fn ledger(&self) -> Option<&dyn Ledger> {
+        None
+    }
 
     /// Whether the watcher may be told of [`Change::Everything`](crate::Change::Everything). The adapter then
     /// keeps a list of the names that its caller caches.

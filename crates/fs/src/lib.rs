@@ -4,6 +4,7 @@
 //! - [`attributes`]: the attributes of an inode; [`answer`]: with the time for which they may be cached;
 //! - [`handle`]: open files and directories; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
+//! - [`ledger`]: the records of a server in the filesystem that it serves;
 //! - [`error`]: errors, named after what the caller must do;
 //! - [`local`]: files and directories in two partitions of a volume.
 
@@ -14,6 +15,7 @@ pub mod error;
 pub mod filesystem;
 pub mod handle;
 pub mod invalidation;
+pub mod ledger;
 pub mod local;
 pub mod locks;
 
@@ -28,4 +30,5 @@ pub use filesystem::{
 };
 pub use handle::{Caller, Handle, OpenFlags, Opened, PageCache};
 pub use invalidation::{Change, Invalidation, Watcher};
+pub use ledger::Ledger;
 pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};

@@ -31,6 +31,7 @@ mod quota;
 mod records;
 mod references;
 mod reservation;
+mod sessions;
 mod space;
 mod superblock;
 mod table;
@@ -49,6 +50,7 @@ use crate::answer::Answer;
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
 use crate::error::FsError;
 use crate::filesystem::WriteAt;
+use crate::ledger::Recorder;
 use content::BLOCK;
 use effects::Effects;
 pub use growth::{Growth, room, size};
@@ -81,6 +83,8 @@ const COPIED_AT_ONCE: u64 = MAX_ATOMIC_WRITE;
 pub struct Local {
     inner: Arc<Inner>,
     within: Option<Arc<Within>>,
+    /// Records the call for which this handle is.
+    recorder: Option<Arc<Recorder>>,
     _keeper: Arc<Task<()>>,
 }
 
@@ -210,11 +214,12 @@ impl Local {
         Work: Future<Output = Result<(T, Effects), FsError>>,
     {
         let Some(within) = &self.within else {
-            return match self.inner.change_as(durability, &work).await {
+            let recorder = self.recorder.as_deref();
+            return match self.inner.change_for(recorder, durability, &work).await {
                 Err(FsError::NoSpace) if self.inner.is_freeing() => {
                     self.inner.do_duties().await?;
                     self.inner.finish_freed().await?;
-                    self.inner.change_as(durability, &work).await
+                    self.inner.change_for(recorder, durability, &work).await
                 }
                 done => done,
             };
@@ -259,6 +264,10 @@ impl Local {
 
     fn op<'a>(&'a self, txn: &'a Arc<dyn Transaction>) -> Op<'a> {
         let op = Op::new(&self.inner, txn, self.within.is_some());
+        let op = match &self.recorder {
+            Some(recorder) => op.recorded(recorder),
+            None => op,
+        };
         match &self.within {
             Some(within) => op.with(&within.reservation),
             None => op,
@@ -359,6 +368,7 @@ impl Local {
         self.change_as(durability, async |txn| {
             let mut op = self.op(&txn);
             let offset = op.write(ino.0, at, data.clone(), clears_suid).await?;
+            op.outcome = offset;
             Ok((offset, op.finish().await?))
         })
         .await

@@ -244,6 +244,32 @@ impl LockTable {
         }
     }
 
+    /// Takes a lock that is free.
+    ///
+    /// # Errors
+    /// [`FsError::Locked`], [`FsError::TooManyLocks`].
+    pub fn try_lock(&self, ino: Ino, lock: &Lock) -> Result<(), FsError> {
+        self.0.lock().take(ino, lock)
+    }
+
+    /// All locks.
+    pub fn held(&self) -> Vec<(Ino, Lock)> {
+        let state = self.0.lock();
+        let of = |(ino, ranges): (&Ino, &Ranges)| -> Vec<(Ino, Lock)> {
+            ranges.iter().map(|lock| (*ino, *lock)).collect()
+        };
+        let mut held: Vec<_> = state.held.iter().flat_map(of).collect();
+        held.sort_by_key(|(ino, lock)| (*ino, lock.range));
+        held
+    }
+
+    /// Releases all locks.
+    pub fn clear(&self) {
+        let mut state = self.0.lock();
+        state.held.clear();
+        state.waits.values().for_each(|wait| wait.wake.notify_one());
+    }
+
     /// Releases an owner's locks of a range of bytes: parts of POSIX locks, whole BSD locks.
     ///
     /// # Errors

@@ -9,7 +9,6 @@ use thalweg_env::connection::Stream;
 use thalweg_net::keys::Client;
 
 use crate::failure::Outcome;
-use crate::request::mount_options::MountOptions;
 use crate::volume::files::Files;
 use crate::volume::opened::Opened;
 
@@ -24,9 +23,9 @@ pub(crate) struct SharedFiles {
 impl SharedFiles {
     /// Opens the filesystem of a volume, and a server for it.
     pub(crate) async fn open(env: &Env, volume: &Opened, lease: Duration) -> Outcome<SharedFiles> {
-        let files = Files::open(env, volume, None, &MountOptions::default()).await?;
+        let files = Files::open_served(env, volume).await?;
         let options = Options { lease, expire: 6 * lease, ..Options::default() };
-        let server = Server::new(env, files.filesystem(), options);
+        let server = Server::start(env, files.filesystem(), options).await?;
         Ok(SharedFiles { volume: volume.target.name.clone(), files, server })
     }
 

@@ -246,7 +246,8 @@ impl MountOptions {
             Some(AtimeWord::Strict) => Atime::Strict,
             Some(AtimeWord::Never) => Atime::Never,
         };
-        thalweg_fs::local::Options { atime, read_only: self.read_only.unwrap_or(false) }
+        let read_only = self.read_only.unwrap_or(false);
+        thalweg_fs::local::Options { atime, read_only, ..Default::default() }
     }
 }
 

@@ -121,7 +121,29 @@ impl Files {
         let volume = transact_on(env, volume, snapshot)?;
         let name = Format::default().name;
         let local = Local::open(env, volume.clone(), &name, options.for_files()).await?;
+        let files = Files { local, volume };
+        files.end_sessions().await?;
+        Ok(files)
+    }
+
+    /// Opens the filesystem of a volume for a server of it.
+    pub(crate) async fn open_served(env: &Env, volume: &Opened) -> Outcome<Files> {
+        let volume = transact(volume);
+        let options = local::Options { keep_orphans: true, ..local::Options::default() };
+        let local = Local::open(env, volume.clone(), &Format::default().name, options).await?;
         Ok(Files { local, volume })
+    }
+
+    /// Without a server, its clients do not hear of changes: they cannot go on with what they cache.
+    async fn end_sessions(&self) -> Outcome<()> {
+        let Some(ledger) = self.local.ledger() else { return Ok(()) };
+        let sessions: Vec<u64> = ledger.sessions().await?.iter().map(|it| it.session).collect();
+        if !sessions.is_empty() {
+            let clients = sessions.len();
+            tracing::warn!(clients, "clients of the server of this filesystem lose their sessions");
+            ledger.end_sessions(&sessions).await?;
+        }
+        Ok(())
     }
 
     /// Applies the options that a remount may change.

@@ -12,7 +12,7 @@ use thalweg_env::{HashMap, Time};
 use thalweg_fs::{Answer, Attributes, Ino, Lookup, Validity};
 
 use super::Shared;
-use crate::protocol::Changed;
+use crate::protocol::{Changed, Claim, Grants};
 
 /// The inodes that a client knows.
 #[derive(Debug, Default)]
@@ -35,6 +35,10 @@ struct Node {
     changing: u32,
     /// The stamp of the last answer that named it.
     stamp: u64,
+    /// Shows to the next server that this one has named it.
+    proof: u64,
+    /// The caller may cache its pages.
+    content: bool,
     /// References of the caller.
     references: u64,
     /// It was used since the last sweep.
@@ -126,13 +130,14 @@ impl Cache {
     pub(super) fn learn(
         &mut self,
         attributes: &Attributes,
-        stamp: u64,
+        (stamp, proof): (u64, u64),
         keep: bool,
         now: Time,
     ) -> Validity {
         let valid = self.validity(now);
         let node = self.nodes.entry(attributes.ino).or_default();
         node.stamp = node.stamp.max(stamp);
+        node.proof = proof;
         node.used = true;
         match keep && node.changing == 0 {
             true => {
@@ -148,6 +153,29 @@ impl Cache {
         let node = self.nodes.entry(directory).or_default();
         let names = node.names.get_or_insert_default();
         names.complete |= complete;
+    }
+
+    /// The caller may cache pages of a file.
+    pub(super) fn hold_content(&mut self, ino: Ino) {
+        self.nodes.entry(ino).or_default().content = true;
+    }
+
+    /// What the client knows and caches, for the next server. It does not know what was about to be forgotten.
+    pub(super) fn claims(&mut self) -> Vec<Claim> {
+        self.gone.clear();
+        let claim = |(ino, node): (&Ino, &Node)| {
+            let held = Grants {
+                attributes: node.attributes.is_some(),
+                names: node.names.is_some(),
+                content: node.content,
+            };
+            let is_known = node.stamp > 0 || held != Grants::default();
+            let Node { stamp, proof, .. } = *node;
+            is_known.then_some(Claim { ino: *ino, stamp, proof, held })
+        };
+        let mut claims: Vec<Claim> = self.nodes.iter().filter_map(claim).collect();
+        claims.sort_unstable_by_key(|claim| claim.ino);
+        claims
     }
 
     /// An answer says what a name is.
@@ -245,6 +273,7 @@ impl Cache {
         for node in self.nodes.values_mut() {
             node.attributes = None;
             node.names = None;
+            node.content = false;
             node.stamp = 0;
         }
         let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();

@@ -8,6 +8,7 @@ use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
+use super::holdings::{KeptCall, Slot};
 use super::link::Link;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Call, Reply, Request};
@@ -54,7 +55,8 @@ impl Drop for Wait<'_> {
             return;
         }
         let shared = &self.number.shared;
-        let call = Call { number: 0, oldest: 0, request: Request::Cancel(self.number.number) };
+        let request = Request::Cancel(self.number.number);
+        let call = Call::outside(request);
         if let Link::Up(channel) = &*shared.link.borrow()
             && channel.tell(&call, &[]).is_ok()
         {
@@ -111,12 +113,14 @@ impl Shared {
         payload: Vec<Bytes>,
         then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(Reply, Bytes), FsError> {
+        let slot = self.slot_for(&request).await?;
         let number = self.number();
         let mut wait =
             Wait { number: &number, over: !matches!(request, Request::Lock { wait: true, .. }) };
         let generation = self.session.lock().generation;
         let mut failed: Option<Channel> = None;
         let is_once = request.is_once();
+        let request = Arc::new(request);
         loop {
             let channel = self.connected(failed.as_ref()).await?;
             if failed.is_some() && is_once && self.session.lock().generation != generation {
@@ -127,10 +131,29 @@ impl Shared {
                 return Err(LinkError::Evicted.into());
             }
             let oldest = self.numbers.lock().oldest();
-            let call = Call { number: number.number, oldest, request: request.clone() };
+            let slot_number = slot.as_ref().map_or(0, |slot| slot.number);
+            let call = Call {
+                number: number.number,
+                oldest,
+                slot: slot_number,
+                before: None,
+                request: (*request).clone(),
+            };
             let (shared, then, sent) = (self.clone(), then.clone(), self.env.now());
+            let (kept, sent_payload) = (request.clone(), payload.clone());
+            // Also when nothing waits for the answer any more, the slot is used until it comes.
+            let (used, number) = (slot.clone(), number.number);
             let take = move |reply: Reply, payload: Bytes| {
                 shared.renew(sent);
+                if let Some((slot, committed)) = used.as_ref().zip(reply.committed) {
+                    shared.holdings.kept.lock().keep(KeptCall {
+                        number,
+                        slot: slot.number,
+                        request: kept,
+                        payload: sent_payload,
+                        committed,
+                    });
+                }
                 then(&shared, &reply, &payload);
                 (reply, payload)
             };
@@ -149,6 +172,17 @@ impl Shared {
                 Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel),
             }
         }
+    }
+
+    /// A slot for a change. While many changes are kept, it comes when the server has made them durable.
+    async fn slot_for(self: &Arc<Self>, request: &Request) -> Result<Option<Arc<Slot>>, FsError> {
+        if !request.is_change() {
+            return Ok(None);
+        }
+        if self.holdings.kept.lock().is_full() {
+            Box::pin(self.order(Request::SyncAll)).await?;
+        }
+        self.holdings.slots.take().await.map(Some).ok_or_else(|| LinkError::Closed.into())
     }
 
     /// Makes a call and caches nothing of the answer.

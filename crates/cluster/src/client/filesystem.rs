@@ -230,7 +230,7 @@ impl Filesystem for Client {
     }
 
     async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError> {
-        self.shared.flush(Request::Flush { ino: self.theirs(ino), handle, owner }).await
+        self.shared.flush(self.theirs(ino), handle, owner).await
     }
 
     async fn release(&self, ino: Ino, handle: Handle) {
@@ -238,8 +238,7 @@ impl Filesystem for Client {
     }
 
     async fn lock(&self, ino: Ino, lock: &Lock, wait: bool) -> Result<(), FsError> {
-        let ino = self.theirs(ino);
-        self.shared.order(Request::Lock { ino, lock: *lock, wait }).await
+        self.shared.lock(self.theirs(ino), *lock, wait).await
     }
 
     async fn unlock(
@@ -249,8 +248,7 @@ impl Filesystem for Client {
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        let ino = self.theirs(ino);
-        self.shared.order(Request::Unlock { ino, kind, owner, range }).await
+        self.shared.unlock(self.theirs(ino), kind, owner, range).await
     }
 
     async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError> {

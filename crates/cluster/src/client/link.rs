@@ -38,6 +38,8 @@ pub(super) struct Connection {
     channel: Channel,
     /// Receives answers and calls, until the connection ends.
     running: Task<io::Result<()>>,
+    /// The server is another one than before, and expects this client.
+    is_new: bool,
 }
 
 /// Carries out the calls of the server.
@@ -45,7 +47,13 @@ struct Invalidator(Arc<Shared>, Channel);
 
 impl Handler for Invalidator {
     async fn handle(&self, call: Incoming) -> io::Result<()> {
-        let FromServer::Invalidate(changes) = call.decode().map_err(io::Error::other)?;
+        let changes = match call.decode().map_err(io::Error::other)? {
+            FromServer::Invalidate(changes) => changes,
+            FromServer::Durable(version) => {
+                self.0.holdings.kept.lock().durable(version);
+                return Ok(());
+            }
+        };
         let dropped = self.0.invalidate(&changes);
         let (channel, id) = (self.1.clone(), call.id);
         if dropped.is_empty() {
@@ -117,20 +125,23 @@ impl Shared {
         let handler = Invalidator(self.clone(), channel.clone());
         let receiving = channel.clone();
         let running = self.env.spawn(async move { receiving.run(reader, &handler).await });
-        let SessionInfo { id, begun, .. } = *self.session.lock();
+        let SessionInfo { id, begun, server: before, .. } = *self.session.lock();
         let request = Request::Attach { session: id, resumes: begun };
-        let call = Call { number: 0, oldest: 0, request };
+        let call = Call::outside(request);
         let sent = self.env.now();
         let lost = |error| AttachError::Lost(io::Error::other(error));
         let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
         match answer {
-            Answer::Attached { root, lease, read_only } => {
+            Answer::Attached { root, lease, read_only, server } => {
                 let lease = Duration::from_millis(u64::from(lease));
                 let mut session = self.session.lock();
-                *session = SessionInfo { begun: true, root, lease, read_only, ..*session };
+                *session = SessionInfo { begun: true, root, lease, read_only, server, ..*session };
                 drop(session);
-                self.cache.lock().renew(sent, lease);
-                Ok(Connection { channel, running })
+                let is_new = begun && before != server;
+                if !is_new {
+                    self.cache.lock().renew(sent, lease);
+                }
+                Ok(Connection { channel, running, is_new })
             }
             Answer::Evicted => {
                 self.forget_session();
@@ -142,7 +153,7 @@ impl Shared {
     }
 
     /// The server has ended the session: another one begins with the next connection.
-    fn forget_session(&self) {
+    pub(super) fn forget_session(&self) {
         {
             let mut session = self.session.lock();
             let generation = session.generation + 1;
@@ -152,6 +163,10 @@ impl Shared {
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"
         );
+        let changes = self.holdings.clear();
+        if changes > 0 {
+            tracing::error!(changes, "changes that were not synced may be lost");
+        }
         let inodes = self.cache.lock().clear();
         if let Some(watcher) = &*self.watcher.read() {
             // Nothing waits for the caller's cache: what it may still have of these was to be used until the lease ended.
@@ -163,7 +178,7 @@ impl Shared {
     pub(super) async fn keep_connected(self: &Arc<Self>, first: Connection) {
         let mut next = Some(first);
         loop {
-            let Connection { channel, running } = match next.take() {
+            let Connection { channel, running, .. } = match next.take() {
                 Some(connection) => connection,
                 None => self.reconnect().await,
             };
@@ -202,6 +217,12 @@ impl Shared {
         let mut has_warned = false;
         loop {
             let attached = self.env.timeout(self.options.patience, self.attach()).await;
+            let attached = match attached {
+                Some(Ok(connection)) if connection.is_new => {
+                    Some(self.claim_all(&connection.channel).await.map(|()| connection))
+                }
+                attached => attached,
+            };
             let error = match attached {
                 Some(Ok(connection)) => {
                     tracing::info!("the server is connected again");
@@ -239,7 +260,7 @@ impl Shared {
             let generation = self.session.lock().generation;
             let gone = self.forget_unused(&channel, renewals % RENEWALS == 0);
             let (shared, sent) = (self.clone(), self.env.now());
-            let call = Call { number: 0, oldest: 0, request: Request::Renew };
+            let call = Call::outside(Request::Renew);
             // A server that does not answer for so long is not there: the connection is made again.
             let renewing =
                 channel.call_then("Renew", &call, &[], move |_: Reply, _| shared.renew(sent));
@@ -267,7 +288,7 @@ impl Shared {
         let gone = cache.take_gone();
         for some in gone.chunks(MAX_FORGOTTEN) {
             let payload = postcard::to_allocvec(some).unwrap_or_default();
-            let call = Call { number: 0, oldest: 0, request: Request::Forget };
+            let call = Call::outside(Request::Forget);
             // If this connection breaks, they are told again on another one.
             let _ = channel.tell_for("Forget", &call, &[payload.into()]);
         }
@@ -276,8 +297,13 @@ impl Shared {
 
     /// Ends the session in order.
     pub(super) async fn detach(self: &Arc<Self>) {
+        if self.holdings.kept.lock().len() > 0 {
+            // After this call nothing would make these again.
+            let syncing = self.order(Request::SyncAll);
+            let _ = self.env.timeout(self.options.patience, syncing).await;
+        }
         let Link::Up(channel) = self.link.send_replace(Link::Closed) else { return };
-        let call = Call { number: 0, oldest: 0, request: Request::Detach };
+        let call = Call::outside(Request::Detach);
         let patience = self.options.patience;
         let _ = channel.call_within::<_, Reply>(&self.env, patience, &call, &[]).await;
         channel.close("the client is closed");
@@ -287,7 +313,7 @@ impl Shared {
     /// heard this client for long enough.
     pub(super) fn abandon(&self) {
         if let Link::Up(channel) = self.link.send_replace(Link::Closed) {
-            let call = Call { number: 0, oldest: 0, request: Request::Detach };
+            let call = Call::outside(Request::Detach);
             if channel.tell_for("Detach", &call, &[]).is_ok() {
                 channel.flush();
             }

@@ -38,7 +38,8 @@ impl Shared {
     fn take_inode(&self, reply: &Reply) {
         if let Answer::Inode(attributes) = &reply.answer {
             let keep = reply.grants.attributes;
-            self.cache.lock().learn(attributes, reply.stamp, keep, self.env.now());
+            let told = (reply.stamp, reply.proof);
+            self.cache.lock().learn(attributes, told, keep, self.env.now());
         }
     }
 
@@ -218,8 +219,8 @@ impl Shared {
                 if reply.grants.names {
                     cache.learn_name(ino, entry.name, NewName::Present(entry.ino));
                 }
-                if let Some((attributes, keep)) = entry.attributes {
-                    cache.learn(&attributes, reply.stamp, keep, now);
+                if let Some((attributes, keep, proof)) = entry.attributes {
+                    cache.learn(&attributes, (reply.stamp, proof), keep, now);
                 }
             }
         };
@@ -234,7 +235,7 @@ impl Shared {
             ino: entry.ino,
             kind: entry.kind,
             cookie: entry.cookie,
-            attributes: entry.attributes.map(|(attributes, _)| self.valid(attributes)),
+            attributes: entry.attributes.map(|(attributes, ..)| self.valid(attributes)),
         };
         Ok(entries.into_iter().map(shown).collect())
     }

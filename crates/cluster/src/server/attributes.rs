@@ -6,109 +6,108 @@ use thalweg_net::keys::Access;
 
 use super::Shared;
 use super::connection::{Outcome, Wants};
+use super::job::Job;
 use super::session::Session;
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
 
 impl Shared {
-    pub(super) async fn attributes(&self, ino: Ino) -> Result<Outcome, FsError> {
+    pub(super) async fn attributes(&self, job: &Job<'_>, ino: Ino) -> Result<Outcome, FsError> {
         let since = self.capabilities.now();
-        let found = self.filesystem.attributes(ino).await?;
+        let found = self.filesystem.attributes(ino).await;
+        job.sees_inodes(&self.undurable, &[ino]);
+        let found = found?;
         let wants = Wants { since, attributes: Some(ino), ..Wants::default() };
         Ok(Outcome { wants, ..Outcome::of(Answer::Inode(found.attributes)) })
     }
 
     pub(super) async fn set_attributes(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         ino: Ino,
         change: AttributeChange,
     ) -> Result<Outcome, FsError> {
         let mut changes = vec![Changed::Attributes(ino)];
         // Zeros may follow, and the last page has other bytes behind its end.
         changes.extend(change.size.map(|_| Changed::Content { ino, from: 0, to: u64::MAX }));
-        let _change = self.begin(session, changes).await;
-        let set = self.filesystem.set_attributes(ino, &change).await?;
+        let _change = self.begin(job, changes).await;
+        let set = job.filesystem.set_attributes(ino, &change).await?;
         Ok(Outcome::of(Answer::Inode(set.attributes)))
     }
 
     async fn set_xattr(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         (ino, name): (Ino, Bytes),
         value: Bytes,
         how: SetXattr,
     ) -> Result<Outcome, FsError> {
-        let _change = self.begin(session, vec![Changed::Attributes(ino)]).await;
-        self.filesystem.set_xattr(ino, &name, value, how).await?;
+        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
+        job.filesystem.set_xattr(ino, &name, value, how).await?;
         Ok(Outcome::done())
     }
 
-    async fn remove_xattr(
-        &self,
-        session: &Session,
-        ino: Ino,
-        name: Bytes,
-    ) -> Result<Outcome, FsError> {
-        let _change = self.begin(session, vec![Changed::Attributes(ino)]).await;
-        self.filesystem.remove_xattr(ino, &name).await?;
+    async fn remove_xattr(&self, job: &Job<'_>, ino: Ino, name: Bytes) -> Result<Outcome, FsError> {
+        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
+        job.filesystem.remove_xattr(ino, &name).await?;
         Ok(Outcome::done())
     }
 
-    /// Carries out call `number` of a session.
+    /// Carries out a call.
     pub(super) async fn carry_out(
         &self,
-        session: &Session,
-        number: u64,
+        job: &Job<'_>,
         request: Request,
         payload: Bytes,
     ) -> Result<Outcome, FsError> {
-        self.check(session, &request)?;
+        self.check(job.session, &request)?;
         let filesystem = &self.filesystem;
         match request {
-            Request::Lookup { parent, name } => self.look_up(session, parent, &name).await,
-            Request::Parent { directory } => self.parent(session, directory).await,
-            Request::Attributes { ino } => self.attributes(ino).await,
-            Request::SetAttributes { ino, change } => {
-                self.set_attributes(session, ino, change).await
-            }
+            Request::Lookup { parent, name } => self.look_up(job, parent, &name).await,
+            Request::Parent { directory } => self.parent(job, directory).await,
+            Request::Attributes { ino } => self.attributes(job, ino).await,
+            Request::SetAttributes { ino, change } => self.set_attributes(job, ino, change).await,
             Request::Create { parent, name, new } => {
-                self.create(session, (parent, name), new, payload).await
+                self.create(job, (parent, name), new, payload).await
             }
-            Request::Link { ino, parent, name } => self.link(session, ino, (parent, name)).await,
+            Request::Link { ino, parent, name } => self.link(job, ino, (parent, name)).await,
             Request::Unlink { parent, name, target } => {
-                self.unlink(session, (parent, name), target, false).await
+                self.unlink(job, (parent, name), target, false).await
             }
             Request::RemoveDirectory { parent, name, target } => {
-                self.unlink(session, (parent, name), target, true).await
+                self.unlink(job, (parent, name), target, true).await
             }
             Request::Rename { from, to, how, targets } => {
-                self.rename(session, from, to, how, targets).await
+                self.rename(job, from, to, how, targets).await
             }
             Request::ReadLink { ino } => {
                 Ok(Outcome::with(Answer::Bytes, vec![filesystem.read_link(ino).await?]))
             }
             Request::ReadDirectory { ino, from, most, attributes } => {
-                self.list(ino, from, most as usize, attributes).await
+                self.list(job, ino, from, most as usize, attributes).await
             }
             Request::Xattr { ino, name } => {
-                Ok(Outcome::with(Answer::Bytes, vec![filesystem.xattr(ino, &name).await?]))
+                let value = filesystem.xattr(ino, &name).await;
+                job.sees_inodes(&self.undurable, &[ino]);
+                Ok(Outcome::with(Answer::Bytes, vec![value?]))
             }
             Request::SetXattr { ino, name, how } => {
-                self.set_xattr(session, (ino, name), payload, how).await
+                self.set_xattr(job, (ino, name), payload, how).await
             }
             Request::Xattrs { ino } => {
-                let names = postcard::to_allocvec(&filesystem.xattrs(ino).await?);
+                let names = filesystem.xattrs(ino).await;
+                job.sees_inodes(&self.undurable, &[ino]);
+                let names = postcard::to_allocvec(&names?);
                 let names = Bytes::from(names.unwrap_or_default());
                 match names.len() > MAX_PAYLOAD {
                     true => Err(FsError::AttributeTooLarge),
                     false => Ok(Outcome::with(Answer::Names, vec![names])),
                 }
             }
-            Request::RemoveXattr { ino, name } => self.remove_xattr(session, ino, name).await,
+            Request::RemoveXattr { ino, name } => self.remove_xattr(job, ino, name).await,
             Request::Statistics => {
                 Ok(Outcome::of(Answer::Statistics(filesystem.statistics().await?)))
             }
-            request => self.use_content(session, number, request, payload).await,
+            request => self.use_content(job, request, payload).await,
         }
     }
 
@@ -126,6 +125,10 @@ impl Shared {
 fn touched(request: &Request) -> ([Option<Ino>; 2], bool) {
     match request {
         Request::Attach { .. }
+        | Request::Claim
+        | Request::ClaimOpen { .. }
+        | Request::ClaimLock { .. }
+        | Request::Claimed
         | Request::Renew
         | Request::Detach
         | Request::Forget

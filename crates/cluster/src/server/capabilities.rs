@@ -80,12 +80,25 @@ impl Table {
         if slot.running > 0 || slot.last > since {
             return false;
         }
+        self.add(session, ino, what);
+        true
+    }
+}
+
+impl Table {
+    /// A session holds something of an inode still: nothing of it has changed since it was granted.
+    pub(super) fn claim(&mut self, session: u64, ino: Ino, what: Held) {
+        if !what.is_nothing() {
+            self.add(session, ino, what);
+        }
+    }
+
+    fn add(&mut self, session: u64, ino: Ino, what: Held) {
         let holders = self.holders.entry(ino).or_default();
         match holders.iter_mut().find(|(holder, _)| *holder == session) {
             Some((_, held)) => held.add(what),
             None => holders.push((session, what)),
         }
-        true
     }
 }
 

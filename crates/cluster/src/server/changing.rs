@@ -4,13 +4,16 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use futures::future::join_all;
+use smallvec::SmallVec;
 use thalweg_env::FixedState;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::capabilities::Capabilities;
+use super::job::Job;
 use super::session::Session;
+use super::undurable::{Items, Undurable, items};
 use super::{Ending, Shared};
 use crate::protocol::{Changed, FromServer, Invalidated};
 
@@ -52,30 +55,49 @@ impl NameLocks {
 pub(super) struct Change<'a> {
     capabilities: &'a Capabilities,
     changes: Vec<Changed>,
+    job: &'a Job<'a>,
+    /// If the filesystem keeps records.
+    undurable: Option<(&'a Undurable, Items)>,
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
+        if let Some((undurable, items)) = &self.undurable {
+            let parents = self.changes.iter().filter_map(|change| match change {
+                Changed::Name { parent, .. } => Some(*parent),
+                _ => None,
+            });
+            let parents: SmallVec<[Ino; 2]> = parents.collect();
+            let committed = self.job.committed().map(|it| it.version);
+            if undurable.end(self.job.session.serial, items, &parents, committed) {
+                self.job.depend();
+            }
+        }
         self.capabilities.end(&self.changes);
     }
 }
 
 impl Shared {
-    /// Begins changes by a session: returns when no other client caches what they change.
-    pub(super) async fn begin(&self, by: &Session, changes: Vec<Changed>) -> Change<'_> {
+    /// Begins changes by a call: returns when no other client caches what they change.
+    pub(super) async fn begin<'a>(&'a self, by: &'a Job<'a>, changes: Vec<Changed>) -> Change<'a> {
         self.begin_with(by, changes, &[]).await
     }
 
-    /// As [`Shared::begin`]; the session's own client has to drop what it caches of `surprising` inodes, too: it did not
+    /// As [`Shared::begin`]; the call's own client has to drop what it caches of `surprising` inodes, too: it did not
     /// know that its call concerns these.
-    pub(super) async fn begin_with(
-        &self,
-        by: &Session,
+    pub(super) async fn begin_with<'a>(
+        &'a self,
+        by: &'a Job<'a>,
         changes: Vec<Changed>,
         surprising: &[Ino],
-    ) -> Change<'_> {
-        let invalid = self.capabilities.begin(by.serial, &changes, surprising);
-        let change = Change { capabilities: &self.capabilities, changes };
+    ) -> Change<'a> {
+        let serial = by.session.serial;
+        let undurable = self.filesystem.ledger().map(|_| (&self.undurable, items(&changes)));
+        if let Some((undurable, items)) = &undurable {
+            undurable.begin(serial, items);
+        }
+        let invalid = self.capabilities.begin(serial, &changes, surprising);
+        let change = Change { capabilities: &self.capabilities, changes, job: by, undurable };
         if !invalid.is_empty() {
             self.invalidate(invalid).await;
         }
@@ -94,11 +116,11 @@ impl Shared {
         join_all(waits).await;
     }
 
-    /// Waits for the lease of an ended session: from then on its client uses nothing of its cache.
+    /// Waits until an ended session has left: its client uses nothing of its cache, and the records do not have it.
     async fn leave(&self, serial: u64) {
-        let until = self.leaving.lock().get(&serial).copied();
-        if let Some(until) = until {
-            self.env.sleep_until(until).await;
+        let left = self.leaving.lock().get(&serial).cloned();
+        if let Some(mut left) = left {
+            let _ = left.changed().await;
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_fs::ledger::Committed;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
 use thalweg_net::keys::Access;
@@ -12,10 +13,11 @@ use thalweg_net::serving::Serving;
 use uuid::Uuid;
 
 use super::capabilities::{Held, Table};
+use super::job::{Job, Place};
 use super::session::{Admission, OpenFile, Session};
 use super::{Ending, Shared, Visitor};
 use crate::protocol::{
-    Answer, Call, Grants, ListedEntry, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request,
+    Answer, Call, Grants, ListedEntry, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, SLOTS,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -53,6 +55,8 @@ pub(super) struct Outcome {
     pub(super) opened: Option<OpenFile>,
     /// An inode that the call has taken a reference to, for the client.
     pub(super) referenced: Option<Ino>,
+    /// What its change has come to.
+    pub(super) committed: Option<Committed>,
 }
 
 /// What a call would like to grant.
@@ -70,8 +74,8 @@ pub(super) struct Wants {
 
 impl Outcome {
     pub(super) fn of(answer: Answer) -> Outcome {
-        let (payload, wants, entries, opened, referenced) = Default::default();
-        Outcome { answer, payload, wants, entries, opened, referenced }
+        let (payload, wants, entries, opened, referenced, committed) = Default::default();
+        Outcome { answer, payload, wants, entries, opened, referenced, committed }
     }
 
     pub(super) fn done() -> Outcome {
@@ -97,7 +101,7 @@ impl Outcome {
 
 /// An answer that allows nothing.
 fn plain(answer: Answer) -> Reply {
-    Reply { stamp: 0, grants: Grants::default(), answer }
+    Reply { stamp: 0, grants: Grants::default(), committed: None, proof: 0, answer }
 }
 
 impl Handler for Connection {
@@ -135,6 +139,11 @@ impl Handler for Connection {
             _ if id == UNANSWERED => {
                 return Err(io::Error::other("invalid request: its kind wants an answer"));
             }
+            _ if call.before.is_some() => self.claim(id, &session, call, payload).await,
+            Request::Claim
+            | Request::ClaimOpen { .. }
+            | Request::ClaimLock { .. }
+            | Request::Claimed => self.claim(id, &session, call, payload).await,
             _ => self.start(id, session, call, payload).await?,
         }
         Ok(())
@@ -171,6 +180,7 @@ impl Connection {
         Answer::Attached {
             root: session.root,
             lease: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
+            server: shared.incarnation,
             read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
         }
     }
@@ -178,18 +188,38 @@ impl Connection {
     async fn begin(&self, id: Uuid) -> Result<Arc<Session>, FsError> {
         let shared = &self.shared;
         let root = shared.resolve(&self.visitor.path).await?;
-        let now = shared.env.now();
-        let session = Session::new(id, shared.next_serial(), self.visitor.clone(), root, now);
-        let session = Arc::new(session);
-        let mut sessions = shared.sessions.lock();
-        if sessions.len() >= shared.options.sessions {
+        if shared.sessions.lock().len() >= shared.options.sessions {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
+        let serial = shared.record_session(id, &self.visitor).await?;
+        let session = Session::new(id, serial, self.visitor.clone(), root, shared.env.now());
+        let session = Arc::new(session);
+        let mut sessions = shared.sessions.lock();
         shared.filesystem.reference(root);
         sessions.insert(id, session.clone());
         drop(sessions);
         tracing::info!(client = self.visitor.name, path = self.visitor.path, "a session began");
         Ok(session)
+    }
+
+    /// One after the other: calls that are made again have an order.
+    async fn claim(&self, id: u64, session: &Session, call: Call, payload: Bytes) {
+        let place = Place { number: call.number, slot: call.slot };
+        let claimed = match call.before {
+            Some(before) => {
+                let change = (call.request, payload);
+                self.shared.make_again(session, place, before, change).await
+            }
+            None => self.shared.claim(session, call.request, payload).await,
+        };
+        let reply = match claimed {
+            Ok((outcome, committed)) => Reply { committed, ..plain(outcome.answer) },
+            Err(error) => plain(Answer::Failed(error.into())),
+        };
+        if let Some(committed) = reply.committed {
+            session.state.lock().keep(committed.version);
+        }
+        self.channel.answer(id, &reply, &[]);
     }
 
     fn forget(&self, session: &Session, payload: &[u8]) -> io::Result<()> {
@@ -215,7 +245,10 @@ impl Connection {
         call: Call,
         payload: Bytes,
     ) -> io::Result<()> {
-        let Call { number, oldest, request } = call;
+        let Call { number, oldest, slot, request, .. } = call;
+        if slot >= SLOTS {
+            return Err(io::Error::other("invalid request: there is no such slot"));
+        }
         let is_once = request.is_once();
         if is_once {
             match session.admit(number, oldest, id) {
@@ -237,7 +270,8 @@ impl Connection {
         };
         let (shared, channel) = (self.shared.clone(), self.channel.clone());
         let work = async move {
-            let result = shared.carry_out(&session, number, request, payload).await;
+            shared.recovery.over().await;
+            let result = shared.perform(&session, Place { number, slot }, request, payload).await;
             let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
             let number = is_once.then_some(number);
             if let Err(outcome) = shared.finish(&session, number, (&channel, id), outcome) {
@@ -250,6 +284,35 @@ impl Connection {
 }
 
 impl Shared {
+    /// Carries out a call, and waits until what its answer depends on is durable.
+    async fn perform(
+        &self,
+        session: &Session,
+        place: Place,
+        request: Request,
+        payload: Bytes,
+    ) -> Result<Outcome, FsError> {
+        let (number, filesystem) = (place.number, &self.filesystem);
+        let (job, before) = match request.is_change() {
+            true => (
+                Job::recorded(session, place, filesystem, None),
+                session.recorded.lock().get(&place.slot).filter(|it| it.number == number).copied(),
+            ),
+            false => (Job::plain(session, number, filesystem), None),
+        };
+        let mut done = match before {
+            Some(before) => self.answer_of(&job, &request, before.outcome).await,
+            None => self.carry_out(&job, request, payload).await,
+        };
+        if let Ok(outcome) = &mut done {
+            outcome.committed = job.committed();
+        }
+        if job.depends() {
+            self.make_durable().await?;
+        }
+        done
+    }
+
     /// Grants what may be cached of an outcome, and answers. Both happen while no change can begin, so that an
     /// invalidation follows the answer in flight to the client. The outcome comes back if the session has ended.
     fn finish(
@@ -273,10 +336,13 @@ impl Shared {
             self.filesystem.reference(*ino);
         }
         let extra = outcome.referenced.filter(|ino| !new.contains(ino));
+        let proof = self.prove(session, &mut outcome);
         if let Some(entries) = &outcome.entries {
             outcome.payload = vec![encode(entries)];
         }
-        let reply = Reply { stamp, grants, answer: outcome.answer };
+        let committed = outcome.committed;
+        committed.into_iter().for_each(|it| state.keep(it.version));
+        let reply = Reply { stamp, grants, committed, proof, answer: outcome.answer };
         match number {
             None => channel.answer(id, &reply, &outcome.payload),
             Some(number) => {
@@ -294,13 +360,27 @@ impl Shared {
         Ok(())
     }
 
+    /// Proves that the client is told of the inodes in an outcome.
+    fn prove(&self, session: &Session, outcome: &mut Outcome) -> u64 {
+        let Some(ledger) = self.filesystem.ledger() else { return 0 };
+        for entry in outcome.entries.iter_mut().flatten() {
+            if let Some((attributes, _, proof)) = &mut entry.attributes {
+                *proof = ledger.proof(session.serial, attributes.ino);
+            }
+        }
+        match &outcome.answer {
+            Answer::Inode(attributes) => ledger.proof(session.serial, attributes.ino),
+            _ => 0,
+        }
+    }
+
     /// The session has ended: no client is told of what the call has got.
     async fn undo(&self, session: &Session, outcome: Outcome) {
         if let Some(ino) = outcome.referenced {
             self.filesystem.unreference(ino, 1);
         }
-        if let (Some(file), Answer::Opened { handle, .. }) = (outcome.opened, outcome.answer) {
-            self.close(session, file, handle).await;
+        if let Some(file) = outcome.opened {
+            self.close(session, file).await;
         }
     }
 }
@@ -312,7 +392,7 @@ fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
         ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
     };
     for entry in outcome.entries.iter_mut().flatten() {
-        if let Some((attributes, kept)) = &mut entry.attributes {
+        if let Some((attributes, kept, _)) = &mut entry.attributes {
             *kept = grant(Some(attributes.ino), Held::ATTRIBUTES);
         }
     }

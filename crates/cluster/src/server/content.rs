@@ -5,7 +5,7 @@ use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 
 use super::Shared;
 use super::connection::Outcome;
-use super::session::Session;
+use super::job::Job;
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
 
 /// What a change of bytes changes.
@@ -17,8 +17,7 @@ impl Shared {
     /// Carries out a call about bytes, or about open files.
     pub(super) async fn use_content(
         &self,
-        session: &Session,
-        number: u64,
+        job: &Job<'_>,
         request: Request,
         payload: Bytes,
     ) -> Result<Outcome, FsError> {
@@ -26,35 +25,44 @@ impl Shared {
         match request {
             Request::Read { ino, offset, len } => {
                 let len = (len as usize).min(MAX_PAYLOAD);
-                Ok(Outcome::with(Answer::Bytes, filesystem.read(ino, offset, len).await?))
+                let read = filesystem.read(ino, offset, len).await;
+                job.sees_inodes(&self.undurable, &[ino]);
+                Ok(Outcome::with(Answer::Bytes, read?))
             }
-            Request::Write { ino, at, how } => self.write(session, ino, at, payload, how).await,
+            Request::Write { ino, at, how } => self.write(job, ino, at, payload, how).await,
             Request::Allocate { ino, offset, len, how } => {
-                self.allocate(session, ino, (offset, len), how).await
+                self.allocate(job, ino, (offset, len), how).await
             }
             Request::Seek { ino, offset, what } => {
-                Ok(Outcome::of(Answer::Number(filesystem.seek(ino, offset, what).await?)))
+                let found = filesystem.seek(ino, offset, what).await;
+                job.sees_inodes(&self.undurable, &[ino]);
+                Ok(Outcome::of(Answer::Number(found?)))
             }
             Request::Copy { from, to, len } => {
                 let changes = bytes_change(to.0, to.1, to.1.saturating_add(len));
-                let _change = self.begin(session, changes).await;
-                Ok(Outcome::of(Answer::Number(filesystem.copy(from, to, len).await?)))
+                let _change = self.begin(job, changes).await;
+                let copied = job.filesystem.copy(from, to, len).await;
+                job.sees_inodes(&self.undurable, &[from.0]);
+                Ok(Outcome::of(Answer::Number(copied?)))
             }
             Request::Sync { ino, content_only } => {
-                filesystem.sync(ino, content_only).await?;
+                match self.undurable.has_changed(ino) {
+                    true => self.make_durable().await?,
+                    false => filesystem.sync(ino, content_only).await?,
+                }
                 Ok(Outcome::done())
             }
             Request::SyncAll => {
-                filesystem.sync_all().await?;
+                self.make_durable().await?;
                 Ok(Outcome::done())
             }
-            request => self.use_handle(session, number, request).await,
+            request => self.use_handle(job, request).await,
         }
     }
 
     async fn write(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         ino: Ino,
         at: WriteAt,
         data: Bytes,
@@ -65,21 +73,21 @@ impl Shared {
             // Where the end is, is not known before; pages behind it hold zeros.
             WriteAt::End => (0, u64::MAX),
         };
-        let _change = self.begin(session, bytes_change(ino, from, to)).await;
-        let went = self.filesystem.write(ino, at, vec![data], how).await?;
+        let _change = self.begin(job, bytes_change(ino, from, to)).await;
+        let went = job.filesystem.write(ino, at, vec![data], how).await?;
         Ok(Outcome::of(Answer::Number(went)))
     }
 
     async fn allocate(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         ino: Ino,
         (offset, len): (u64, u64),
         how: Allocation,
     ) -> Result<Outcome, FsError> {
         let changes = bytes_change(ino, offset, offset.saturating_add(len));
-        let _change = self.begin(session, changes).await;
-        self.filesystem.allocate(ino, offset, len, how).await?;
+        let _change = self.begin(job, changes).await;
+        job.filesystem.allocate(ino, offset, len, how).await?;
         Ok(Outcome::done())
     }
 }

@@ -5,7 +5,8 @@ use thalweg_fs::{Cookie, FsError, Ino, Kind, Lookup, NewNode, Node, Rename};
 
 use super::Shared;
 use super::connection::{Outcome, Wants};
-use super::session::Session;
+use super::job::Job;
+use super::undurable::Item;
 use crate::protocol::{Answer, Changed, ListedEntry, MAX_ENTRIES};
 
 /// What a change of a name in a directory changes.
@@ -16,21 +17,24 @@ fn name_changes(parent: Ino, name: &Bytes) -> [Changed; 2] {
 impl Shared {
     pub(super) async fn look_up(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         parent: Ino,
         name: &[u8],
     ) -> Result<Outcome, FsError> {
         match name {
-            b"." => return self.directory(parent).await,
+            b"." => return self.directory(job, parent).await,
             // No filesystem knows where the client's root is; and a rename does not invalidate this name.
-            b".." => return self.directory(self.parent_of(session, parent).await?).await,
+            b".." => return self.directory(job, self.parent_of(job, parent).await?).await,
             _ => {}
         }
         let since = self.capabilities.now();
         let names = Some(parent);
-        match self.filesystem.lookup(parent, name).await? {
+        let looked_up = self.filesystem.lookup(parent, name).await;
+        job.sees(&self.undurable, &[Item::Name(parent, Bytes::copy_from_slice(name))]);
+        match looked_up? {
             Lookup::Found(found) => {
                 self.filesystem.reference(found.ino);
+                job.sees_inodes(&self.undurable, &[found.ino]);
                 let wants = Wants { since, attributes: Some(found.ino), names, content: None };
                 let answer = Answer::Inode(found.attributes);
                 Ok(Outcome { wants, referenced: Some(found.ino), ..Outcome::of(answer) })
@@ -43,8 +47,8 @@ impl Shared {
     }
 
     /// The attributes of a directory that the client knows.
-    async fn directory(&self, ino: Ino) -> Result<Outcome, FsError> {
-        let outcome = self.attributes(ino).await?;
+    async fn directory(&self, job: &Job<'_>, ino: Ino) -> Result<Outcome, FsError> {
+        let outcome = self.attributes(job, ino).await?;
         match &outcome.answer {
             Answer::Inode(found) if found.kind != Kind::Directory => Err(FsError::NotDirectory),
             _ => Ok(outcome),
@@ -52,28 +56,25 @@ impl Shared {
     }
 
     /// The directory above one; its client sees nothing above its root.
-    async fn parent_of(&self, session: &Session, directory: Ino) -> Result<Ino, FsError> {
-        if directory == session.root {
+    async fn parent_of(&self, job: &Job<'_>, directory: Ino) -> Result<Ino, FsError> {
+        if directory == job.session.root {
             return Ok(directory);
         }
         let parent = self.filesystem.parent(directory).await?;
+        job.sees_inodes(&self.undurable, &[directory]);
         // It was moved out of what the client sees.
-        session.knows(parent)?;
+        job.session.knows(parent)?;
         Ok(parent)
     }
 
-    pub(super) async fn parent(
-        &self,
-        session: &Session,
-        directory: Ino,
-    ) -> Result<Outcome, FsError> {
-        let parent = self.parent_of(session, directory).await?;
+    pub(super) async fn parent(&self, job: &Job<'_>, directory: Ino) -> Result<Outcome, FsError> {
+        let parent = self.parent_of(job, directory).await?;
         Ok(Outcome::of(Answer::Directory(parent)))
     }
 
     pub(super) async fn create(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         (parent, name): (Ino, Bytes),
         new: NewNode,
         payload: Bytes,
@@ -85,8 +86,8 @@ impl Shared {
         let is_directory = new.node == Node::Directory;
         let since = self.capabilities.now();
         let _names = self.names.lock(&[(parent, &name)]).await;
-        let change = self.begin(session, name_changes(parent, &name).to_vec()).await;
-        let made = self.filesystem.create(parent, &name, &new).await?;
+        let change = self.begin(job, name_changes(parent, &name).to_vec()).await;
+        let made = job.filesystem.create(parent, &name, &new).await?;
         self.filesystem.reference(made.ino);
         drop(change);
         let wants = Wants {
@@ -102,21 +103,21 @@ impl Shared {
 
     pub(super) async fn link(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         ino: Ino,
         (parent, name): (Ino, Bytes),
     ) -> Result<Outcome, FsError> {
         let _names = self.names.lock(&[(parent, &name)]).await;
         let mut changes = name_changes(parent, &name).to_vec();
         changes.push(Changed::Attributes(ino));
-        let _change = self.begin(session, changes).await;
-        let linked = self.filesystem.link(ino, parent, &name).await?;
+        let _change = self.begin(job, changes).await;
+        let linked = job.filesystem.link(ino, parent, &name).await?;
         Ok(Outcome::of(Answer::Inode(linked.attributes)))
     }
 
     pub(super) async fn unlink(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         (parent, name): (Ino, Bytes),
         expected: Option<Ino>,
         is_directory: bool,
@@ -126,17 +127,17 @@ impl Shared {
         let target = self.target(parent, &name).await?;
         changes.extend(target.map(Changed::Attributes));
         let surprising = target.filter(|_| target != expected);
-        let _change = self.begin_with(session, changes, surprising.as_slice()).await;
+        let _change = self.begin_with(job, changes, surprising.as_slice()).await;
         match is_directory {
-            true => self.filesystem.remove_directory(parent, &name).await?,
-            false => self.filesystem.unlink(parent, &name).await?,
+            true => job.filesystem.remove_directory(parent, &name).await?,
+            false => job.filesystem.unlink(parent, &name).await?,
         }
         Ok(Outcome::done())
     }
 
     pub(super) async fn rename(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         from: (Ino, Bytes),
         to: (Ino, Bytes),
         how: Rename,
@@ -150,13 +151,14 @@ impl Shared {
             changes.extend(target.map(Changed::Attributes));
             surprising.extend(target.filter(|_| target != expected));
         }
-        let _change = self.begin_with(session, changes, &surprising).await;
-        self.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await?;
+        let _change = self.begin_with(job, changes, &surprising).await;
+        job.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await?;
         Ok(Outcome::done())
     }
 
     pub(super) async fn list(
         &self,
+        job: &Job<'_>,
         ino: Ino,
         from: Cookie,
         most: usize,
@@ -164,13 +166,17 @@ impl Shared {
     ) -> Result<Outcome, FsError> {
         let since = self.capabilities.now();
         let most = most.min(MAX_ENTRIES);
-        let found = self.filesystem.read_directory(ino, from, most, attributes).await?;
+        let found = self.filesystem.read_directory(ino, from, most, attributes).await;
+        job.sees_inodes(&self.undurable, &[ino]);
+        let found = found?;
+        let shown = found.iter().filter(|entry| entry.attributes.is_some());
+        shown.for_each(|entry| job.sees_inodes(&self.undurable, &[entry.ino]));
         let entries = found.into_iter().map(|entry| ListedEntry {
             name: entry.name,
             ino: entry.ino,
             kind: entry.kind,
             cookie: entry.cookie,
-            attributes: entry.attributes.map(|answer| (answer.attributes, false)),
+            attributes: entry.attributes.map(|answer| (answer.attributes, false, 0)),
         });
         let entries = Some(entries.collect());
         let wants = Wants { since, names: Some(ino), ..Wants::default() };

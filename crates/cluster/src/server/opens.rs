@@ -1,9 +1,10 @@
 //! Open files, and locks that are taken through them.
 
-use thalweg_fs::{Caller, FsError, Handle, Ino, Lock, LockOwner, OpenFlags, PageCache};
+use thalweg_fs::{Caller, FsError, Handle, Ino, Lock, OpenFlags, PageCache};
 
 use super::Shared;
 use super::connection::{Outcome, Wants};
+use super::job::Job;
 use super::session::{OpenFile, Session};
 use crate::protocol::{Answer, Request};
 
@@ -11,32 +12,31 @@ impl Shared {
     /// Carries out a call about open files.
     pub(super) async fn use_handle(
         &self,
-        session: &Session,
-        number: u64,
+        job: &Job<'_>,
         request: Request,
     ) -> Result<Outcome, FsError> {
-        // The owners of two clients are never the same.
-        let owner_of = |owner: LockOwner| LockOwner { client: session.serial, ..owner };
+        let (session, filesystem) = (job.session, &self.filesystem);
+        let owner_of = |owner| session.owner_of(owner);
         let lock_of = |lock: Lock| Lock { owner: owner_of(lock.owner), ..lock };
-        let filesystem = &self.filesystem;
         match request {
             Request::Open { caller, ino, flags } => self.open(session, &caller, ino, flags).await,
             Request::Flush { ino, handle, owner } => {
-                session.opened(handle, ino)?;
-                filesystem.flush(ino, handle, owner_of(owner)).await?;
+                let file = session.opened(handle, ino)?;
+                filesystem.flush(ino, file.at, owner_of(owner)).await?;
                 Ok(Outcome::done())
             }
             Request::Release { ino, handle } => {
                 session.opened(handle, ino)?;
                 let closed = session.state.lock().close(handle);
                 if let Some(file) = closed {
-                    self.close(session, file, handle).await;
+                    self.close(session, file).await;
                 }
                 Ok(Outcome::done())
             }
             Request::Lock { ino, lock, wait } => {
-                session.opened(lock.handle, ino)?;
-                self.lock(session, number, (ino, lock_of(lock)), wait).await
+                let file = session.opened(lock.handle, ino)?;
+                let lock = Lock { handle: file.at, ..lock_of(lock) };
+                self.lock(job, (ino, lock), wait).await
             }
             Request::Unlock { ino, kind, owner, range } => {
                 filesystem.unlock(ino, kind, owner_of(owner), range).await?;
@@ -59,7 +59,6 @@ impl Shared {
     ) -> Result<Outcome, FsError> {
         let since = self.capabilities.now();
         let others = self.open_files.open(session.serial, ino, flags.write);
-        let file = OpenFile { ino, writes: flags.write };
         let opened = match self.filesystem.open(caller, ino, flags).await {
             Ok(opened) => opened,
             Err(error) => {
@@ -72,23 +71,56 @@ impl Shared {
         let is_shared = others.writing || (flags.write && others.open);
         let pages = if is_shared { PageCache::Bypass } else { opened.pages };
         let wants = Wants { since, content: (!is_shared).then_some(ino), ..Wants::default() };
-        let answer = Answer::Opened { handle: opened.handle, pages, flush: opened.flush };
+        let file = OpenFile { ino, writes: flags.write, at: opened.handle };
+        let handle = session.state.lock().new_handle();
+        let answer = Answer::Opened { handle, pages, flush: opened.flush };
         Ok(Outcome { wants, opened: Some(file), ..Outcome::of(answer) })
     }
 
+    /// A file that the client had open is open again.
+    pub(super) async fn claim_open(
+        &self,
+        session: &Session,
+        handle: Handle,
+        caller: &Caller,
+        (ino, flags): (Ino, OpenFlags),
+    ) -> Result<(), FsError> {
+        session.knows(ino)?;
+        if session.opened(handle, ino).is_ok() {
+            return Ok(());
+        }
+        let opened = self.filesystem.open(caller, ino, flags).await?;
+        self.open_files.open(session.serial, ino, flags.write);
+        let file = OpenFile { ino, writes: flags.write, at: opened.handle };
+        session.state.lock().claim_handle(handle, file);
+        Ok(())
+    }
+
+    /// The client has a lock again that it had.
+    pub(super) async fn claim_lock(
+        &self,
+        session: &Session,
+        ino: Ino,
+        lock: &Lock,
+    ) -> Result<(), FsError> {
+        let file = session.opened(lock.handle, ino)?;
+        let lock = Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock };
+        self.filesystem.lock(ino, &lock, false).await
+    }
+
     /// Closes a file of a session.
-    pub(super) async fn close(&self, session: &Session, file: OpenFile, handle: Handle) {
+    pub(super) async fn close(&self, session: &Session, file: OpenFile) {
         self.open_files.close(session.serial, file.ino, file.writes);
-        self.filesystem.release(file.ino, handle).await;
+        self.filesystem.release(file.ino, file.at).await;
     }
 
     async fn lock(
         &self,
-        session: &Session,
-        number: u64,
+        job: &Job<'_>,
         (ino, lock): (Ino, Lock),
         wait: bool,
     ) -> Result<Outcome, FsError> {
+        let (session, number) = (job.session, job.number);
         if wait {
             let cancelled = session.wait(number)?;
             let locked = tokio::select! {

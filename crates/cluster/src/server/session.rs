@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
-use thalweg_fs::{FsError, Handle, Ino};
+use thalweg_fs::ledger::SlotRecord;
+use thalweg_fs::{FsError, Handle, Ino, LockOwner};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
 use super::Visitor;
-use crate::protocol::{Grants, Reply};
+use crate::protocol::{FromServer, Grants, Reply};
 
 /// A session.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct Session {
     pub(super) visitor: Visitor,
     /// The directory that its client sees as the root.
     pub(super) root: Ino,
+    /// By slots, the last calls that an earlier incarnation of the server has recorded.
+    pub(super) recorded: Mutex<HashMap<u16, SlotRecord>>,
     pub(super) state: Mutex<SessionState>,
     /// A connection came or went, or the session has ended.
     pub(super) moved: Notify,
@@ -35,9 +38,12 @@ pub(super) struct SessionState {
     pub(super) has_ended: bool,
     /// Of the last answer that named inodes.
     stamp: u64,
+    /// The highest version of which the client has not heard that it is durable.
+    kept: u64,
     /// The inodes that the client knows, and the stamp of the last answer that named each.
     told: HashMap<Ino, u64>,
     handles: HashMap<Handle, OpenFile>,
+    last_handle: u64,
     calls: BTreeMap<u64, CallState>,
     /// The client knows the answers to all calls before this one.
     oldest: u64,
@@ -50,6 +56,8 @@ pub(super) struct SessionState {
 pub(super) struct OpenFile {
     pub(super) ino: Ino,
     pub(super) writes: bool,
+    /// Its handle in the filesystem. The client's handle outlives the server.
+    pub(super) at: Handle,
 }
 
 /// Maximum number of unacknowledged calls of a session.
@@ -81,7 +89,7 @@ pub(super) enum Admission {
 /// What an ended session held.
 #[derive(Debug, Default)]
 pub(super) struct Estate {
-    pub(super) handles: Vec<(Handle, OpenFile)>,
+    pub(super) files: Vec<OpenFile>,
     pub(super) inodes: Vec<Ino>,
 }
 
@@ -92,14 +100,16 @@ impl Session {
             heard: now,
             has_ended: false,
             stamp: 0,
+            kept: 0,
             told: HashMap::from_iter([(root, u64::MAX)]),
             handles: HashMap::default(),
+            last_handle: 0,
             calls: BTreeMap::new(),
             oldest: 0,
             waits: HashMap::default(),
         };
-        let moved = Notify::new();
-        Session { id, serial, visitor, root, state: Mutex::new(state), moved }
+        let (moved, recorded) = (Notify::new(), Mutex::default());
+        Session { id, serial, visitor, root, recorded, state: Mutex::new(state), moved }
     }
 
     /// The client has a new connection: it sends its calls again. Ends the old one.
@@ -173,10 +183,28 @@ impl Session {
     ///
     /// # Errors
     /// [`FsError::Stale`]: it is not one of this session, or of another inode.
-    pub(super) fn opened(&self, handle: Handle, ino: Ino) -> Result<(), FsError> {
+    pub(super) fn opened(&self, handle: Handle, ino: Ino) -> Result<OpenFile, FsError> {
         match self.state.lock().handles.get(&handle) {
-            Some(file) if file.ino == ino => Ok(()),
+            Some(file) if file.ino == ino => Ok(*file),
             _ => Err(FsError::Stale),
+        }
+    }
+
+    /// An owner of locks: those of two clients are never the same.
+    pub(super) fn owner_of(&self, owner: LockOwner) -> LockOwner {
+        LockOwner { client: self.serial, ..owner }
+    }
+
+    /// Tells the client up to which version changes are durable, if it keeps some.
+    pub(super) fn tell_durable(&self, version: u64) {
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.kept) == 0 {
+            return;
+        }
+        if let Some(channel) = &state.channel {
+            // On another connection the client hears it with the next sync.
+            let _ = channel.tell_for("Durable", &FromServer::Durable(version), &[]);
+            channel.flush_soon();
         }
     }
 
@@ -232,8 +260,31 @@ impl SessionState {
         is_last
     }
 
+    /// The client keeps a change with this version.
+    pub(super) fn keep(&mut self, version: u64) {
+        self.kept = self.kept.max(version);
+    }
+
+    /// The client claims that it knows an inode; whether that is news here.
+    pub(super) fn claim(&mut self, ino: Ino, stamp: u64) -> bool {
+        self.stamp = self.stamp.max(stamp);
+        self.told.insert(ino, stamp).is_none()
+    }
+
+    /// A handle that the client does not have.
+    pub(super) fn new_handle(&mut self) -> Handle {
+        self.last_handle += 1;
+        Handle(self.last_handle)
+    }
+
     pub(super) fn open(&mut self, handle: Handle, file: OpenFile) {
         self.handles.insert(handle, file);
+    }
+
+    /// The client claims an open file.
+    pub(super) fn claim_handle(&mut self, handle: Handle, file: OpenFile) {
+        self.last_handle = self.last_handle.max(handle.0);
+        self.open(handle, file);
     }
 
     pub(super) fn close(&mut self, handle: Handle) -> Option<OpenFile> {
@@ -260,7 +311,8 @@ impl SessionState {
         }
         let handles = std::mem::take(&mut self.handles);
         let told = std::mem::take(&mut self.told);
-        Some(Estate { handles: handles.into_iter().collect(), inodes: told.into_keys().collect() })
+        let files = handles.into_values().collect();
+        Some(Estate { files, inodes: told.into_keys().collect() })
     }
 
     /// How many inodes and open files it holds.

@@ -12,7 +12,7 @@ use crate::scene::*;
 #[test]
 fn clients_see_each_others_changes() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let (a, b) = (&a.client, &b.client);
         assert!(matches!(b.lookup(Ino::ROOT, b"d").await, Ok(Lookup::Absent(_))));
@@ -51,7 +51,7 @@ fn clients_see_each_others_changes() {
 #[test]
 fn what_is_cached_costs_no_call() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let directory = make(&a.client, Ino::ROOT, "d", Node::Directory).await;
         make(&a.client, directory, "f", Node::File).await;
@@ -85,7 +85,7 @@ fn what_is_cached_costs_no_call() {
 #[test]
 fn a_client_sees_nothing_outside_of_its_path() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let all = scene.client("all").await;
         let all = &all.client;
         let home = make(all, Ino::ROOT, "home", Node::Directory).await;
@@ -123,7 +123,7 @@ fn a_client_sees_nothing_outside_of_its_path() {
 #[test]
 fn a_name_that_the_client_does_not_know_is_removed() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let (a, b) = (&a.client, &b.client);
         let file = make(a, Ino::ROOT, "f", Node::File).await;
@@ -144,7 +144,7 @@ fn a_name_that_the_client_does_not_know_is_removed() {
 #[test]
 fn dots_lead_to_no_directory_above_the_clients_root() {
     run(1, |env| async move {
-        let scene = Scene::of(&env, Arc::new(on_volume(&env).await));
+        let scene = Scene::of(&env, Arc::new(on_volume(&env).await)).await;
         let all = scene.client("all").await;
         let all = &all.client;
         make(all, Ino::ROOT, "home", Node::Directory).await;

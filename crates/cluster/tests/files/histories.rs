@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use rand::RngExt;
 use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Rng, Time};
 use thalweg_fs::{Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow};
+use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
 
 use crate::linear::{Recorded, is_linearizable};
@@ -208,10 +210,33 @@ fn step_file(state: &(u64, u64), call: &FileCall) -> Option<(u64, u64)> {
     }
 }
 
-/// Disturbs the network until it is stopped.
-async fn disturb(env: Env, mut rng: Rng, scene: Arc<Scene>, machines: Arc<Vec<Machine>>) {
+/// Disturbs the network until it is stopped, and the server if its files survive that.
+async fn disturb(
+    env: Env,
+    mut rng: Rng,
+    mut scene: Scene,
+    machines: Arc<Vec<Machine>>,
+    crashes: Arc<AtomicU64>,
+) {
     loop {
-        env.sleep(Duration::from_micros(rng.random_range(0..200_000))).await;
+        let pause = if scene.is_durable() { 60_000 } else { 200_000 };
+        env.sleep(Duration::from_micros(rng.random_range(0..pause))).await;
+        if scene.is_durable() && rng.random_bool(0.8) {
+            let left = match rng.random_range(0..4) {
+                0 => Shape::Nothing,
+                1 => Shape::Everything,
+                2 => Shape::Subset(rng.random()),
+                _ => Shape::Torn(rng.random()),
+            };
+            scene.stop();
+            env.sleep(Duration::from_micros(rng.random_range(0..300_000))).await;
+            scene.start(left).await;
+            // What a client has done outlives the server if the client comes back. Perhaps that server stops, too.
+            let span = if rng.random_bool(0.5) { 100_000 } else { 2_000_000 };
+            env.sleep(Duration::from_micros(rng.random_range(0..span))).await;
+            crashes.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
         let one = &machines[rng.random_range(0..machines.len())].host;
         match rng.random_range(0..10) {
             0..4 => scene.network.reset(one, &scene.server),
@@ -230,10 +255,24 @@ async fn disturb(env: Env, mut rng: Rng, scene: Arc<Scene>, machines: Arc<Vec<Ma
     }
 }
 
-/// The calls of a life, and how often clients lost their sessions.
-fn life(seed: u64) -> (History, u64) {
+/// What happened in a life besides its calls.
+#[derive(Clone, Copy, Default, Debug)]
+struct Tally {
+    calls: usize,
+    /// Sessions that clients lost.
+    evictions: u64,
+    /// Crashes of the server.
+    crashes: u64,
+}
+
+/// The calls of a life.
+fn life(seed: u64, is_durable: bool) -> (History, Tally) {
     run(seed, |env| async move {
-        let scene = Arc::new(Scene::new(&env));
+        let scene = match is_durable {
+            true => Scene::durable(&env).await,
+            false => Scene::new(&env).await,
+        };
+        let (crashes, network) = (Arc::new(AtomicU64::new(0)), scene.network.clone());
         let history = Arc::<Mutex<History>>::default();
         let mut machines = Vec::new();
         for number in 0..CLIENTS {
@@ -263,18 +302,26 @@ fn life(seed: u64) -> (History, u64) {
             actor.find_again().await;
             actors.push(env.spawn(actor.run()));
         }
-        let disturbing = match seed % 4 {
-            0 => None,
-            _ => Some(env.spawn(disturb(env.clone(), env.rng(), scene.clone(), machines.clone()))),
+        let acting = async {
+            for actor in actors {
+                actor.await;
+            }
         };
-        for actor in actors {
-            actor.await;
+        let disturbing = async {
+            if !is_durable && seed.is_multiple_of(4) {
+                return std::future::pending().await;
+            }
+            disturb(env.clone(), env.rng(), scene, machines.clone(), crashes.clone()).await;
+        };
+        tokio::select! {
+            () = acting => {}
+            () = disturbing => {}
         }
-        drop(disturbing);
-        scene.network.heal();
+        network.heal();
         let evictions = machines.iter().map(|it| it.client.status().evictions).sum();
         let history = std::mem::take(&mut *history.lock());
-        (history, evictions)
+        let calls = history.names.len() + history.files.values().map(Vec::len).sum::<usize>();
+        (history, Tally { calls, evictions, crashes: crashes.load(Ordering::Relaxed) })
     })
 }
 
@@ -290,15 +337,28 @@ fn check(seed: u64, history: &mut History) {
     }
 }
 
+/// Checks lives; what happened in all of them.
+fn live(lives: u64, is_durable: bool) -> Tally {
+    let mut all = Tally::default();
+    for seed in campaign::seeds(lives) {
+        let (mut history, tally) = life(seed, is_durable);
+        check(seed, &mut history);
+        all.calls += tally.calls;
+        all.evictions += tally.evictions;
+        all.crashes += tally.crashes;
+    }
+    println!("{all:?}");
+    all
+}
+
 #[test]
 fn histories_are_linearizable() {
-    let (mut evictions, mut calls) = (0, 0);
-    for seed in campaign::seeds(300) {
-        let (mut history, evicted) = life(seed);
-        check(seed, &mut history);
-        evictions += evicted;
-        calls += history.names.len() + history.files.values().map(Vec::len).sum::<usize>();
-    }
-    println!("{calls} calls, {evictions} evictions");
-    assert!(evictions > 20, "{evictions} evictions");
+    let all = live(300, false);
+    assert!(all.evictions > 20, "{all:?}");
+}
+
+#[test]
+fn histories_over_crashes_of_the_server_are_linearizable() {
+    let all = live(100, true);
+    assert!(all.crashes > 100, "{all:?}");
 }

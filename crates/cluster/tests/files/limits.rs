@@ -20,7 +20,7 @@ async fn fails<T>(scene: &Scene, call: impl Future<Output = Result<T, FsError>>)
 #[test]
 fn names_have_a_longest_length() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let (a, b) = (&a.client, &b.client);
         let longest = vec![b'n'; MAX_NAME];
@@ -55,7 +55,7 @@ fn names_have_a_longest_length() {
 #[test]
 fn targets_and_values_have_a_longest_length() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let (a, b) = (&a.client, &b.client);
         let target = Bytes::from(vec![b't'; MAX_TARGET]);
@@ -81,7 +81,7 @@ fn targets_and_values_have_a_longest_length() {
 #[test]
 fn names_of_attributes_that_exceed_a_message_are_refused() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let a = scene.client("a").await;
         let a = &a.client;
         let file = make(a, Ino::ROOT, "f", Node::File).await;
@@ -97,7 +97,7 @@ fn names_of_attributes_that_exceed_a_message_are_refused() {
 #[test]
 fn a_large_directory_is_listed_with_attributes() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let directory = make(&a.client, Ino::ROOT, "d", Node::Directory).await;
         for number in 0..5000 {
@@ -127,7 +127,7 @@ fn a_large_directory_is_listed_with_attributes() {
 #[test]
 fn reads_and_writes_exceed_a_message() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let (a, b) = (&a.client, &b.client);
         let file = make(a, Ino::ROOT, "f", Node::File).await;

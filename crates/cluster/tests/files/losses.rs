@@ -11,8 +11,7 @@ use thalweg_cluster::client::Client;
 use thalweg_env::connection::{Connecting, Connector};
 use thalweg_env::{Env, Time};
 use thalweg_fs::{
-    Caller, Filesystem, FsError, Ino, Invalidation, Lock, LockKind, LockMode, LockOwner, LockRange,
-    Node, OpenFlags,
+    Caller, Filesystem, FsError, Ino, Invalidation, LockKind, LockOwner, LockRange, Node,
 };
 use thalweg_sim::net::SimConnector;
 use thalweg_sim::run;
@@ -20,24 +19,11 @@ use thalweg_sim::run;
 use crate::scene::*;
 
 /// A POSIX lock of a whole file.
-fn whole(handle: thalweg_fs::Handle, number: u64) -> Lock {
-    Lock {
-        kind: LockKind::Posix,
-        owner: LockOwner::local(number),
-        handle,
-        pid: 1,
-        mode: LockMode::Exclusive,
-        range: LockRange::ALL,
-    }
-}
-
-const WRITING: OpenFlags =
-    OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
 
 #[test]
 fn a_change_waits_no_longer_than_a_lease_for_a_client_that_is_gone() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
@@ -61,7 +47,7 @@ fn a_change_waits_no_longer_than_a_lease_for_a_client_that_is_gone() {
 #[test]
 fn calls_go_on_over_another_connection_and_count_once() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let directory = make(&a.client, Ino::ROOT, "d", Node::Directory).await;
         for number in 0..200 {
@@ -85,7 +71,7 @@ fn calls_go_on_over_another_connection_and_count_once() {
 #[test]
 fn a_lock_ends_with_its_client() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
@@ -119,7 +105,7 @@ fn a_lock_ends_with_its_client() {
 #[test]
 fn a_client_goes_on_with_a_new_server() {
     run(1, |env| async move {
-        let mut scene = Scene::new(&env);
+        let mut scene = Scene::new(&env).await;
         let a = scene.client("a").await;
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         put(&a.client, file, "text").await.unwrap();
@@ -135,7 +121,7 @@ fn a_client_goes_on_with_a_new_server() {
 #[test]
 fn calls_fail_when_the_server_is_gone_for_good() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let a = scene.client("a").await;
         scene.server.power_off();
         let start = env.now();
@@ -163,7 +149,7 @@ async fn last_cached(env: &Env, machine: &Machine, file: Ino) -> Time {
 #[test]
 fn a_change_waits_for_the_lease_of_a_client_that_was_evicted() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
@@ -184,7 +170,7 @@ fn a_change_waits_for_the_lease_of_a_client_that_was_evicted() {
 #[test]
 fn a_client_that_answers_no_invalidation_is_evicted() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
@@ -209,7 +195,7 @@ fn a_client_that_answers_no_invalidation_is_evicted() {
 #[test]
 fn an_answer_that_was_lost_allows_nothing_when_it_is_sent_again() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         scene.network.cut(&scene.server, &a.host);
         let making = a.client.clone();
@@ -233,7 +219,7 @@ fn an_answer_that_was_lost_allows_nothing_when_it_is_sent_again() {
 fn a_lease_counts_from_the_call_not_from_its_answer() {
     for seed in 0..60 {
         run(seed, |env| async move {
-            let scene = Scene::new(&env);
+            let scene = Scene::new(&env).await;
             let (a, b) = (scene.client("a").await, scene.client("b").await);
             let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
             b.client.find(Ino::ROOT, b"f").await.unwrap();
@@ -263,7 +249,7 @@ fn a_lease_counts_from_the_call_not_from_its_answer() {
 #[test]
 fn nothing_waits_for_a_client_that_was_dropped() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
@@ -281,7 +267,7 @@ fn nothing_waits_for_a_client_that_was_dropped() {
 #[test]
 fn an_inode_that_is_forgotten_while_the_connection_breaks_is_removed() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let a = scene.client("a").await;
         let sent = |scene: &Scene| scene.network.tally(&a.host, &scene.server).writes;
         for number in 0..10u64 {
@@ -308,7 +294,7 @@ fn an_inode_that_is_forgotten_while_the_connection_breaks_is_removed() {
 #[test]
 fn a_client_hears_at_once_that_it_was_evicted() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let a = scene.client("a").await;
         // It sends nothing for a while.
         env.sleep(LEASE + LEASE / 8).await;
@@ -337,7 +323,7 @@ impl Connector for Door {
 #[test]
 fn calls_fail_at_once_when_the_server_refuses_the_client() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let refuses = Arc::<AtomicBool>::default();
         let (to, said) = (scene.entrance("a"), refuses.clone());
         let door = Box::new(Door { to, refuses: said });
@@ -359,7 +345,7 @@ fn calls_fail_at_once_when_the_server_refuses_the_client() {
 #[test]
 fn a_close_does_not_wait_for_a_server_that_is_gone() {
     run(1, |env| async move {
-        let scene = Scene::new(&env);
+        let scene = Scene::new(&env).await;
         let a = scene.client("a").await;
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
         let opened = a.client.open(&Caller::default(), file, WRITING).await.unwrap().handle;

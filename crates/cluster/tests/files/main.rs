@@ -9,6 +9,8 @@ mod limits;
 mod linear;
 mod losses;
 mod model;
+mod restarts;
 mod scene;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
+mod volume;

@@ -83,7 +83,7 @@ pub(crate) async fn on_volume(env: &Env) -> Local {
     let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(env, store, options));
     let format = Format { metadata_blocks: Some(600), hash_bits: 4, ..Format::default() };
     local::make(env, &volume, &format).await.unwrap();
-    let options = local::Options { atime: Atime::Never, read_only: false };
+    let options = local::Options { atime: Atime::Never, ..local::Options::default() };
     Local::open(env, volume, "fs", options).await.unwrap()
 }
 
@@ -91,8 +91,8 @@ impl Model {
     async fn new(env: &Env, plan: Plan) -> Model {
         let naive = NaiveFiles::new(env);
         let scene = match plan.on_volume {
-            true => Scene::of(env, Arc::new(on_volume(env).await)),
-            false => Scene::new(env),
+            true => Scene::of(env, Arc::new(on_volume(env).await)).await,
+            false => Scene::new(env).await,
         };
         let mut programs = Vec::new();
         for number in 0..plan.clients {

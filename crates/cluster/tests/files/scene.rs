@@ -8,10 +8,16 @@ use thalweg_cluster::client::{self, AttachError, Client};
 use thalweg_cluster::server::{Options, Server, Visitor};
 use thalweg_env::connection::Listener;
 use thalweg_env::{Env, Node};
-use thalweg_fs::{Filesystem, FsError, Ino, NewNode, Node as Kind, WriteAt, WriteHow};
+use thalweg_fs::{
+    Filesystem, FsError, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, NewNode,
+    Node as Kind, OpenFlags, WriteAt, WriteHow,
+};
 use thalweg_net::keys::Access;
+use thalweg_sim::crash::Shape;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
+
+use crate::volume::Disk;
 
 pub(crate) const PORT: u16 = 7700;
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -25,6 +31,8 @@ pub(crate) struct Scene {
     pub(crate) server: Host,
     process: Node,
     pub(crate) service: Server,
+    /// What the files lie on, if they survive crashes.
+    disk: Option<Disk>,
 }
 
 /// A client, and its machine.
@@ -56,16 +64,27 @@ impl Visit {
 }
 
 impl Scene {
-    pub(crate) fn new(env: &Env) -> Scene {
-        Scene::of(env, Arc::new(NaiveFiles::new(env)))
+    pub(crate) async fn new(env: &Env) -> Scene {
+        Scene::of(env, Arc::new(NaiveFiles::new(env))).await
     }
 
     /// A server of this filesystem.
-    pub(crate) fn of(env: &Env, files: Arc<dyn Filesystem>) -> Scene {
+    pub(crate) async fn of(env: &Env, files: Arc<dyn Filesystem>) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
-        let (process, service) = serve(env, &server, &files);
-        Scene { env: env.clone(), network, files, server, process, service }
+        let process = env.node();
+        let service = serve(&process, &server, &files).await;
+        Scene { env: env.clone(), network, files, server, process, service, disk: None }
+    }
+
+    /// A server of a filesystem on a volume that survives crashes.
+    pub(crate) async fn durable(env: &Env) -> Scene {
+        let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
+        let server = network.host("server");
+        let (process, disk) = (env.node(), Disk::make(env).await);
+        let files = disk.open(process.env()).await;
+        let service = serve(&process, &server, &files).await;
+        Scene { env: env.clone(), network, files, server, process, service, disk: Some(disk) }
     }
 
     /// A client that has the name of its host.
@@ -103,7 +122,34 @@ impl Scene {
     pub(crate) async fn restart(&mut self) {
         self.process.kill();
         self.env.sleep(Duration::from_millis(1)).await;
-        (self.process, self.service) = serve(&self.env, &self.server, &self.files);
+        self.process = self.env.node();
+        self.service = serve(&self.process, &self.server, &self.files).await;
+    }
+
+    /// Whether the files survive a crash of the server's machine.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.disk.is_some()
+    }
+
+    /// The server's machine stops.
+    pub(crate) fn stop(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts it again: of what was not durable, `left` is on the disk.
+    pub(crate) async fn start(&mut self, left: Shape) {
+        self.process = self.env.node();
+        let disk = self.disk.take().unwrap().crash(&self.env, left);
+        self.files = disk.open(self.process.env()).await;
+        self.disk = Some(disk);
+        self.service = serve(&self.process, &self.server, &self.files).await;
+    }
+
+    /// The server's machine crashes, and starts again.
+    pub(crate) async fn crash(&mut self, left: Shape) {
+        self.stop();
+        self.env.sleep(Duration::from_millis(1)).await;
+        self.start(left).await;
     }
 }
 
@@ -117,9 +163,8 @@ thread_local! {
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 
-fn serve(env: &Env, host: &Host, files: &Arc<dyn Filesystem>) -> (Node, Server) {
-    let process = env.node();
-    let service = Server::new(process.env(), files.clone(), options());
+async fn serve(process: &Node, host: &Host, files: &Arc<dyn Filesystem>) -> Server {
+    let service = Server::start(process.env(), files.clone(), options()).await.unwrap();
     let listener = host.listen(PORT).unwrap();
     let (serving, own) = (service.clone(), process.env().clone());
     let accept = async move {
@@ -135,7 +180,23 @@ fn serve(env: &Env, host: &Host, files: &Arc<dyn Filesystem>) -> (Node, Server) 
         }
     };
     process.env().spawn(accept).detach();
-    (process, service)
+    service
+}
+
+/// How a file is opened.
+pub(crate) const WRITING: OpenFlags =
+    OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
+
+/// An exclusive lock of a whole file.
+pub(crate) fn whole(handle: thalweg_fs::Handle, number: u64) -> Lock {
+    Lock {
+        kind: LockKind::Posix,
+        owner: LockOwner::local(number),
+        handle,
+        pid: 1,
+        mode: LockMode::Exclusive,
+        range: LockRange::ALL,
+    }
 }
 
 pub(crate) fn new(node: Kind) -> NewNode {

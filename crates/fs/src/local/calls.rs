@@ -18,6 +18,7 @@ use crate::filesystem::{
 };
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
+use crate::ledger::Ledger;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 
 /// Cuts buffers where their bytes reach multiples of [`MAX_ATOMIC_WRITE`] in the file.
@@ -80,10 +81,14 @@ impl Filesystem for Local {
     }
 
     async fn create(&self, parent: Ino, name: &[u8], new: &NewNode) -> Result<Answer, FsError> {
+        if let Some(before) = self.recorder.as_ref().and_then(|it| it.call.before) {
+            return self.create_again(parent, name, new, Ino(before.outcome)).await;
+        }
         let ino = self.inner.number(parent.0).await?;
         self.change(async |txn| {
             let mut op = self.op(&txn);
             let attributes = op.create(parent.0, name, new, ino).await?;
+            op.outcome = ino;
             Ok((Answer::until_changed(attributes), op.finish().await?))
         })
         .await
@@ -194,6 +199,12 @@ impl Filesystem for Local {
         if end.is_none_or(|end| end > crate::filesystem::MAX_FILE) {
             return Err(FsError::FileTooLarge);
         }
+        if let Some(unrecorded) = self.unrecorded() {
+            let lazy = WriteHow { sync: false, ..how };
+            let went = unrecorded.write(ino, at, data, lazy).await?;
+            self.record(went, durable).await?;
+            return Ok(went);
+        }
         let mut pieces = cut(start, data).into_iter().peekable();
         let (mut first, mut next) = (None, at);
         while let Some(piece) = pieces.next() {
@@ -213,6 +224,10 @@ impl Filesystem for Local {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
+        if let Some(unrecorded) = self.unrecorded() {
+            unrecorded.allocate(ino, offset, len, how).await?;
+            return self.record(0, Durability::Visible).await;
+        }
         let end = offset.checked_add(len).ok_or(FsError::FileTooLarge)?;
         if len == 0 {
             return Err(FsError::Invalid("nothing is to be allocated"));
@@ -232,6 +247,11 @@ impl Filesystem for Local {
     }
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
+        if let Some(unrecorded) = self.unrecorded() {
+            let copied = unrecorded.copy(from, to, len).await?;
+            self.record(copied, Durability::Visible).await?;
+            return Ok(copied);
+        }
         let size = self
             .look(async |txn| {
                 let mut op = self.op(&txn);
@@ -376,5 +396,9 @@ impl Filesystem for Local {
 
     fn watch(&self, watcher: Watcher) {
         self.inner.watch(watcher);
+    }
+
+    fn ledger(&self) -> Option<&dyn Ledger> {
+        (!self.is_read_only()).then_some(self)
     }
 }

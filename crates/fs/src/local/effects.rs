@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use crate::attributes::Timestamp;
+
 /// The effects of a call, for state that is kept outside of transactions.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
@@ -21,6 +23,8 @@ pub(super) struct Effects {
     pub(super) orphans: Vec<u64>,
     /// Whether blocks are recorded as to be freed.
     pub(super) freed: bool,
+    /// The call was recorded: its time and its outcome.
+    pub(super) recorded: Option<(Timestamp, u64)>,
 }
 
 impl Effects {
@@ -40,5 +44,6 @@ impl Effects {
         self.count += later.count;
         self.orphans.extend(later.orphans);
         self.freed |= later.freed;
+        self.recorded = later.recorded.or(self.recorded);
     }
 }

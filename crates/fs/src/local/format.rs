@@ -16,6 +16,8 @@
 //! 0     | Quota  | inode             QuotaRecord: the directory is the root of a quota
 //! 0     | Usage  | inode | lane      UsageRecord: the usage under it, to be summed over lanes
 //! 0     | Reservations               the block of the data with the table of reservations
+//! 0     | Session | number           what a server has written down of a client's session
+//! 0     | Session | number | slot    SlotValue: the last call of a slot of the session
 //! ```
 //!
 //! `NAME.data` begins with bitmap pages ([`BitmapHeader`]), with one bit for each block behind them that is
@@ -121,6 +123,8 @@ pub enum Tag {
     Usage = 22,
     /// Of the filesystem: where the table of reservations is.
     Reservations = 23,
+    /// Of the filesystem: a session of a client of its server.
+    Session = 24,
 }
 
 impl Tag {
@@ -140,6 +144,7 @@ impl Tag {
             21 => Tag::Quota,
             22 => Tag::Usage,
             23 => Tag::Reservations,
+            24 => Tag::Session,
             _ => return None,
         })
     }
@@ -301,6 +306,16 @@ pub struct UsageRecord {
     pub blocks: I64,
     /// Inodes, likewise.
     pub inodes: I64,
+}
+
+/// The value of a slot under [`Tag::Session`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SlotValue {
+    /// The number of the last call.
+    pub number: U64,
+    /// What it came to: [`Committed::outcome`](crate::ledger::Committed::outcome).
+    pub outcome: U64,
 }
 
 /// Begins a page of bits.

@@ -12,7 +12,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -25,11 +25,13 @@ use super::area::DataArea;
 use super::effects::Effects;
 use super::holdings::Owner;
 use super::options::{Atime, Options};
+use super::sessions::committed;
 use super::space::Space;
 use super::superblock::Copies;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::invalidation::{Change, Watcher};
+use crate::ledger::Recorder;
 use crate::locks::LockTable;
 
 /// Lanes of inode numbers: inodes of different directories seldom share a leaf of the tree.
@@ -62,6 +64,8 @@ pub(super) struct Inner {
     /// Locks of callers of this handle; in memory, as those of the kernel.
     pub(super) locks: LockTable,
     pub(super) next_handle: AtomicU64,
+    /// Inodes without names stay.
+    pub(super) keeps_orphans: AtomicBool,
     durable: Mutex<Durable>,
     pub(super) atimes: Mutex<HashMap<u64, u64>>,
     pub(super) inodes: Mutex<i64>,
@@ -151,6 +155,7 @@ impl Inner {
             references: Mutex::default(),
             locks: LockTable::default(),
             next_handle: AtomicU64::new(1),
+            keeps_orphans: options.keep_orphans.into(),
             durable: Mutex::default(),
             atimes: Mutex::default(),
             inodes: Mutex::new(found.inodes),
@@ -169,12 +174,13 @@ impl Inner {
     where
         Work: Future<Output = Result<(T, Effects), FsError>>,
     {
-        self.change_as(Durability::Visible, work).await
+        self.change_for(None, Durability::Visible, work).await
     }
 
-    /// [`Inner::change`], acknowledged when it is as durable as that.
-    pub(super) async fn change_as<T, Work>(
+    /// [`Inner::change`] of a call that is recorded, or not, acknowledged when it is as durable as that.
+    pub(super) async fn change_for<T, Work>(
         &self,
+        recorder: Option<&Recorder>,
         durability: Durability,
         work: impl Fn(Arc<dyn Transaction>) -> Work,
     ) -> Result<T, FsError>
@@ -185,7 +191,11 @@ impl Inner {
             return Err(FsError::ReadOnly);
         }
         let before = self.moment();
-        let (done, effects) = txn::run(&*self.volume, Begin::STRICT, durability, work).await?;
+        let ((done, effects), version) =
+            txn::run_versioned(&*self.volume, Begin::STRICT, durability, work).await?;
+        if let Some((recorder, committed)) = recorder.zip(committed(&effects, version.version.0)) {
+            recorder.commit(committed);
+        }
         self.settle(effects, (durability == Durability::Synced).then_some(before));
         Ok(done)
     }

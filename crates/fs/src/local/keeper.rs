@@ -38,7 +38,7 @@ impl Inner {
             }
             for ino in due {
                 self.finish_orphan(ino).await?;
-                if !self.is_referenced(ino) {
+                if !self.may_be_referenced(ino) {
                     self.duties.lock().orphans.remove(&ino);
                 }
             }

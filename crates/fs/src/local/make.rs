@@ -320,9 +320,13 @@ impl Local {
         let inner = Arc::new(Inner::new(env, volume, found, options));
         if !options.read_only {
             inner.make_table().await?;
-            inner.take_over(inner.stored_orphans().await?);
+            let orphans = match options.keep_orphans {
+                true => Vec::new(),
+                false => inner.stored_orphans().await?,
+            };
+            inner.take_over(orphans);
         }
         let keeper = env.spawn(inner.clone().keep());
-        Ok(Local { inner, within: None, _keeper: Arc::new(keeper) })
+        Ok(Local { inner, within: None, recorder: None, _keeper: Arc::new(keeper) })
     }
 }

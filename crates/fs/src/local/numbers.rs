@@ -107,6 +107,29 @@ impl Local {
         .await
     }
 
+    /// Makes an inode again whose first creation a crash has undone, perhaps with the reservation of its number.
+    pub(super) async fn create_again(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new: &NewNode,
+        number: Ino,
+    ) -> Result<Answer, FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            let mut next = op.next_number().await?;
+            if number.0 >= next && number.0 < MOST - 1 {
+                next = number.0 + 1;
+                op.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+            }
+            op.check_number(number.0, next).await?;
+            let attributes = op.create(parent.0, name, new, number.0).await?;
+            op.outcome = number.0;
+            Ok((Answer::until_changed(attributes), op.finish().await?))
+        })
+        .await
+    }
+
     /// [`Local::create_as`] of many inodes at once: all of them or none. They are made in their order, so that a directory may
     /// come before what is in it.
     ///

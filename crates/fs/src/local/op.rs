@@ -19,13 +19,14 @@ use super::area::BitmapPage;
 use super::aside;
 use super::effects::Effects;
 use super::extents::Run;
-use super::format::{InodeRecord, Tag, decode, key, key_behind};
+use super::format::{InodeRecord, Tag, decode, encode_time, key, key_behind};
 use super::holdings::{Claim, Reservation};
 use super::inner::Inner;
 use super::records::{kind_of, later, stored_time};
 use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
+use crate::ledger::Recorder;
 
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
@@ -58,6 +59,10 @@ pub(super) struct Op<'a> {
     pub(super) is_within: bool,
     /// Records of inodes may be wrong.
     pub(super) is_repair: bool,
+    /// Records the call.
+    pub(super) recorder: Option<&'a Recorder>,
+    /// What it comes to, for its record.
+    pub(super) outcome: u64,
     pub(super) effects: Effects,
     /// The pages of the tree that the call has read. They get its changes at the end.
     tree: WorkingSet<'a>,
@@ -84,6 +89,8 @@ impl<'a> Op<'a> {
             now: stored_time(inner.env.wall_nanos()),
             is_within,
             is_repair: false,
+            recorder: None,
+            outcome: 0,
             effects: Effects::default(),
             tree: inner.tree.working_set(&**txn),
             inodes: BTreeMap::new(),
@@ -104,6 +111,13 @@ impl<'a> Op<'a> {
             true => Op { own: Some(own), claim: own.claim(), ..self },
             false => self,
         }
+    }
+
+    /// The call is recorded. One that was made before has the time that it had.
+    pub(super) fn recorded(self, recorder: &'a Recorder) -> Op<'a> {
+        let before = recorder.call.before;
+        let now = before.map_or(self.now, |before| encode_time(before.time));
+        Op { now, recorder: Some(recorder), ..self }
     }
 
     /// The blocks that the caller's transaction has reserved.
@@ -365,6 +379,7 @@ impl<'a> Op<'a> {
     /// Hands all changes to the transaction and returns the call's effects.
     pub(super) async fn finish(mut self) -> Result<Effects, FsError> {
         self.put_usage().await?;
+        self.record_call().await?;
         for (ino, staged) in std::mem::take(&mut self.inodes) {
             match staged {
                 Staged { changed: false, .. } => {}

@@ -19,6 +19,9 @@ pub struct Options {
     pub atime: Atime,
     /// Changes are refused.
     pub read_only: bool,
+    /// Inodes without names that an earlier opening has left stay until
+    /// [`Ledger::release_orphans`](crate::Ledger::release_orphans).
+    pub keep_orphans: bool,
 }
 
 /// A filesystem to be made.

@@ -35,7 +35,7 @@ impl Op<'_> {
 
     /// An inode has lost its last name. It is removed now if it has no references and is small.
     pub(super) async fn abandon(&mut self, ino: u64) -> Result<(), FsError> {
-        if self.inner.is_referenced(ino) || !self.remove_step(ino).await? {
+        if self.inner.may_be_referenced(ino) || !self.remove_step(ino).await? {
             self.note_orphan(ino);
         }
         Ok(())
@@ -97,7 +97,7 @@ impl Op<'_> {
             self.forget_orphan(ino);
             return Ok(true);
         };
-        if record.links.get() == 0 && !self.inner.is_referenced(ino) {
+        if record.links.get() == 0 && !self.inner.may_be_referenced(ino) {
             let done = self.remove_step(ino).await?;
             if done {
                 self.forget_orphan(ino);

@@ -29,6 +29,11 @@ impl Inner {
         }
     }
 
+    /// Whether an inode has references, or may get back those that it had in an earlier opening.
+    pub(super) fn may_be_referenced(&self, ino: u64) -> bool {
+        self.keeps_orphans.load(Ordering::Relaxed) || self.is_referenced(ino)
+    }
+
     /// Whether an inode has references.
     pub(super) fn is_referenced(&self, ino: u64) -> bool {
         self.references.lock().contains_key(&ino)

@@ -59,7 +59,7 @@ async fn used(env: &Env, files: usize) -> (Local, Arc<Passing<Counting>>) {
     let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
     let volume: Arc<dyn Transact> = Arc::new(manager);
     local::make(env, &volume, &Format::default()).await.unwrap();
-    let options = Options { atime: Atime::Never, read_only: false };
+    let options = Options { atime: Atime::Never, ..Options::default() };
     let fs = Local::open(env, volume, "fs", options).await.unwrap();
     for number in 0..files {
         let file = create(&fs, ROOT, &format!("file {number}")).await;

@@ -58,7 +58,7 @@ struct Pair {
 }
 
 async fn reopen(env: &Env, volume: &Arc<dyn Transact>) -> Local {
-    let options = Options { atime: Atime::Never, read_only: false };
+    let options = Options { atime: Atime::Never, ..Options::default() };
     Local::open(env, volume.clone(), "fs", options).await.unwrap()
 }
 

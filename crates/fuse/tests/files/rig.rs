@@ -60,7 +60,8 @@ impl Connector for Loopback {
 
 /// A server of a filesystem.
 pub(crate) fn server(env: &Env, filesystem: Arc<dyn Filesystem>) -> Server {
-    Server::new(env, filesystem, server::Options::default())
+    let starting = Server::start(env, filesystem, server::Options::default());
+    tokio::runtime::Handle::current().block_on(starting).unwrap()
 }
 
 /// A client of a server.

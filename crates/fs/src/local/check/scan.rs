@@ -25,6 +25,7 @@ use crate::local::inner::Inner;
 use crate::local::op::Op;
 use crate::local::orphans::freed_run;
 use crate::local::places::position_of;
+use crate::local::sessions::parse_record;
 use crate::local::table::table_key;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL};
 
@@ -293,6 +294,7 @@ impl Scan {
                 }
                 _ => false,
             },
+            Tag::Session => parse_record(key, value).is_some(),
             Tag::Quota => match (number(rest), decode::<QuotaRecord>(value, none)) {
                 (Some(root), Ok(_)) => self.quotas.insert(root),
                 _ => false,

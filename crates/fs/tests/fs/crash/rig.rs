@@ -161,7 +161,7 @@ impl Rig {
 impl Volume {
     /// Opens the filesystem.
     pub(crate) async fn files(&self, env: &Env) -> Local {
-        let options = Options { atime: Atime::Never, read_only: false };
+        let options = Options { atime: Atime::Never, ..Options::default() };
         Local::open(env, self.transact.clone(), "fs", options).await.unwrap()
     }
 

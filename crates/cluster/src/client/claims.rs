@@ -1,0 +1,140 @@
+//! A client claims from a new server what it held at the one before it.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use futures::future::{join_all, maybe_done};
+use thalweg_net::channel::{CallError, Channel};
+
+use super::holdings::KeptCall;
+use super::{AttachError, Shared};
+use crate::protocol::{Answer, Call, MAX_CLAIMS, Reply, Request};
+
+/// Calls that are under way at a time.
+const AT_ONCE: usize = 16;
+
+impl Shared {
+    /// Claims everything that this client held.
+    ///
+    /// # Errors
+    /// Those of the connection, and a server that refuses the inodes: then the session has ended.
+    pub(super) async fn claim_all(self: &Arc<Self>, channel: &Channel) -> Result<(), AttachError> {
+        let kept = self.holdings.kept.lock().outdate();
+        let claims = self.cache.lock().claims();
+        for some in claims.chunks(MAX_CLAIMS) {
+            let payload = postcard::to_allocvec(some).unwrap_or_default();
+            let call = Call::outside(Request::Claim);
+            let answers = self.in_order(channel, vec![(call, vec![payload.into()])]).await?;
+            if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
+                tracing::error!(error = ?error, "the server refuses what this client held");
+                self.forget_session();
+                return Err(lost("the server refuses the session"));
+            }
+        }
+        self.claim_opens(channel).await?;
+        self.make_again(channel, kept).await?;
+        let sent = self.env.now();
+        let call = Call::outside(Request::Claimed);
+        self.in_order(channel, vec![(call, Vec::new())]).await?;
+        self.renew(sent);
+        Ok(())
+    }
+
+    async fn claim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
+        let mut opens: Vec<_> =
+            self.holdings.opens.lock().iter().map(|(handle, it)| (*handle, *it)).collect();
+        opens.sort_unstable_by_key(|(handle, _)| *handle);
+        let opens = opens.into_iter().map(|(handle, it)| Request::ClaimOpen {
+            handle,
+            caller: it.caller,
+            ino: it.ino,
+            flags: it.flags,
+        });
+        let locks = self.holdings.locks.held();
+        let locks = locks.into_iter().map(|(ino, lock)| Request::ClaimLock { ino, lock });
+        let call = |request| (Call::outside(request), Vec::new());
+        let calls: Vec<_> = opens.chain(locks).map(call).collect();
+        let answers = self.in_order(channel, calls).await?;
+        let refused = answers.iter().filter(|it| matches!(it.answer, Answer::Failed(_))).count();
+        if refused > 0 {
+            tracing::error!(refused, "open files and locks of this client are lost");
+        }
+        Ok(())
+    }
+
+    /// Makes changes again that the server may not have.
+    async fn make_again(&self, channel: &Channel, kept: Vec<KeptCall>) -> Result<(), AttachError> {
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let calls = kept.iter().map(|KeptCall { number, slot, request, payload, committed }| {
+            let call = Call {
+                number: *number,
+                oldest: 0,
+                slot: *slot,
+                before: Some(*committed),
+                request: (**request).clone(),
+            };
+            (call, payload.clone())
+        });
+        let answers = self.in_order(channel, calls.collect()).await?;
+        let (mut renewed, mut failed) = (Vec::new(), 0u64);
+        for (call, reply) in kept.into_iter().zip(answers) {
+            match (reply.answer, reply.committed) {
+                (Answer::Failed(error), _) => {
+                    tracing::error!(error = ?error, request = ?call.request, "a change is lost");
+                    failed += 1;
+                }
+                (_, Some(committed)) => renewed.push(KeptCall { committed, ..call }),
+                // It has survived.
+                (_, None) => {}
+            }
+        }
+        if failed > 0 {
+            tracing::error!(failed, "the server has lost changes of this client");
+        }
+        tracing::info!(changes = renewed.len(), "changes were made again at the new server");
+        self.holdings.kept.lock().renew(renewed);
+        Ok(())
+    }
+
+    /// Makes calls that are carried out in their order.
+    async fn in_order(
+        &self,
+        channel: &Channel,
+        calls: Vec<(Call, Vec<Bytes>)>,
+    ) -> Result<Vec<Reply>, AttachError> {
+        let mut replies = Vec::with_capacity(calls.len());
+        for some in calls.chunks(AT_ONCE) {
+            let mut making: Vec<_> = some
+                .iter()
+                .map(|(call, payload)| Box::pin(maybe_done(channel.call(call, payload))))
+                .collect();
+            // The first poll sends.
+            poll_fn(|context| {
+                making.iter_mut().for_each(|call| {
+                    let _ = call.as_mut().poll(context);
+                });
+                Poll::Ready(())
+            })
+            .await;
+            let all = join_all(making.iter_mut());
+            let late = || lost("the server did not answer in time");
+            self.env.timeout(self.options.patience, all).await.ok_or_else(late)?;
+            for call in &mut making {
+                let answered: Option<Result<(Reply, _), CallError>> = call.as_mut().take_output();
+                let answered = answered.ok_or_else(late)?;
+                replies
+                    .push(answered.map_err(|error| AttachError::Lost(io::Error::other(error)))?.0);
+            }
+        }
+        Ok(replies)
+    }
+}
+
+fn lost(why: &'static str) -> AttachError {
+    AttachError::Lost(io::Error::other(why))
+}

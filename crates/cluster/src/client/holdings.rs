@@ -1,0 +1,162 @@
+//! What a client would claim from the next server: open files, locks, and changes that may not survive a crash.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_env::HashMap;
+use thalweg_fs::ledger::Committed;
+use thalweg_fs::locks::LockTable;
+use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::protocol::{Request, SLOTS};
+
+/// Bytes of changes that are kept before the server has to make them durable.
+pub(super) const MAX_KEPT: usize = 32 << 20;
+/// Bytes that a kept change takes beside its payload, about.
+const KEPT_CALL: usize = 256;
+
+/// A file that the caller has open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    pub(super) ino: Ino,
+    pub(super) caller: Caller,
+    pub(super) flags: OpenFlags,
+}
+
+/// A change that was answered.
+#[derive(Clone, Debug)]
+pub(super) struct KeptCall {
+    pub(super) number: u64,
+    pub(super) slot: u16,
+    pub(super) request: Arc<Request>,
+    pub(super) payload: Vec<Bytes>,
+    pub(super) committed: Committed,
+}
+
+impl KeptCall {
+    fn bytes(&self) -> usize {
+        KEPT_CALL + self.payload.iter().map(Bytes::len).sum::<usize>()
+    }
+}
+
+/// Changes that may not survive a crash of the server, in the order of their versions.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    calls: BTreeMap<u64, KeptCall>,
+    bytes: usize,
+    /// The versions are those of a server that is gone, until all were made again.
+    is_outdated: bool,
+    /// What the present server has said meanwhile.
+    durable: u64,
+}
+
+impl Kept {
+    pub(super) fn keep(&mut self, call: KeptCall) {
+        // The server has said so before this answer was looked at.
+        if call.committed.version <= self.durable && !self.is_outdated {
+            return;
+        }
+        self.bytes += call.bytes();
+        if let Some(old) = self.calls.insert(call.committed.version, call) {
+            self.bytes -= old.bytes();
+        }
+    }
+
+    /// Changes up to this version survive a crash.
+    pub(super) fn durable(&mut self, version: u64) {
+        self.durable = self.durable.max(version);
+        if self.is_outdated {
+            return;
+        }
+        let later = self.calls.split_off(&(version + 1));
+        for call in std::mem::replace(&mut self.calls, later).into_values() {
+            self.bytes -= call.bytes();
+        }
+    }
+
+    /// There is another server: the changes that it may not have, in their order.
+    pub(super) fn outdate(&mut self) -> Vec<KeptCall> {
+        (self.is_outdated, self.durable) = (true, 0);
+        self.calls.values().cloned().collect()
+    }
+
+    /// The server has all of them; these were made again.
+    pub(super) fn renew(&mut self, calls: Vec<KeptCall>) {
+        let durable = self.durable;
+        self.clear();
+        calls.into_iter().for_each(|call| self.keep(call));
+        self.durable(durable);
+    }
+
+    /// Drops all; how many.
+    pub(super) fn clear(&mut self) -> usize {
+        std::mem::take(self).calls.len()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.calls.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes > MAX_KEPT
+    }
+}
+
+/// What a client would claim.
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    pub(super) opens: Mutex<HashMap<Handle, Opening>>,
+    pub(super) locks: LockTable,
+    pub(super) kept: Mutex<Kept>,
+    pub(super) slots: Slots,
+}
+
+impl Holdings {
+    /// The session has ended; how many changes may be lost with it.
+    pub(super) fn clear(&self) -> usize {
+        self.opens.lock().clear();
+        self.locks.clear();
+        self.kept.lock().clear()
+    }
+}
+
+/// The slots of the session that no call uses.
+#[derive(Clone, Debug)]
+pub(super) struct Slots {
+    free: Arc<Mutex<Vec<u16>>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Default for Slots {
+    fn default() -> Slots {
+        // The lowest first: servers keep a record of each one that was used.
+        let free = Arc::new(Mutex::new((0..SLOTS).rev().collect()));
+        Slots { free, permits: Arc::new(Semaphore::new(usize::from(SLOTS))) }
+    }
+}
+
+/// A slot that a call uses, until its last clone is dropped.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) number: u16,
+    free: Arc<Mutex<Vec<u16>>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.free.lock().push(self.number);
+    }
+}
+
+impl Slots {
+    /// A slot, as soon as one is free.
+    pub(super) async fn take(&self) -> Option<Arc<Slot>> {
+        let permit = self.permits.clone().acquire_owned().await.ok()?;
+        let number = self.free.lock().pop()?;
+        Some(Arc::new(Slot { number, free: self.free.clone(), _permit: permit }))
+    }
+}

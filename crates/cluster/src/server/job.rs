@@ -1,0 +1,82 @@
+//! A call that is carried out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use thalweg_fs::ledger::{Committed, RecordedCall, Recorder};
+use thalweg_fs::{Filesystem, Ino};
+
+use super::session::Session;
+use super::undurable::{Item, Undurable};
+
+/// The number of a call in its session, and its slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) number: u64,
+    pub(super) slot: u16,
+}
+
+/// A call of a session.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    pub(super) session: &'a Session,
+    pub(super) number: u64,
+    /// Changes that are made through it are recorded.
+    pub(super) filesystem: Arc<dyn Filesystem>,
+    recorder: Option<Arc<Recorder>>,
+    depends: AtomicBool,
+}
+
+impl<'a> Job<'a> {
+    /// A call that changes nothing, or is not recorded.
+    pub(super) fn plain(
+        session: &'a Session,
+        number: u64,
+        filesystem: &Arc<dyn Filesystem>,
+    ) -> Job<'a> {
+        let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
+        Job { session, number, filesystem, recorder: None, depends }
+    }
+
+    /// A call that changes something. It may have been made before.
+    pub(super) fn recorded(
+        session: &'a Session,
+        Place { number, slot }: Place,
+        filesystem: &Arc<dyn Filesystem>,
+        before: Option<Committed>,
+    ) -> Job<'a> {
+        let plain = Job::plain(session, number, filesystem);
+        let Some(ledger) = filesystem.ledger() else { return plain };
+        let call = RecordedCall { session: session.serial, slot, number, before };
+        let recorder = Arc::new(Recorder::new(call));
+        let filesystem = ledger.recording(recorder.clone());
+        Job { filesystem, recorder: Some(recorder), ..plain }
+    }
+
+    /// What it has come to, if it has changed something and is recorded.
+    pub(super) fn committed(&self) -> Option<Committed> {
+        self.recorder.as_ref()?.committed()
+    }
+
+    /// It has seen these.
+    pub(super) fn sees(&self, undurable: &Undurable, items: &[Item]) {
+        if undurable.depends(self.session.serial, items) {
+            self.depend();
+        }
+    }
+
+    /// It has seen these inodes.
+    pub(super) fn sees_inodes(&self, undurable: &Undurable, inodes: &[Ino]) {
+        inodes.iter().for_each(|ino| self.sees(undurable, &[Item::Inode(*ino)]));
+    }
+
+    /// Its answer depends on what may not survive a crash.
+    pub(super) fn depend(&self) {
+        self.depends.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub(super) fn depends(&self) -> bool {
+        self.depends.load(Ordering::Relaxed)
+    }
+}

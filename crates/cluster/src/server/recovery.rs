@@ -1,0 +1,287 @@
+//! The sessions of a server that stopped go on at the next one.
+//!
+//! Until each client has claimed what it held, or the time for that is up, no other call is carried out. So a claim meets
+//! what the client left behind, and nothing that came after it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use thalweg_env::{HashSet, Time, watch};
+use thalweg_fs::ledger::{Committed, SessionRecord, SlotRecord};
+use thalweg_fs::{FsError, Ino};
+use thalweg_net::keys::Access;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::capabilities::Held;
+use super::connection::Outcome;
+use super::job::{Job, Place};
+use super::session::Session;
+use super::{Ending, Shared, Visitor};
+use crate::protocol::{Answer, Claim, Grants, MAX_CLAIMS, Request};
+
+/// What the filesystem's record of a session says.
+#[derive(Serialize, Deserialize)]
+struct SessionInfo {
+    id: Uuid,
+    name: String,
+    path: String,
+    writes: bool,
+    /// Milliseconds for which its client may use what it caches.
+    lease: u64,
+}
+
+/// The record of a session.
+pub(super) fn info_of(id: Uuid, visitor: &Visitor, lease: Duration) -> Bytes {
+    let Visitor { name, path, access } = visitor.clone();
+    let (writes, lease) = (access == Access::Write, lease.as_millis() as u64);
+    let info = SessionInfo { id, name, path, writes, lease };
+    postcard::to_allocvec(&info).unwrap_or_default().into()
+}
+
+fn visitor_of(info: &[u8]) -> Option<(Uuid, Visitor, Duration)> {
+    let SessionInfo { id, name, path, writes, lease } = postcard::from_bytes(info).ok()?;
+    let access = if writes { Access::Write } else { Access::Read };
+    Some((id, Visitor { name, path, access }, Duration::from_millis(lease)))
+}
+
+/// The clients that are expected back.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    /// Their sessions.
+    expected: Mutex<HashSet<u64>>,
+    /// One is back.
+    moved: Notify,
+    is_over: watch::Sender<bool>,
+}
+
+impl Recovery {
+    pub(super) fn new() -> Recovery {
+        let (expected, moved, is_over) =
+            (Mutex::default(), Notify::new(), watch::Sender::new(true));
+        Recovery { expected, moved, is_over }
+    }
+
+    /// Whether a session has not claimed what it held yet.
+    pub(super) fn expects(&self, session: u64) -> bool {
+        self.expected.lock().contains(&session)
+    }
+
+    /// How many are expected.
+    pub(super) fn missing(&self) -> usize {
+        self.expected.lock().len()
+    }
+
+    fn is_back(&self, session: u64) {
+        self.expected.lock().remove(&session);
+        self.moved.notify_waiters();
+    }
+
+    /// Returns when ordinary calls may be carried out.
+    pub(super) async fn over(&self) {
+        if !*self.is_over.borrow() {
+            let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
+        }
+    }
+
+    async fn all_back(&self) {
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            if self.expected.lock().is_empty() {
+                return;
+            }
+            moved.await;
+        }
+    }
+}
+
+impl Shared {
+    /// Expects the sessions that the filesystem has on record. Returns the time until which they may come back, if there are
+    /// some.
+    pub(super) async fn expect_sessions(&self) -> Result<Option<Time>, FsError> {
+        let Some(ledger) = self.filesystem.ledger() else { return Ok(None) };
+        let (mut invalid, mut lease) = (Vec::new(), self.options.lease);
+        for SessionRecord { session: number, info, slots } in ledger.sessions().await? {
+            let Some((id, visitor, granted)) = visitor_of(&info) else {
+                invalid.push(number);
+                continue;
+            };
+            lease = lease.max(granted);
+            let Ok(root) = self.resolve(&visitor.path).await else {
+                tracing::warn!(client = visitor.name, "the directory of a client is gone");
+                invalid.push(number);
+                continue;
+            };
+            let session = Session::new(id, number, visitor, root, self.env.now());
+            *session.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
+            self.filesystem.reference(root);
+            self.recovery.expected.lock().insert(number);
+            self.sessions.lock().insert(id, Arc::new(session));
+        }
+        ledger.end_sessions(&invalid).await?;
+        let expected = self.recovery.missing();
+        if expected == 0 {
+            ledger.release_orphans().await?;
+            return Ok(None);
+        }
+        tracing::info!(sessions = expected, "clients of the server before this one are expected");
+        self.recovery.is_over.send_replace(false);
+        // Longer than any lease that the server before this one has granted.
+        Ok(Some(self.env.now() + lease + lease / 2))
+    }
+
+    /// Waits for the clients, and ends the sessions of those that do not come.
+    pub(super) async fn finish_recovery(&self, until: Time) {
+        let patience = until.since(self.env.now());
+        let _ = self.env.timeout(patience, self.recovery.all_back()).await;
+        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
+        let lost = sessions.into_iter().filter(|it| self.recovery.expects(it.serial));
+        let lost: Vec<Arc<Session>> = lost.collect();
+        if let Some(ledger) = self.filesystem.ledger() {
+            let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
+            if let Err(error) = ledger.end_sessions(&numbers).await {
+                tracing::error!(%error, "the records of lost clients stay");
+            }
+            if let Err(error) = ledger.release_orphans().await {
+                tracing::error!(%error, "files without names stay");
+            }
+        }
+        for session in &lost {
+            self.end(session, Ending::Evicted("its client did not come back to this server"));
+        }
+        self.recovery.expected.lock().clear();
+        self.recovery.is_over.send_replace(true);
+        tracing::info!(lost = lost.len(), "the server goes on");
+    }
+
+    /// Carries out a call by which a client claims what it held.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when the client is not expected; those of the claim.
+    pub(super) async fn claim(
+        &self,
+        session: &Session,
+        request: Request,
+        payload: Bytes,
+    ) -> Result<(Outcome, Option<Committed>), FsError> {
+        let none = |()| (Outcome::done(), None);
+        self.check_expected(session)?;
+        match request {
+            Request::Claim => self.claim_inodes(session, &payload).map(none),
+            Request::ClaimOpen { handle, caller, ino, flags } => {
+                self.claim_open(session, handle, &caller, (ino, flags)).await.map(none)
+            }
+            Request::ClaimLock { ino, lock } => {
+                self.claim_lock(session, ino, &lock).await.map(none)
+            }
+            _ => {
+                self.recovery.is_back(session.serial);
+                Ok(none(()))
+            }
+        }
+    }
+
+    fn check_expected(&self, session: &Session) -> Result<(), FsError> {
+        match self.recovery.expects(session.serial) {
+            true => Ok(()),
+            false => Err(FsError::Invalid("nothing can be claimed now")),
+        }
+    }
+
+    fn claim_inodes(&self, session: &Session, payload: &[u8]) -> Result<(), FsError> {
+        let claims: Vec<Claim> =
+            postcard::from_bytes(payload).map_err(|_| FsError::Invalid("not a list of claims"))?;
+        let Some(ledger) = self.filesystem.ledger() else { return Err(FsError::NotSupported) };
+        if claims.len() > MAX_CLAIMS {
+            return Err(FsError::Invalid("too many claims"));
+        }
+        for Claim { ino, stamp, proof, held } in claims {
+            if ino == session.root {
+                self.grant_again(session, ino, held);
+                continue;
+            }
+            if ledger.proof(session.serial, ino) != proof || stamp == u64::MAX {
+                return Err(FsError::Stale);
+            }
+            if session.state.lock().claim(ino, stamp) {
+                self.filesystem.reference(ino);
+            }
+            self.grant_again(session, ino, held);
+        }
+        Ok(())
+    }
+
+    /// What a client caches has not changed since the server before this one stopped.
+    fn grant_again(&self, session: &Session, ino: Ino, held: Grants) {
+        let Grants { attributes, names, content } = held;
+        self.capabilities.lock().claim(session.serial, ino, Held { attributes, names, content });
+    }
+
+    /// Makes a change again that was answered, unless it has survived.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when the client is not expected; those of the change.
+    pub(super) async fn make_again(
+        &self,
+        session: &Session,
+        place: Place,
+        before: Committed,
+        (request, payload): (Request, Bytes),
+    ) -> Result<(Outcome, Option<Committed>), FsError> {
+        self.check_expected(session)?;
+        if !request.is_change() {
+            return Err(FsError::Invalid("the call changes nothing"));
+        }
+        let last = session.recorded.lock().get(&place.slot).copied();
+        if last.is_some_and(|last| last.number >= place.number) {
+            return Ok((Outcome::done(), None));
+        }
+        let request = match request {
+            Request::Write { ino, how, .. } => {
+                let at = thalweg_fs::WriteAt::Offset(before.outcome);
+                Request::Write { ino, at, how }
+            }
+            request => request,
+        };
+        let job = Job::recorded(session, place, &self.filesystem, Some(before));
+        let done = self.carry_out(&job, request, payload).await;
+        let committed = job.committed();
+        if let Some(Committed { outcome, .. }) = committed {
+            let Place { slot, number } = place;
+            session.recorded.lock().insert(slot, SlotRecord { slot, number, outcome });
+        }
+        let outcome = done?;
+        // Its client has claimed the inode.
+        if let Some(ino) = outcome.referenced {
+            self.filesystem.unreference(ino, 1);
+        }
+        Ok((Outcome::done(), committed))
+    }
+
+    /// The answer to a call that the server before this one has carried out without answering it.
+    pub(super) async fn answer_of(
+        &self,
+        job: &Job<'_>,
+        request: &Request,
+        outcome: u64,
+    ) -> Result<Outcome, FsError> {
+        match request {
+            Request::Create { .. } => {
+                let made = self.attributes(job, Ino(outcome)).await?;
+                Ok(Outcome { wants: Default::default(), ..made })
+            }
+            Request::SetAttributes { ino, .. } | Request::Link { ino, .. } => {
+                self.attributes(job, *ino).await
+            }
+            Request::Write { .. } | Request::Copy { .. } => {
+                Ok(Outcome::of(Answer::Number(outcome)))
+            }
+            _ => Ok(Outcome::done()),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Changes that may not survive a crash yet.
+//!
+//! No client sees such a change of another one: an answer that depends on it waits until it is durable. So the changes that
+//! a crash undoes are known to their own clients alone, and each client can make its own again without regard to the
+//! others. Lustre calls that commit on share.
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use thalweg_env::HashMap;
+use thalweg_fs::{FsError, Ino};
+
+use crate::protocol::Changed;
+
+/// Something that is changed or seen.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Item {
+    /// An inode: attributes, bytes, or all names of a directory.
+    Inode(Ino),
+    /// A name of a directory.
+    Name(Ino, bytes::Bytes),
+}
+
+/// A few of them.
+pub(super) type Items = SmallVec<[Item; 4]>;
+
+/// More than one session.
+const SEVERAL: u64 = u64::MAX;
+
+/// The changes of all sessions since the last sync.
+#[derive(Debug, Default)]
+pub(super) struct Undurable {
+    state: Mutex<State>,
+    /// One sync at a time.
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Changes under way: the sessions that make them.
+    running: HashMap<Item, SmallVec<[u64; 2]>>,
+    /// Changes since the last sync began: the session that made them, or [`SEVERAL`].
+    recent: HashMap<Item, u64>,
+    /// Changes that the sync under way makes durable.
+    syncing: HashMap<Item, u64>,
+    /// The highest version of a change.
+    committed: u64,
+    /// Changes up to this version are durable.
+    durable: u64,
+}
+
+impl State {
+    /// Whether another session has changed it, or is about to.
+    fn is_of_another(&self, by: u64, item: &Item) -> bool {
+        let others = |session: &u64| *session != by;
+        self.running.get(item).is_some_and(|running| running.iter().any(others))
+            || self.recent.get(item).is_some_and(others)
+            || self.syncing.get(item).is_some_and(others)
+    }
+}
+
+/// The things that a change changes.
+pub(super) fn items(changes: &[Changed]) -> Items {
+    let mut items = Items::new();
+    for change in changes {
+        let item = match change {
+            Changed::Attributes(ino) | Changed::Content { ino, .. } => Item::Inode(*ino),
+            Changed::Name { parent, name } => Item::Name(*parent, name.clone()),
+        };
+        if !items.contains(&item) {
+            items.push(item);
+        }
+    }
+    items
+}
+
+impl Undurable {
+    /// A session begins to change these. [`Undurable::end`] must follow.
+    pub(super) fn begin(&self, by: u64, items: &Items) {
+        let mut state = self.state.lock();
+        items.iter().for_each(|item| state.running.entry(item.clone()).or_default().push(by));
+    }
+
+    /// The change has ended, and has become this version if it has committed. Whether its result depends on changes of others:
+    /// a name that it changes is not concerned by other names in the directory, so success does not depend on `parents`.
+    pub(super) fn end(
+        &self,
+        by: u64,
+        items: &Items,
+        parents: &[Ino],
+        committed: Option<u64>,
+    ) -> bool {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let commutes = |item: &Item| {
+            committed.is_some() && matches!(item, Item::Inode(ino) if parents.contains(ino))
+        };
+        let depends = items.iter().any(|item| !commutes(item) && state.is_of_another(by, item));
+        for item in items {
+            if let Some(running) = state.running.get_mut(item) {
+                if let Some(own) = running.iter().position(|session| *session == by) {
+                    running.swap_remove(own);
+                }
+                if running.is_empty() {
+                    state.running.remove(item);
+                }
+            }
+            if committed.is_some() {
+                let last = state.recent.entry(item.clone()).or_insert(by);
+                if *last != by {
+                    *last = SEVERAL;
+                }
+            }
+        }
+        state.committed = state.committed.max(committed.unwrap_or_default());
+        depends
+    }
+
+    /// Whether what a session has seen of these may not survive a crash.
+    pub(super) fn depends(&self, by: u64, items: &[Item]) -> bool {
+        let state = self.state.lock();
+        let is_clean =
+            state.running.is_empty() && state.recent.is_empty() && state.syncing.is_empty();
+        !is_clean && items.iter().any(|item| state.is_of_another(by, item))
+    }
+
+    /// Whether something has changed since the last sync began.
+    pub(super) fn is_dirty(&self) -> bool {
+        !self.state.lock().recent.is_empty()
+    }
+
+    /// Whether an inode has changed, or is about to.
+    pub(super) fn has_changed(&self, ino: Ino) -> bool {
+        // No session has this number.
+        self.state.lock().is_of_another(0, &Item::Inode(ino))
+    }
+
+    /// Returns when all changes before this call are durable, which `sync` does for all that were made before it: up to
+    /// which version they are, if that is news.
+    pub(super) async fn sync(
+        &self,
+        sync: impl AsyncFnOnce() -> Result<(), FsError>,
+    ) -> Result<Option<u64>, FsError> {
+        let wanted = {
+            let state = self.state.lock();
+            // A change under way may have committed, with a version that is not known yet.
+            if state.running.is_empty() { state.committed } else { u64::MAX }
+        };
+        let _turn = self.turn.lock().await;
+        let reached = {
+            let mut state = self.state.lock();
+            if state.durable >= wanted {
+                return Ok(None);
+            }
+            state.syncing = std::mem::take(&mut state.recent);
+            state.committed
+        };
+        let synced = sync().await;
+        let mut state = self.state.lock();
+        let done = std::mem::take(&mut state.syncing);
+        match synced {
+            Ok(()) => {
+                state.durable = state.durable.max(reached);
+                Ok(Some(state.durable))
+            }
+            Err(error) => {
+                for (item, by) in done {
+                    let last = state.recent.entry(item).or_insert(by);
+                    if *last != by {
+                        *last = SEVERAL;
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+}

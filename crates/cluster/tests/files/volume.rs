@@ -1,0 +1,72 @@
+//! A filesystem on a volume whose machine crashes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_env::Env;
+use thalweg_fs::Filesystem;
+use thalweg_fs::local::{self, Format, Local, Options};
+use thalweg_sim::crash::Shape as Left;
+use thalweg_sim::recording::Recorder;
+use thalweg_store::device::{DeviceRef, Geometry};
+use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
+use thalweg_store::txn::{self, Transact, TransactionManager};
+
+/// Bytes of the volume, and of its journal.
+const SIZE: u64 = 5 << 20;
+const JOURNAL: u64 = 4 << 20;
+
+/// The devices of the volume.
+pub(crate) struct Disk {
+    recorder: Recorder,
+    devices: Vec<DeviceRef>,
+}
+
+impl Disk {
+    /// A new filesystem.
+    pub(crate) async fn make(env: &Env) -> Disk {
+        let recorder = Recorder::new(env);
+        let device = |name, size| recorder.device(name, Geometry { size, sector: 512 });
+        let devices = vec![device("data", 2 * SIZE), device("journal", JOURNAL)];
+        let disk = Disk { recorder, devices };
+        let new =
+            NewInPlace { name: "test".to_owned(), journal_size: Some(JOURNAL), size: Some(SIZE) };
+        InPlace::create(env, &disk.parts(), &new).await.unwrap();
+        let format = Format { metadata_blocks: Some(200), ..Format::default() };
+        local::make(env, &disk.volume(env).await, &format).await.unwrap();
+        disk
+    }
+
+    fn parts(&self) -> Parts {
+        Parts { data: self.devices[0].clone(), journal: Some(self.devices[1].clone()) }
+    }
+
+    async fn volume(&self, env: &Env) -> Arc<dyn Transact> {
+        // Nothing is durable before somebody asks for it.
+        let never = Duration::from_secs(1000);
+        let options = inplace::Options {
+            mode: Mode::Data,
+            commit: never,
+            writeback: never,
+            expire: never,
+            cache: 8 << 20,
+            ..inplace::Options::default()
+        };
+        let (store, _) = InPlace::open(env, self.parts(), options).await.unwrap();
+        let store = Arc::new(store);
+        Arc::new(TransactionManager::new(env, store, txn::Options::default()))
+    }
+
+    /// Opens the filesystem.
+    pub(crate) async fn open(&self, env: &Env) -> Arc<dyn Filesystem> {
+        let options = Options { keep_orphans: true, ..Options::default() };
+        Arc::new(Local::open(env, self.volume(env).await, "fs", options).await.unwrap())
+    }
+
+    /// The devices after a crash now.
+    pub(crate) fn crash(&self, env: &Env, left: Left) -> Disk {
+        let image = self.recorder.image(self.recorder.position(), left);
+        let (recorder, devices) = Recorder::from_image(env, Default::default(), &image);
+        Disk { recorder, devices }
+    }
+}

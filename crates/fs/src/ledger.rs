@@ -1,0 +1,128 @@
+//! The records that a server of a filesystem keeps in it: its clients' sessions, and which of their calls it holds.
+//!
+//! A call that changes something is recorded in the transaction of its change. So after a crash the filesystem says which
+//! calls of each client it has; the others can be made again, with the same inode numbers and times.
+//!
+//! The calls of a session use *slots*, each for one call at a time, as in NFS version 4.1 (RFC 8881, 2.10.6). A slot has the
+//! record of its last call: with that one, the filesystem holds all earlier calls of the slot.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::attributes::{Ino, Timestamp};
+use crate::error::FsError;
+use crate::filesystem::Filesystem;
+
+/// A call that changes something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordedCall {
+    /// The session's number.
+    pub session: u64,
+    /// Its slot. No other call of the slot is under way.
+    pub slot: u16,
+    /// Its number, which is higher than those of earlier calls of the slot.
+    pub number: u64,
+    /// What it came to when it was made before a crash.
+    pub before: Option<Committed>,
+}
+
+/// What a call has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Committed {
+    /// The version of the volume that has it. A higher one has it too.
+    pub version: u64,
+    /// The time of the change.
+    pub time: Timestamp,
+    /// The number of the new inode, the offset of a write, the bytes that were copied, or 0.
+    pub outcome: u64,
+}
+
+/// The last call of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SlotRecord {
+    /// The slot.
+    pub slot: u16,
+    /// The number of the call.
+    pub number: u64,
+    /// As in [`Committed`].
+    pub outcome: u64,
+}
+
+/// A session.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionRecord {
+    /// Its number.
+    pub session: u64,
+    /// What the server has written down of it. Nothing: it has ended, and a crash has left slots of it.
+    pub info: Bytes,
+    /// Its slots that were used.
+    pub slots: Vec<SlotRecord>,
+}
+
+/// Records a call in the transactions of its change.
+#[derive(Debug)]
+pub struct Recorder {
+    /// The call.
+    pub call: RecordedCall,
+    committed: Mutex<Option<Committed>>,
+}
+
+impl Recorder {
+    /// Of a call that begins.
+    pub fn new(call: RecordedCall) -> Recorder {
+        Recorder { call, committed: Mutex::default() }
+    }
+
+    /// What the call has come to; `None` when it has changed nothing.
+    pub fn committed(&self) -> Option<Committed> {
+        *self.committed.lock()
+    }
+
+    /// The call has committed.
+    pub(crate) fn commit(&self, committed: Committed) {
+        *self.committed.lock() = Some(committed);
+    }
+}
+
+/// A filesystem that keeps a server's records.
+#[async_trait]
+pub trait Ledger: Send + Sync + fmt::Debug {
+    /// The filesystem for one call: its change and the record of the call are one transaction. A call of several
+    /// transactions is recorded with its last change.
+    ///
+    /// The call fails with [`FsError::Stale`] when the session is not in the records.
+    fn recording(&self, recorder: Arc<Recorder>) -> Arc<dyn Filesystem>;
+
+    /// Records a new session; returns its number when that survives a crash.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn begin_session(&self, info: Bytes) -> Result<u64, FsError>;
+
+    /// Removes sessions from the records; returns when that survives a crash.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError>;
+
+    /// The sessions that are recorded.
+    ///
+    /// # Errors
+    /// Those of the transaction; [`FsError::Damaged`].
+    async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError>;
+
+    /// A number that shows that the server told this session of an inode: it cannot be guessed.
+    fn proof(&self, session: u64, ino: Ino) -> u64;
+
+    /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
+    /// that take references again, if the filesystem was opened so.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn release_orphans(&self) -> Result<(), FsError>;
+}

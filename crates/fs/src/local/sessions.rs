@@ -1,0 +1,184 @@
+//! A server's records: sessions, and the last call of each of their slots.
+
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use siphasher::sip::SipHasher13;
+use thalweg_store::txn::Durability;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Local;
+use super::effects::Effects;
+use super::format::{SlotValue, Tag, decode_time, key, key_behind, parse_key};
+use super::op::Op;
+use crate::attributes::Ino;
+use crate::error::FsError;
+use crate::filesystem::Filesystem;
+use crate::ledger::{Committed, Ledger, Recorder, SessionRecord, SlotRecord};
+
+/// Longest value of a session's record in bytes.
+const MAX_INFO: usize = 1024;
+/// Records that one transaction removes.
+const REMOVED_AT_ONCE: usize = 512;
+
+fn session_key(session: u64) -> Vec<u8> {
+    key(0, Tag::Session, &session.to_be_bytes())
+}
+
+fn slot_key(session: u64, slot: u16) -> Vec<u8> {
+    let mut key = session_key(session);
+    key.extend_from_slice(&slot.to_be_bytes());
+    key
+}
+
+/// The session of a record's key, and the slot if it is one's; `None` when the record is invalid.
+pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Option<SlotRecord>)> {
+    let (0, Tag::Session, rest) = parse_key(key)? else { return None };
+    let (session, rest) = rest.split_first_chunk()?;
+    let session = u64::from_be_bytes(*session);
+    if rest.is_empty() {
+        return (value.len() <= MAX_INFO).then_some((session, None));
+    }
+    let slot = u16::from_be_bytes(rest.try_into().ok()?);
+    let value = SlotValue::read_from_bytes(value).ok()?;
+    let (number, outcome) = (value.number.get(), value.outcome.get());
+    Some((session, Some(SlotRecord { slot, number, outcome })))
+}
+
+impl Op<'_> {
+    /// Records the call in this transaction.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when its session has ended, or its slot has a later call.
+    pub(super) async fn record_call(&mut self) -> Result<(), FsError> {
+        let Some(recorder) = self.recorder else { return Ok(()) };
+        let call = recorder.call;
+        if self.get(&session_key(call.session)).await?.is_none() {
+            return Err(FsError::Stale);
+        }
+        // A call that its client has given up must not come after a later one.
+        let last = self.get(&slot_key(call.session, call.slot)).await?;
+        let last = last.and_then(|value| SlotValue::read_from_bytes(&value).ok());
+        if last.is_some_and(|last| last.number.get() >= call.number) {
+            return Err(FsError::Stale);
+        }
+        let outcome = self.outcome;
+        let value = SlotValue { number: call.number.into(), outcome: outcome.into() };
+        self.put(slot_key(call.session, call.slot), value.as_bytes().to_vec());
+        self.effects.recorded = Some((decode_time(self.now), outcome));
+        Ok(())
+    }
+}
+
+impl Local {
+    /// The filesystem for the changes of a call before its last one; `None` unless the call is recorded.
+    pub(super) fn unrecorded(&self) -> Option<Local> {
+        self.recorder.as_ref()?;
+        Some(Local { recorder: None, ..self.clone() })
+    }
+
+    /// Records a call of several transactions after the others.
+    pub(super) async fn record(&self, outcome: u64, durability: Durability) -> Result<(), FsError> {
+        self.change_as(durability, async |txn| {
+            let mut op = self.op(&txn);
+            op.outcome = outcome;
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
+    /// Removes some records of a session; whether none is left. The session's own record is the first.
+    async fn remove_session(&self, session: u64) -> Result<bool, FsError> {
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            let behind = key(0, Tag::Session, &session.saturating_add(1).to_be_bytes());
+            let some = op.range(session_key(session)..behind, REMOVED_AT_ONCE).await?;
+            let is_last = some.len() < REMOVED_AT_ONCE;
+            some.into_iter().for_each(|(key, _)| op.delete(key.to_vec()));
+            Ok((is_last, op.finish().await?))
+        })
+        .await
+    }
+}
+
+/// What a change has come to, with the version that it became.
+pub(super) fn committed(effects: &Effects, version: u64) -> Option<Committed> {
+    let (time, outcome) = effects.recorded?;
+    Some(Committed { version, time, outcome })
+}
+
+#[async_trait]
+impl Ledger for Local {
+    fn recording(&self, recorder: Arc<Recorder>) -> Arc<dyn Filesystem> {
+        Arc::new(Local { recorder: Some(recorder), ..self.clone() })
+    }
+
+    async fn begin_session(&self, info: Bytes) -> Result<u64, FsError> {
+        if info.len() > MAX_INFO {
+            return Err(FsError::Invalid("the record of a session is too long"));
+        }
+        self.change_as(Durability::Synced, async |txn| {
+            let mut op = self.op(&txn);
+            // Never used before, so that nothing that was told to another session is valid for it.
+            let session = (self.inner.env.uuid().as_u128() as u64).clamp(1, u64::MAX - 1);
+            if op.get(&session_key(session)).await?.is_some() {
+                return Err(FsError::Conflict);
+            }
+            op.put(session_key(session), info.clone());
+            Ok((session, op.finish().await?))
+        })
+        .await
+    }
+
+    async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError> {
+        for session in sessions {
+            while !self.remove_session(*session).await? {}
+        }
+        self.inner.sync(None).await
+    }
+
+    async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError> {
+        self.look(async |txn| {
+            let mut op = self.op(&txn);
+            let range = key(0, Tag::Session, &[])..key_behind(0, Tag::Session);
+            let mut sessions: Vec<SessionRecord> = Vec::new();
+            for (key, value) in op.range(range, usize::MAX).await? {
+                let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
+                match parse_record(&key, &value).ok_or_else(bad)? {
+                    (session, None) => {
+                        sessions.push(SessionRecord { session, info: value, slots: Vec::new() });
+                    }
+                    (session, Some(slot)) => {
+                        if sessions.last().is_none_or(|it| it.session != session) {
+                            let info = Bytes::new();
+                            sessions.push(SessionRecord { session, info, slots: Vec::new() });
+                        }
+                        sessions.last_mut().into_iter().for_each(|it| it.slots.push(slot));
+                    }
+                }
+            }
+            Ok(sessions)
+        })
+        .await
+    }
+
+    fn proof(&self, session: u64, ino: Ino) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.inner.hash_key);
+        // No name of a file has this byte: places of names tell nothing of proofs.
+        hasher.write(b"/");
+        hasher.write(&session.to_le_bytes());
+        hasher.write(&ino.0.to_le_bytes());
+        hasher.finish()
+    }
+
+    async fn release_orphans(&self) -> Result<(), FsError> {
+        if !self.inner.options.read_only {
+            self.inner.keeps_orphans.store(false, Ordering::Relaxed);
+            self.inner.take_over(self.inner.stored_orphans().await?);
+        }
+        Ok(())
+    }
+}

@@ -247,6 +247,12 @@ impl Server {
         all
     }
 
+    /// How many clients of the server before this one have not come back yet. Until they have, or their time is up, calls
+    /// wait.
+    pub fn expected(&self) -> usize {
+        self.shared.recovery.missing()
+    }
+
     /// Ends the sessions of a client; how many. Their calls fail from now on, and what they held is released.
     pub fn evict(&self, client: &str) -> usize {
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();

@@ -98,7 +98,8 @@ impl Shared {
         }
         let invalid = self.capabilities.begin(serial, &changes, surprising);
         let change = Change { capabilities: &self.capabilities, changes, job: by, undurable };
-        if !invalid.is_empty() {
+        // What is made again was invalidated the first time, and no client has seen it since.
+        if !invalid.is_empty() && !by.is_again() {
             self.invalidate(invalid).await;
         }
         change

@@ -58,6 +58,11 @@ impl<'a> Job<'a> {
         self.recorder.as_ref()?.committed()
     }
 
+    /// Whether it was made before a crash.
+    pub(super) fn is_again(&self) -> bool {
+        self.recorder.as_ref().is_some_and(|recorder| recorder.call.before.is_some())
+    }
+
     /// It has seen these.
     pub(super) fn sees(&self, undurable: &Undurable, items: &[Item]) {
         if undurable.depends(self.session.serial, items) {

@@ -18,17 +18,14 @@
 
 use std::sync::Arc;
 
-use thalweg_cluster::client::{self, Client};
-use thalweg_cluster::server::{self, Server, Visitor};
+use thalweg_cluster::client::Client;
+use thalweg_cluster::server::{self, Server};
 use thalweg_env::Env;
-use thalweg_env::connection::{BoxStream, Connecting, Connector, TcpConnector};
 use thalweg_fs::{Caller, Filesystem, FsError, Ino, Lookup, NewNode, Node, OpenFlags};
-use thalweg_net::keys::{Access, Key};
-use thalweg_net::tls::{TlsClient, TlsServer};
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 use thalweg_store::inplace::Mode;
-use tokio::net::TcpListener;
 
+use crate::cluster_wire::Wire;
 use crate::rig::{self, failed, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
@@ -85,75 +82,13 @@ struct Measured {
     calls: [f64; 2],
 }
 
-/// A server in this process, behind TLS on loopback.
-struct Wire {
-    env: Env,
-    own: Key,
-    theirs: Key,
-    place: std::net::SocketAddr,
-}
-
-/// Makes connections to it.
-struct Entrance {
-    client: TlsClient,
-    place: std::net::SocketAddr,
-}
-
-impl std::fmt::Debug for Entrance {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.place)
-    }
-}
-
-impl Connector for Entrance {
-    fn connect(&self) -> Connecting<'_> {
-        Box::pin(async {
-            let stream = TcpConnector(self.place).connect().await?;
-            let (stream, _) = self.client.connect(stream).await?;
-            Ok(Box::new(stream) as BoxStream)
-        })
-    }
-}
-
-impl Wire {
-    async fn start(env: &Env, server: Server) -> Result<Wire, BenchError> {
-        let own = Key::generate(env).map_err(failed)?;
-        let theirs = Key::generate(env).map_err(failed)?;
-        let tls = Arc::new(TlsServer::new(&theirs).map_err(failed)?);
-        let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
-        let place = listener.local_addr().map_err(failed)?;
-        let on = env.clone();
-        let accept = async move {
-            while let Ok(stream) = thalweg_env::connection::Listener::accept(&listener).await {
-                let (tls, server) = (tls.clone(), server.clone());
-                on.spawn(async move {
-                    let (stream, _) = tls.accept(stream).await?;
-                    let (name, path) = ("client".to_owned(), "/".to_owned());
-                    let visitor = Visitor { name, path, access: Access::Write };
-                    server.serve(stream, visitor).await
-                })
-                .detach();
-            }
-        };
-        env.spawn(accept).detach();
-        Ok(Wire { env: env.clone(), own, theirs, place })
-    }
-
-    async fn client(&self) -> Result<Client, BenchError> {
-        let client = TlsClient::new(&self.own, Some(self.theirs.public())).map_err(failed)?;
-        let entrance = Entrance { client, place: self.place };
-        let options = client::Options::default();
-        let client = Client::connect(&self.env, Box::new(entrance), options).await;
-        client.map_err(failed)
-    }
-}
-
 async fn measure(env: &Env, files: u32) -> Result<Measured, BenchError> {
     let device: DeviceRef = Arc::new(MemoryDevice::new(SIZE));
     let (local, store) = crate::fs::made::make(device, Mode::default()).await?;
     let server = Server::start(env, local.clone(), server::Options::default()).await;
     let server = server.map_err(failed)?;
-    let wire = Wire::start(env, server).await?;
+    let wire = Wire::start(env).await?;
+    wire.serve(Some((env.clone(), server)));
     let mut rates = Vec::new();
     let mut number = 0;
     for clients in CLIENTS {

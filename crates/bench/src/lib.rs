@@ -21,6 +21,7 @@
 //! - [`kv`]: our stores beside other engines under load;
 //! - [`txn_put`]: bytes and flushes that a durable small put costs a device;
 //! - [`mod@fs`]: filesystems on the same disk, ours and others;
+//! - [`cluster_restart`]: a server of files is killed under its clients;
 //! - [`cluster_server`]: a server of files, beside its filesystem alone;
 //! - [`fs_many`]: a filesystem with millions of files;
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
@@ -44,7 +45,9 @@ pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+pub mod cluster_restart;
 pub mod cluster_server;
+mod cluster_wire;
 mod engine;
 pub mod fs;
 pub mod fs_many;
@@ -154,6 +157,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    cluster_restart::ENTRY,
     cluster_server::ENTRY,
     fs::ENTRY,
     fs_many::ENTRY,

@@ -11,6 +11,7 @@ pub(crate) mod cluster;
 mod documented;
 pub(crate) mod dump;
 pub(crate) mod fsck;
+pub(crate) mod image;
 pub(crate) mod key;
 pub(crate) mod kv;
 pub(crate) mod mkfs;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Resize(resize::Resize),
     Kv(kv::Kv),
     #[command(subcommand)]
+    Image(image::ImageCommand),
+    #[command(subcommand)]
     Key(key::KeyCommand),
     #[command(subcommand)]
     Replica(replica::ReplicaCommand),
@@ -94,6 +97,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Status(args) => status::run(&env, args).await,
             Command::Scrub(args) => return volume::scrub::run(&env, &args).await,
             Command::Kv(args) => kv::run(&env, args).await,
+            Command::Image(command) => image::run(&env, command).await,
             Command::Key(command) => key::run(&env, command).await,
             Command::Replica(command) => replica::run(&env, command).await,
             Command::Cluster(command) => cluster::run(&env, command).await,
@@ -105,7 +109,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Mount(args) => mount::mount(&env, args).await,
             Command::Umount(args) => umount::umount(args).await,
             Command::Fsck(args) => return fsck::run(&env, args).await,
-            Command::Dump(args) => dump::run(args).await,
+            Command::Dump(args) => dump::run(&env, args).await,
             Command::Tx(args) => return tx::run(args).await,
             Command::Resize(args) => resize::run(&env, args).await,
             _ => Err(Failure::new("this command needs no volume")),

@@ -7,6 +7,7 @@
 //! - `volume`: one open volume, with its filesystem;
 //! - `control`: the control socket, by which a command reaches the daemon;
 //! - `request`: the requests on a volume, and their answers;
+//! - `devices`: the kinds of devices that this program opens;
 //! - `target`, `places`: names of volumes and of their files; `failure`, `progress`, `size` and the like.
 
 /// The program allocates and frees hundreds of thousands of 4 KiB blocks a second.
@@ -21,6 +22,7 @@ mod commands;
 mod control;
 mod daemon;
 mod date;
+mod devices;
 mod failure;
 mod helper;
 mod holder;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use thalweg_fuse::state;
+use thalweg_store::device::kinds::kind_of;
 use thalweg_store::open::{VolumePath, sockets_name, unique};
 use thalweg_store::pool::manifest;
 
@@ -36,7 +37,7 @@ pub(crate) struct JournalDev {
 }
 
 impl Target {
-    /// Finds a volume by a folder, `FOLDER@SNAPSHOT`, or a device or file.
+    /// Finds a volume by a folder, `FOLDER@SNAPSHOT`, a device or file, or the name of an image.
     pub(crate) fn find(text: &str) -> Outcome<Target> {
         if let Ok(place) = VolumePath::find(Path::new(text)) {
             return Target::at(place, None);
@@ -86,7 +87,11 @@ impl Target {
 
     /// The in-place volume on a device or in a file.
     pub(crate) fn in_place(device: &Path) -> Outcome<Target> {
-        Target::at(VolumePath::Device(device.canonicalize()?), None)
+        let device = match kind_of(device) {
+            Some(_) => device.to_owned(),
+            None => device.canonicalize()?,
+        };
+        Target::at(VolumePath::Device(device), None)
     }
 
     /// Whether it is an in-place volume.

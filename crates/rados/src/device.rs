@@ -15,6 +15,7 @@ use thalweg_env::Env;
 use thalweg_store::device::{
     Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies, total_len,
 };
+use tokio::sync::Semaphore;
 
 use crate::ObjectError;
 use crate::fence::{Fence, LOCK};
@@ -37,14 +38,36 @@ impl Default for RadosOptions {
     }
 }
 
-/// Handling of another client that has the device open.
+/// What a device is opened for, and what becomes of another client that has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// [`DeviceError::Locked`].
+    /// For reading and writing. Another client that has it open: [`DeviceError::Locked`].
     Exclusive,
-    /// It is stopped: its address goes onto the cluster's blocklist, and its lock is broken. A client that did not
-    /// close the device when it ended looks the same as a running one.
+    /// For reading and writing. Another client is stopped: its address goes onto the cluster's blocklist, and its lock
+    /// is broken. A client that did not close the device when it ended looks the same as a running one.
     TakeOver,
+    /// For reading. Other readers may have it open too; a writer: [`DeviceError::Locked`].
+    ReadOnly,
+    /// For reading, without a lock: another client may change it meanwhile.
+    Unlocked,
+}
+
+impl Opening {
+    fn writes(self) -> bool {
+        matches!(self, Opening::Exclusive | Opening::TakeOver)
+    }
+}
+
+/// Tells when a device that was dropped has released its lock.
+#[derive(Clone, Debug)]
+pub struct Released(Arc<Semaphore>);
+
+impl Released {
+    /// Waits for the device's end: until it was dropped, and then for the changes in flight and the release.
+    pub async fn wait(&self) {
+        // It has no permits, and is closed at the end.
+        let _closed = self.0.acquire().await;
+    }
 }
 
 /// A device over the objects of an image. The image stays locked until [`RadosDevice::close`], or until the device is
@@ -68,14 +91,22 @@ struct Shared {
     header: Header,
     header_object: String,
     cookie: String,
+    opening: Opening,
     fence: Fence,
     closed: AtomicBool,
+    /// Closed when nothing refers to the device any more.
+    released: Arc<Semaphore>,
 }
 
 impl RadosDevice {
     /// Whether another client took the device over, so that every request fails.
     pub fn is_fenced(&self) -> bool {
         self.shared.fence.is_lost()
+    }
+
+    /// Whether it was closed; every request fails.
+    pub fn is_closed(&self) -> bool {
+        self.shared.closed.load(Ordering::Acquire)
     }
 
     /// The number of openings for writing so far, this one included.
@@ -86,6 +117,11 @@ impl RadosDevice {
     /// The identity that the image got when it was created.
     pub fn identity(&self) -> uuid::Uuid {
         self.shared.header.identity
+    }
+
+    /// Tells when the lock is released after the device was dropped.
+    pub fn released(&self) -> Released {
+        Released(self.shared.released.clone())
     }
 
     /// Waits for the changes in flight, and releases the lock. Later requests fail.
@@ -112,14 +148,26 @@ impl RadosDevice {
         })
     }
 
+    /// The same, if it is open for writing.
+    fn writable(&self) -> Result<Striped<'_>, ObjectError> {
+        let objects = self.objects()?;
+        match self.shared.opening.writes() {
+            true => Ok(objects),
+            false => Err(ObjectError::Invalid {
+                object: self.shared.path(),
+                reason: "the device is open for reading".to_owned(),
+            }),
+        }
+    }
+
     async fn write_now(&self, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
-        self.objects()?.write(offset, data).await
+        self.writable()?.write(offset, data).await
     }
 
     async fn grow(&self, size: Option<u64>) -> Result<u64, ObjectError> {
         let shared = &self.shared;
         let _growing = self.growing.lock().await;
-        shared.admit()?;
+        self.writable()?;
         let sector = u64::from(shared.header.sector);
         let now = self.size.load(Ordering::Acquire);
         let size = size.map_or(0, |size| size.checked_next_multiple_of(sector).unwrap_or(0));
@@ -164,6 +212,9 @@ impl Shared {
         if self.closed.swap(true, Ordering::AcqRel) || self.fence.is_lost() {
             return Ok(());
         }
+        if self.opening == Opening::Unlocked {
+            return Ok(());
+        }
         self.store.settle().await?;
         if self.fence.is_doubtful() {
             let image = self.path();
@@ -179,6 +230,12 @@ impl Shared {
             Err(ObjectError::NotFound { .. }) => Ok(()),
             outcome => outcome,
         }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.released.close();
     }
 }
 
@@ -249,7 +306,7 @@ impl Device for RadosDevice {
     /// Removes whole objects, and zeros the parts of other ones.
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.geometry().check(offset, len)?;
-        let discarded = async { self.objects()?.discard(offset, len).await };
+        let discarded = async { self.writable()?.discard(offset, len).await };
         discarded.await.map_err(self.error(Operation::Discard))
     }
 

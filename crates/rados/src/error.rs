@@ -83,7 +83,7 @@ impl ObjectError {
         let device = device.to_owned();
         match self {
             ObjectError::Fenced => DeviceError::Fenced { device },
-            ObjectError::Locked { .. } => DeviceError::Locked { device },
+            ObjectError::Locked { .. } => DeviceError::Locked { device, holder: None },
             ObjectError::NoSpace { .. } => DeviceError::NoSpace { device },
             other => {
                 let source = Arc::new(io::Error::new(other.io_kind(), other));

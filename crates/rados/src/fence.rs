@@ -21,7 +21,7 @@ use thalweg_env::HashSet;
 
 use crate::ObjectError;
 use crate::format::{EPOCH, epoch_value};
-use crate::object::{Change, Comparison, LockName, ObjectStore, Step};
+use crate::object::{Change, Comparison, LockHolder, LockName, ObjectStore, Step};
 
 /// The name of the lock on a header.
 pub const LOCK: &str = "thalweg";
@@ -175,38 +175,58 @@ impl Fence {
     }
 }
 
-/// Takes the lock on `header`. With `take_over`, stops a holder first.
+/// How a lock is taken.
+pub(crate) struct Taking<'a> {
+    /// The cookie of the new holder.
+    pub(crate) cookie: &'a str,
+    /// Whether other holders may share it.
+    pub(crate) shared: bool,
+    /// Whether a holder is to be stopped.
+    pub(crate) stops: &'a (dyn Fn(&LockHolder) -> bool + Send + Sync),
+}
+
+/// Takes the lock on `header`. Stops the holders first, if all of them are to be stopped.
 ///
 /// # Errors
 /// [`ObjectError::Locked`] while another client has it and is not to be stopped, or while this client itself has it.
 pub(crate) async fn lock(
     store: &dyn ObjectStore,
     header: &str,
-    cookie: &str,
-    take_over: bool,
+    taking: &Taking<'_>,
 ) -> Result<(), ObjectError> {
-    let lock = LockName { name: LOCK, cookie };
-    let taken = store.lock(header, &lock).await;
+    let lock = LockName { name: LOCK, cookie: taking.cookie };
+    let taken = store.lock(header, &lock, taking.shared).await;
     let Err(ObjectError::Locked { object }) = taken else { return taken };
-    if !take_over {
-        return Err(ObjectError::Locked { object });
-    }
     let holders = store.holders(header, LOCK).await?;
-    if holders.iter().any(|holder| holder.client == store.client()) {
+    let own = store.client();
+    if holders.iter().any(|holder| holder.client == own || !(taking.stops)(holder)) {
         return Err(ObjectError::Locked { object });
     }
-    for holder in &holders {
+    stop(store, header, &object, &holders).await?;
+    store.lock(header, &lock, taking.shared).await
+}
+
+/// Has the cluster refuse the holders of the lock on `header`, and breaks it.
+async fn stop(
+    store: &dyn ObjectStore,
+    header: &str,
+    object: &str,
+    holders: &[LockHolder],
+) -> Result<(), ObjectError> {
+    for holder in holders {
         tracing::warn!(object, holder = holder.client, "taking over from the holder of the lock");
         store.blocklist(holder, BLOCKLISTED).await?;
     }
-    // Each placement group answers only when it has the map with the blocklist.
-    store.list().await?;
-    for holder in &holders {
+    if !holders.is_empty() {
+        // Each placement group answers only when it has the map with the blocklist.
+        store.list().await?;
+    }
+    for holder in holders {
         match store.break_lock(header, LOCK, holder).await {
             // Another client breaks it, or its holder has released it.
             Err(ObjectError::NotFound { .. }) | Ok(()) => {}
             Err(error) => return Err(error),
         }
     }
-    store.lock(header, &lock).await
+    Ok(())
 }

@@ -2,8 +2,9 @@
 //!
 //! - [`object`]: the interface of a pool of objects, which a real cluster and a simulated one implement;
 //! - [`device`]: [`RadosDevice`], a device of the store that is striped over objects;
+//! - [`kind`]: [`RadosKind`], which opens devices by their names `rados:POOL/IMAGE`;
 //! - [`files`]: [`FileObjects`], contents of files in objects named by inode and stripe;
-//! - [`fence`]: the exclusive lock, and the guard on every write;
+//! - [`fence`]: the exclusive lock, and the guard on every write; [`opener`]: the process that has the lock;
 //! - [`format`](mod@format): names and bytes of objects;
 //! - `librados`: the client of a real cluster, behind the feature of that name.
 //!
@@ -16,14 +17,18 @@ mod error;
 pub mod fence;
 pub mod files;
 pub mod format;
+pub mod kind;
 #[cfg(feature = "librados")]
 pub mod librados;
 pub mod object;
+pub mod opener;
 mod striped;
 
-pub use device::{Opening, RadosDevice, RadosOptions};
+pub use device::{Opening, RadosDevice, RadosOptions, Released};
 pub use error::ObjectError;
 pub use files::FileObjects;
+pub use kind::{Pools, RadosKind};
 #[cfg(feature = "librados")]
-pub use librados::{Cluster, ClusterOptions, Pool};
+pub use librados::{Cluster, ClusterOptions, ClusterPools, Pool};
 pub use object::{ObjectStore, ObjectStoreRef};
+pub use opener::Opener;

@@ -8,6 +8,7 @@ mod change;
 mod closing;
 mod cluster;
 mod completion;
+mod connected;
 mod handles;
 mod pool;
 #[allow(
@@ -29,6 +30,7 @@ use std::io;
 use std::sync::Arc;
 
 pub use cluster::{Cluster, ClusterOptions};
+pub use connected::ClusterPools;
 pub use pool::Pool;
 
 use crate::ObjectError;

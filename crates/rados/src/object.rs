@@ -39,11 +39,17 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// client has, or a newer one.
     async fn list(&self) -> Result<Vec<String>, ObjectError>;
 
-    /// Takes the exclusive lock named `lock` on an object, which is made if it is absent.
+    /// Takes a lock on an object, which is made if it is absent. Other holders may have it too if all of them take it
+    /// `shared`.
     ///
     /// # Errors
     /// [`ObjectError::Locked`] while another holder has it.
-    async fn lock(&self, object: &str, lock: &LockName<'_>) -> Result<(), ObjectError>;
+    async fn lock(
+        &self,
+        object: &str,
+        lock: &LockName<'_>,
+        shared: bool,
+    ) -> Result<(), ObjectError>;
 
     /// Releases a lock of this client.
     async fn unlock(&self, object: &str, lock: &LockName<'_>) -> Result<(), ObjectError>;

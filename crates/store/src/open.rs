@@ -12,9 +12,9 @@ use thalweg_env::Env;
 
 use crate::block::{BlockStore, Frozen};
 use crate::chain;
-use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Overlay};
+use crate::device::{Access, DeviceError, DeviceKinds, DeviceRef, Overlay, kinds};
 use crate::inplace::{self, InPlace, InPlaceError, Parts, Recovered};
-use crate::pool::{self, Pool, PoolError, manifest};
+use crate::pool::{self, NamedMedia, Pool, PoolError, manifest};
 use crate::tree::catalogue;
 use crate::txn::{self, TransactionManager};
 use crate::volume::{StoreVolume, VolumeRef};
@@ -57,7 +57,7 @@ impl From<DeviceError> for OpenError {
 pub enum VolumePath {
     /// A chained volume, by its folder.
     Folder(PathBuf),
-    /// An in-place volume, by its device or file.
+    /// An in-place volume, by its device or file, or by the name of a device with a kind.
     Device(PathBuf),
 }
 
@@ -69,11 +69,14 @@ impl VolumePath {
         }
     }
 
-    /// Finds out which kind of volume is at a path.
+    /// Finds out which kind of volume is at a path. A name with a kind is a device's, whether there is one or not.
     ///
     /// # Errors
     /// [`OpenError::NoVolume`].
     pub fn find(path: &Path) -> Result<VolumePath, OpenError> {
+        if kinds::kind_of(path).is_some() {
+            return Ok(VolumePath::Device(path.to_owned()));
+        }
         let none = || OpenError::NoVolume { path: path.to_owned() };
         let canonical = path.canonicalize().map_err(|_| none())?;
         if canonical.join(manifest::FILE).exists() {
@@ -161,6 +164,8 @@ pub struct Options {
     pub in_place: inplace::Options,
     /// The journal's device, if the journal is outside of an in-place volume.
     pub journal: Option<PathBuf>,
+    /// What opens devices that are no files and no block devices.
+    pub kinds: DeviceKinds,
 }
 
 impl Options {
@@ -196,6 +201,7 @@ impl AnyVolume {
                 Err(OpenError::NoJournal { path: path.clone() })
             }
             VolumePath::Folder(folder) => {
+                let kinds = options.kinds.clone();
                 let chain = chain::Options { follow: options.follow, ..chain::Options::default() };
                 let options = pool::OpenOptions {
                     chain,
@@ -203,7 +209,8 @@ impl AnyVolume {
                     transactions: options.transactions.clone(),
                     ..pool::OpenOptions::default()
                 };
-                let pool = Pool::open(env, folder, &options).await?;
+                let media = Arc::new(NamedMedia(kinds));
+                let pool = Pool::open_on(env, media, folder, &options).await?;
                 Ok(AnyVolume::Chained(Box::new(pool)))
             }
             VolumePath::Device(device) => {
@@ -258,7 +265,8 @@ pub struct InPlaceVolume {
 impl InPlaceVolume {
     async fn open(env: &Env, device: &Path, options: &Options) -> Result<InPlaceVolume, OpenError> {
         let access = options.access();
-        let parts = in_place_parts(env, device, options.journal.as_deref(), access).await?;
+        let journal = options.journal.as_deref();
+        let parts = in_place_parts(env, &options.kinds, device, journal, access).await?;
         let opened = match options.repair {
             true => InPlace::open_damaged(env, parts, options.in_place).await?,
             false => InPlace::open(env, parts, options.in_place).await?,
@@ -294,24 +302,29 @@ impl InPlaceVolume {
 /// A device's.
 pub async fn in_place_parts(
     env: &Env,
+    kinds: &DeviceKinds,
     data: &Path,
     journal: Option<&Path>,
     access: Access,
 ) -> Result<Parts, DeviceError> {
     let journal = match journal {
-        Some(path) => Some(open_device(env, path, access).await?),
+        Some(path) => Some(open_device(env, kinds, path, access).await?),
         None => None,
     };
-    Ok(Parts { data: open_device(env, data, access).await?, journal })
+    Ok(Parts { data: open_device(env, kinds, data, access).await?, journal })
 }
 
-async fn open_device(env: &Env, path: &Path, access: Access) -> Result<DeviceRef, DeviceError> {
+async fn open_device(
+    env: &Env,
+    kinds: &DeviceKinds,
+    path: &Path,
+    access: Access,
+) -> Result<DeviceRef, DeviceError> {
     let deadline = env.now() + PATIENCE;
-    let options = FileOptions { access, ..FileOptions::default() };
-    let device: DeviceRef = loop {
-        match FileDevice::open(path, &options).await {
+    let device = loop {
+        match kinds.open(path, access).await {
             Err(DeviceError::Locked { .. }) if env.now() < deadline => env.sleep(PAUSE).await,
-            opened => break Arc::new(opened?),
+            opened => break opened?,
         }
     };
     match access.only_reads() {

@@ -44,7 +44,7 @@ pub use destroy::destroy_on;
 pub use error::PoolError;
 use manifest::{Manifest, Settings, Stage};
 use media::ReadOnlyMedia;
-pub use media::{FileMedia, Found, Media, Opened};
+pub use media::{FileMedia, Found, Media, NamedMedia, Opened};
 pub use prepare::Progress;
 pub use settings::OpenOptions;
 pub use spec::{CacheSpec, DeviceSpec, Follows, LinkSpec, NewVolume, Preallocation};
@@ -205,13 +205,14 @@ impl Pool {
     /// As [`Pool::open`], and [`ChainError::Loss`].
     pub async fn rebuild_index(
         env: &Env,
+        media: Arc<dyn Media>,
         folder: &Path,
         how: Rebuild,
         progress: Progress<'_>,
     ) -> Result<RebuildReport, PoolError> {
         let media: Arc<dyn Media> = match how.dry_run {
-            true => Arc::new(ReadOnlyMedia(Arc::new(FileMedia))),
-            false => Arc::new(FileMedia),
+            true => Arc::new(ReadOnlyMedia(media)),
+            false => media,
         };
         let (manifest, seats) = take_all(env, &*media, folder).await?;
         if manifest.stage != Stage::Ready {

@@ -1,5 +1,6 @@
 //! `thalweg dump`: prints the structures on a file or device of a volume.
 
+mod bytes;
 mod in_place;
 
 use std::fs::File;
@@ -8,23 +9,30 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::dump::{
     CheckpointDump, Dump, EntryDump, LabelDump, LabelFields, SegmentDump, dump,
 };
+use thalweg_store::device::kinds::kind_of;
+use thalweg_store::device::{Access, DeviceKinds};
+use thalweg_store::pool::PoolError;
 use thalweg_store::pool::format::{
     COPY, DATA_START, Fault, HEADER_MAGIC, Header, Member, PAIR, Role, SLOTS, slot_offset,
 };
+use tokio::runtime::Handle;
 
+use self::bytes::DeviceBytes;
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 
-/// Show the structures on a file or device of a volume
+/// Show the structures on a file, device or image of a volume
 ///
 /// Takes no lock and changes nothing; a volume in use may change while it is shown.
 #[derive(Debug, Args)]
 pub(crate) struct DumpArgs {
-    /// A map device, a journal, or any other file or device of a volume
+    /// A map device, a journal, or any other file, device or image of a volume
     file: PathBuf,
     /// Byte at which the map area starts [default: where the device's label says]
     #[arg(long, value_name = "SIZE")]
@@ -204,56 +212,98 @@ fn print_copy(copy: &Copy) {
 }
 
 /// Reads the bytes before the first extent, or fewer if the file is shorter.
-fn read_start(file: &mut File) -> std::io::Result<Vec<u8>> {
+fn read_start<F: Read + Seek>(file: &mut F) -> std::io::Result<Vec<u8>> {
     let mut start = Vec::new();
     file.seek(SeekFrom::Start(0))?;
     file.take(DATA_START).read_to_end(&mut start)?;
     Ok(start)
 }
 
-pub(crate) async fn run(args: DumpArgs) -> Outcome<()> {
-    let path = &args.file;
-    let failed = |error: std::io::Error| {
-        Failure::of(&error)
-            .while_doing(format!("cannot read {}", path.display()))
-            .help("name a device of a volume, as thalweg volume status shows it")
-    };
-    let mut file = File::open(path).map_err(failed)?;
-    let start = read_start(&mut file).map_err(failed)?;
-    if args.offset.is_none()
+/// The structures that were found.
+enum Structures {
+    InPlace(in_place::Marked),
+    Chained { copies: Vec<Copy>, maps: Vec<(u64, Dump)> },
+}
+
+/// Reads the structures of a volume from the bytes of one of its devices.
+fn read<F: Read + Seek>(
+    file: &mut F,
+    offset: Option<Size>,
+    entries: bool,
+) -> std::io::Result<Structures> {
+    let start = read_start(file)?;
+    if offset.is_none()
         && let Some(marked) = in_place::marked(&start)
     {
-        return in_place::run(path, marked, args.entries, args.json).await;
+        return Ok(Structures::InPlace(marked));
     }
     let labelled = [0, COPY as usize]
         .iter()
         .any(|at| start[*at.min(&start.len())..].starts_with(&HEADER_MAGIC));
     let copies = if labelled { label_copies(&start) } else { Vec::new() };
-    let places = match args.offset {
+    let places = match offset {
         Some(offset) => vec![offset.0],
         None if labelled => map_starts(&start),
         None => vec![0],
     };
     let mut maps = Vec::new();
     for place in places {
-        let found = dump(&mut file, place, args.entries).map_err(failed)?;
+        let found = dump(file, place, entries)?;
         if labelled || found.labels.iter().any(|copy| copy.label.is_some()) {
             maps.push((place, found));
         }
     }
-    if copies.is_empty() && maps.is_empty() {
-        return Err(Failure::new(format!("{} holds no label of a volume", path.display()))
-            .help("name a device of a volume, or say where its map area starts: --offset BYTES"));
+    Ok(Structures::Chained { copies, maps })
+}
+
+pub(crate) async fn run(env: &Env, args: DumpArgs) -> Outcome<()> {
+    let kinds = devices::known(env);
+    let dumped = run_with(&kinds, &args).await;
+    devices::close(&kinds, dumped).await
+}
+
+async fn run_with(kinds: &DeviceKinds, args: &DumpArgs) -> Outcome<()> {
+    let path = &args.file;
+    let failed = |error: std::io::Error| {
+        Failure::of(&error)
+            .while_doing(format!("cannot read {}", path.display()))
+            .help("name a device of a volume, as thalweg volume status shows it")
+    };
+    let (offset, entries) = (args.offset, args.entries);
+    let open = async || kinds.open(path, Access::Reading).await.map_err(PoolError::from);
+    let found = match kind_of(path) {
+        None => read(&mut File::open(path).map_err(failed)?, offset, entries),
+        Some(_) => {
+            let mut bytes = DeviceBytes::new(open().await?, Handle::current());
+            let reading = tokio::task::spawn_blocking(move || read(&mut bytes, offset, entries));
+            reading.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
+        }
+    };
+    match found.map_err(failed)? {
+        Structures::InPlace(marked) => {
+            in_place::run(open().await?, marked, args.entries, args.json).await
+        }
+        Structures::Chained { copies, maps } if copies.is_empty() && maps.is_empty() => {
+            Err(Failure::new(format!("{} holds no label of a volume", path.display())).help(
+                "name a device of a volume, or say where its map area starts: --offset BYTES",
+            ))
+        }
+        Structures::Chained { copies, maps } => {
+            print_chained(&copies, &maps, args.json);
+            Ok(())
+        }
     }
-    if args.json {
+}
+
+fn print_chained(copies: &[Copy], maps: &[(u64, Dump)], json: bool) {
+    if json {
         let areas = maps.iter().map(|(start, map)| json!({ "start": start, "map": map }));
         println!("{}", json!({ "label": copies, "map_areas": areas.collect::<Vec<_>>() }));
-        return Ok(());
+        return;
     }
     copies.iter().for_each(print_copy);
-    for (start, map) in &maps {
+    for (start, map) in maps {
         println!("map area at {start}");
         print_map(map);
     }
-    Ok(())
 }

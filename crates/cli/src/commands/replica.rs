@@ -12,12 +12,12 @@ use thalweg_ipc::remote::Remote;
 use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
 use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::pool::{self, Follows};
+use thalweg_store::pool::Follows;
 
 use super::ask::ask;
 use super::key;
 use super::serve::{self, Options};
-use super::volume::create::{Layout, new_volume};
+use super::volume::create::{self, Layout, new_volume};
 use super::wait;
 use crate::failure::{Failure, Outcome};
 use crate::progress::{self, share_done};
@@ -146,7 +146,7 @@ async fn create(env: &Env, args: Create) -> Outcome<()> {
     new.follows = Some(Follows { volume: described.volume, address: primary.to_string() });
     let report = progress::for_user(false);
     let progress = share_done("making the replica", &*report);
-    pool::create(env, &folder, &new, &progress).await?;
+    create::make(env, &folder, &new, &progress).await?;
     println!("{}", folder.display());
     Ok(())
 }

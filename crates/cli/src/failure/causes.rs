@@ -21,6 +21,7 @@ use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
 use super::Failure;
+use crate::devices::HOW_TO_BUILD;
 use crate::holder;
 
 impl From<std::io::Error> for Failure {
@@ -126,7 +127,14 @@ impl From<OpenError> for Failure {
 impl From<PoolError> for Failure {
     fn from(error: PoolError) -> Failure {
         let help = match &error {
-            PoolError::Device(DeviceError::Locked { device }) => {
+            PoolError::Device(DeviceError::Locked { device, holder: Some(holder) }) => {
+                return Failure::of(&error).help(format!(
+                    "{holder} has it open; if that one is to be stopped, or has died on another machine: \
+                     thalweg image break-lock {device} --yes"
+                ));
+            }
+            PoolError::Device(DeviceError::UnknownKind { .. }) => Some(HOW_TO_BUILD),
+            PoolError::Device(DeviceError::Locked { device, holder: None }) => {
                 let failure = Failure::of(&error);
                 return match holder::of(Path::new(device)) {
                     Some(holder) => failure.help(format!("{holder} has it open")),

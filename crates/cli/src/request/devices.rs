@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use thalweg_store::device::kinds::{KINDS, absolute};
 use thalweg_store::pool::{CacheSpec, DeviceSpec, LinkSpec};
 
 use crate::size::Size;
 
-/// A file or a block device, `PATH` or `PATH:SIZE`; the size is for a file to be made.
+/// A file, a block device or an image of a Ceph cluster: `PATH` or `PATH:SIZE`, where a path may be `rados:POOL/IMAGE`.
+/// The size is for a file or an image to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceArg {
     pub(crate) path: PathBuf,
@@ -32,6 +34,10 @@ impl FromStr for DeviceArg {
             _ => (text, None),
         };
         match path.is_empty() {
+            // Its size was taken for the name.
+            _ if KINDS.contains(&path) => Err(format!(
+                "{text:?} names no image; write rados:POOL/IMAGE, or rados:POOL/IMAGE:SIZE"
+            )),
             true => {
                 Err("a device's path is missing; write PATH, or PATH:SIZE to make a file".into())
             }
@@ -74,7 +80,7 @@ impl DeviceArg {
 
     /// The same with an absolute path.
     pub(crate) fn absolute(self) -> std::io::Result<DeviceArg> {
-        Ok(DeviceArg { path: std::path::absolute(&self.path)?, size: self.size })
+        Ok(DeviceArg { path: absolute(&self.path)?, size: self.size })
     }
 }
 
@@ -121,8 +127,20 @@ mod tests {
     }
 
     #[test]
+    fn images_are_devices_and_keep_their_names() {
+        let image = device("rados:p/i", None);
+        assert_eq!("rados:p/i".parse(), Ok(image.clone()));
+        assert_eq!("rados:p/n/i:64M".parse(), Ok(device("rados:p/n/i", Some(64 << 20))));
+        assert_eq!(image.clone().absolute().unwrap(), image);
+        let sides = vec![image, device("rados:q/j", Some(1 << 30))];
+        assert_eq!("mirror:rados:p/i,rados:q/j:1G".parse(), Ok(LinkArg::Mirror(sides)));
+    }
+
+    #[test]
     fn half_a_link_is_refused() {
-        for text in ["", ":1G", "mirror:a", "mirror:", "stripe:a,", "mirror:a,,b"] {
+        for text in
+            ["rados:1G", "rados", "", ":1G", "mirror:a", "mirror:", "stripe:a,", "mirror:a,,b"]
+        {
             assert!(text.parse::<LinkArg>().is_err(), "{text}");
         }
     }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use thalweg_env::Env;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::ChainError;
-use thalweg_store::device::Access;
+use thalweg_store::device::kinds::kind_of;
+use thalweg_store::device::{Access, DeviceKinds};
 use thalweg_store::inplace::{self, InPlaceError};
 use thalweg_store::open::{AnyVolume, InPlaceVolume, OpenError, Options};
 use thalweg_store::pool::{ExtendRequest, MemberState, Pool, PoolError, ShrinkRequest};
@@ -14,6 +15,7 @@ use thalweg_store::txn::{Transact, TransactionManager};
 use thalweg_store::volume::{StoreVolume, VolumeRef};
 
 use super::numbers::{Numbers, Part, StoreNumbers};
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::progress::{Report, share_done};
 use crate::request::Change;
@@ -27,6 +29,8 @@ pub(crate) struct Opened {
     /// The whole volume, no snapshot.
     pub(crate) target: Target,
     pub(super) store: AnyVolume,
+    /// What opened its devices.
+    kinds: DeviceKinds,
     /// Held during changes of the volume's devices, size and snapshots.
     changes: tokio::sync::Mutex<()>,
 }
@@ -72,15 +76,21 @@ impl Opened {
     }
 
     async fn with(env: &Env, target: &Target, options: &Options) -> Outcome<Opened> {
-        let opened = AnyVolume::open(env, &target.place, options).await;
-        let store = opened.map_err(|error| match &error {
+        let kinds = devices::known(env);
+        let options = Options { kinds: kinds.clone(), ..options.clone() };
+        let opened = AnyVolume::open(env, &target.place, &options).await;
+        let opened = opened.map_err(|error| match &error {
             OpenError::Chained(PoolError::Chain(ChainError::Damaged(_))) => Failure::of(&error)
                 .help(format!(
                     "nothing was changed; thalweg volume rebuild-index {} finds the blocks again",
                     target.place().display()
                 )),
             _ => error.into(),
-        })?;
+        });
+        let store = match opened {
+            Ok(store) => store,
+            failed => devices::close(&kinds, failed).await?,
+        };
         match &store {
             AnyVolume::Chained(pool) => {
                 tracing::info!(volume = target.name, found = ?pool.recovered(), "opened");
@@ -90,7 +100,7 @@ impl Opened {
             }
         }
         let changes = tokio::sync::Mutex::default();
-        Ok(Opened { target: target.clone(), store, changes })
+        Ok(Opened { target: target.clone(), store, kinds, changes })
     }
 
     /// Whether it is open read-only.
@@ -321,9 +331,10 @@ impl Opened {
         Ok(status)
     }
 
-    /// Makes everything durable and stops the volume.
+    /// Makes everything durable, stops the volume, and releases its images.
     pub(crate) async fn close(&self) -> Outcome<()> {
-        Ok(self.store.close().await?)
+        let closed = self.store.close().await.map_err(Failure::from);
+        devices::close(&self.kinds, closed).await
     }
 
     /// The volume's size in bytes.
@@ -349,7 +360,8 @@ impl Opened {
                 if let Some(size) = size {
                     let device = it.store.devices().swap_remove(0);
                     let place = self.target.place().display();
-                    if !self.target.place().is_file() {
+                    let place_of_store = self.target.place();
+                    if !place_of_store.is_file() && kind_of(place_of_store).is_none() {
                         return Err(Failure::new(format!("{place} has a size of its own"))
                             .help("make the device larger, and leave the size out"));
                     }

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use thalweg_env::Env;
 use thalweg_store::device::{Counters, DeviceError, Operation};
+use tokio::sync::Semaphore;
 
 use super::{Opening, RadosDevice, RadosOptions, Shared};
 use crate::ObjectError;
-use crate::fence::{Fence, LOCK, lock};
+use crate::fence::{Fence, LOCK, Taking, lock};
 use crate::format::{HEADER, Header, data_name, data_number, header_name};
-use crate::object::{Change, LockName, ObjectStore, ObjectStoreRef, Step};
+use crate::object::{Change, LockHolder, LockName, ObjectStore, ObjectStoreRef, Step};
+use crate::opener::{Opener, shown};
 use crate::striped::each;
 
 impl RadosDevice {
@@ -26,11 +28,48 @@ impl RadosDevice {
         size: u64,
         options: &RadosOptions,
     ) -> Result<RadosDevice, DeviceError> {
+        RadosDevice::make(env, &store, image, size, options).await?;
+        RadosDevice::open(env, store, image, Opening::Exclusive).await
+    }
+
+    /// As [`RadosDevice::create`], without opening it.
+    ///
+    /// # Errors
+    /// As [`RadosDevice::create`].
+    pub async fn make(
+        env: &Env,
+        store: &ObjectStoreRef,
+        image: &str,
+        size: u64,
+        options: &RadosOptions,
+    ) -> Result<(), DeviceError> {
         let RadosOptions { object_size, sector } = *options;
         let header = Header { identity: env.uuid(), size, object_size, sector, epoch: 0 };
-        let created = create(&*store, image, &header).await;
-        created.map_err(|error| error.of_device(&name(&*store, image), Operation::Create))?;
-        RadosDevice::open(env, store, image, Opening::Exclusive).await
+        let created = create(&**store, image, &header).await;
+        created.map_err(|error| error.of_device(&name(&**store, image), Operation::Create))
+    }
+
+    /// Whether there is an image of that name.
+    ///
+    /// # Errors
+    /// The device's error when the cluster does not say.
+    pub async fn exists(store: &ObjectStoreRef, image: &str) -> Result<bool, DeviceError> {
+        match store.read(&header_name(image), 0, HEADER).await {
+            Ok(_) => Ok(true),
+            Err(ObjectError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error.of_device(&name(&**store, image), Operation::Open)),
+        }
+    }
+
+    /// The clients that have an image open, for messages.
+    ///
+    /// # Errors
+    /// The device's error when the cluster does not say.
+    pub async fn holders(store: &ObjectStoreRef, image: &str) -> Result<Vec<String>, DeviceError> {
+        let holders = store.holders(&header_name(image), LOCK).await;
+        let holders =
+            holders.map_err(|error| error.of_device(&name(&**store, image), Operation::Open));
+        Ok(holders?.iter().map(shown).collect())
     }
 
     /// Opens an image, takes its lock, and begins an epoch.
@@ -44,11 +83,34 @@ impl RadosDevice {
         image: &str,
         opening: Opening,
     ) -> Result<RadosDevice, DeviceError> {
-        let name = name(&*store, image);
+        RadosDevice::open_as(env, store, image, opening, None).await
+    }
+
+    /// As [`RadosDevice::open`], as a process that the lock names. Processes that `opener` knows to have ended are taken
+    /// over from: the cluster refuses what they may have sent last, and their locks are broken.
+    ///
+    /// # Errors
+    /// As [`RadosDevice::open`]; the error names the process that has it open.
+    pub async fn open_as(
+        env: &Env,
+        store: ObjectStoreRef,
+        image: &str,
+        opening: Opening,
+        opener: Option<&Opener>,
+    ) -> Result<RadosDevice, DeviceError> {
         let header_object = header_name(image);
-        let cookie = env.uuid().to_string();
-        let opened = begin(&*store, &header_object, &cookie, opening).await;
-        let header = opened.map_err(|error| error.of_device(&name, Operation::Open))?;
+        let cookie = cookie(env, opener);
+        let stops = |holder: &LockHolder| opening == Opening::TakeOver || ended(opener, holder);
+        let shared = !opening.writes();
+        let taking = Taking { cookie: &cookie, shared, stops: &stops };
+        let begun = match opening {
+            Opening::Unlocked => read_header(&*store, &header_object).await,
+            _ => begin(&*store, &header_object, &taking).await,
+        };
+        let header = match begun {
+            Ok(header) => header,
+            Err(error) => return Err(refused(&*store, image, error, Operation::Open).await),
+        };
         let shared = Shared {
             env: env.clone(),
             store,
@@ -56,8 +118,10 @@ impl RadosDevice {
             header,
             header_object,
             cookie,
+            opening,
             fence: Fence::new(header.epoch),
             closed: AtomicBool::new(false),
+            released: Arc::new(Semaphore::new(0)),
         };
         Ok(RadosDevice {
             shared: Arc::new(shared),
@@ -72,10 +136,55 @@ impl RadosDevice {
     /// # Errors
     /// [`DeviceError::Locked`] while it is open.
     pub async fn remove(env: &Env, store: ObjectStoreRef, image: &str) -> Result<(), DeviceError> {
-        let cookie = env.uuid().to_string();
-        let removed = remove(&*store, image, &cookie).await;
-        removed.map_err(|error| error.of_device(&name(&*store, image), Operation::Discard))
+        RadosDevice::remove_as(env, store, image, None).await
     }
+
+    /// As [`RadosDevice::remove`], as a process that the lock names.
+    ///
+    /// # Errors
+    /// As [`RadosDevice::remove`]; the error names the process that has it open.
+    pub async fn remove_as(
+        env: &Env,
+        store: ObjectStoreRef,
+        image: &str,
+        opener: Option<&Opener>,
+    ) -> Result<(), DeviceError> {
+        let cookie = cookie(env, opener);
+        let stops = |holder: &LockHolder| ended(opener, holder);
+        let taking = Taking { cookie: &cookie, shared: false, stops: &stops };
+        match remove(&*store, image, &taking).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(refused(&*store, image, error, Operation::Discard).await),
+        }
+    }
+}
+
+/// The cookie of a new lock.
+fn cookie(env: &Env, opener: Option<&Opener>) -> String {
+    let unique = env.uuid();
+    opener.map_or_else(|| unique.to_string(), |opener| opener.cookie(unique))
+}
+
+/// Whether the holder of a lock is a process that `opener` knows to have ended.
+fn ended(opener: Option<&Opener>, holder: &LockHolder) -> bool {
+    let other = Opener::of(holder);
+    opener.zip(other).is_some_and(|(opener, other)| opener.knows_ended(&other))
+}
+
+/// The device's error for an image that could not be locked; it names who has the lock.
+async fn refused(
+    store: &dyn ObjectStore,
+    image: &str,
+    error: ObjectError,
+    operation: Operation,
+) -> DeviceError {
+    let device = name(store, image);
+    if !matches!(error, ObjectError::Locked { .. }) {
+        return error.of_device(&device, operation);
+    }
+    let holders = store.holders(&header_name(image), LOCK).await.unwrap_or_default();
+    let holders: Vec<String> = holders.iter().map(shown).collect();
+    DeviceError::Locked { device, holder: (!holders.is_empty()).then(|| holders.join(", ")) }
 }
 
 fn name(store: &dyn ObjectStore, image: &str) -> String {
@@ -91,18 +200,21 @@ async fn create(store: &dyn ObjectStore, image: &str, header: &Header) -> Result
     store.apply(&object, change).await
 }
 
-/// Takes the lock, and writes the next epoch into the header; the header with it.
+/// Takes the lock. If it is not shared, writes the next epoch into the header. Returns the header.
 async fn begin(
     store: &dyn ObjectStore,
     object: &str,
-    cookie: &str,
-    opening: Opening,
+    taking: &Taking<'_>,
 ) -> Result<Header, ObjectError> {
+    let cookie = taking.cookie;
     // The lock would make an absent object.
     read_header(store, object).await?;
-    lock(store, object, cookie, opening == Opening::TakeOver).await?;
+    lock(store, object, taking).await?;
     let begun = async {
         let header = read_header(store, object).await?;
+        if taking.shared {
+            return Ok(header);
+        }
         let header = Header { epoch: header.epoch + 1, ..header };
         let fence = Fence::new(header.epoch);
         fence.replace_locked(store, object, cookie, header.encode()).await?;
@@ -126,13 +238,17 @@ async fn read_header(store: &dyn ObjectStore, object: &str) -> Result<Header, Ob
     })
 }
 
-async fn remove(store: &dyn ObjectStore, image: &str, cookie: &str) -> Result<(), ObjectError> {
+async fn remove(
+    store: &dyn ObjectStore,
+    image: &str,
+    taking: &Taking<'_>,
+) -> Result<(), ObjectError> {
     let header = header_name(image);
     read_header(store, &header).await?;
-    lock(store, &header, cookie, false).await?;
+    lock(store, &header, taking).await?;
     let names = store.list().await?;
-    let numbers = names.iter().filter_map(|name| data_number(image, name));
-    let removals = numbers.map(|number| async move {
+    let numbers: Vec<u64> = names.iter().filter_map(|name| data_number(image, name)).collect();
+    let removals = numbers.into_iter().map(|number| async move {
         let object = data_name(image, number);
         match store.apply(&object, Change::new().then(Step::Remove)).await {
             Err(ObjectError::NotFound { .. }) => Ok(()),
@@ -140,6 +256,6 @@ async fn remove(store: &dyn ObjectStore, image: &str, cookie: &str) -> Result<()
         }
     });
     each(removals).await?;
-    let locked = Step::AssertLocked { lock: LOCK.to_owned(), cookie: cookie.to_owned() };
+    let locked = Step::AssertLocked { lock: LOCK.to_owned(), cookie: taking.cookie.to_owned() };
     store.apply(&header, Change::new().then(locked).then(Step::Remove)).await
 }

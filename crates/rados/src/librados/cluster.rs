@@ -26,6 +26,37 @@ pub struct ClusterOptions {
     pub request_timeout: Duration,
 }
 
+impl ClusterOptions {
+    /// The defaults, and what the variable `CEPH_ARGS` says of the client's name and of the configuration file, as
+    /// Ceph's own programs read it. librados itself reads its other options, and `CEPH_CONF` and `CEPH_KEYRING`.
+    pub fn of_environment() -> ClusterOptions {
+        let words = std::env::var("CEPH_ARGS").unwrap_or_default();
+        ClusterOptions::of_words(&words.split_whitespace().collect::<Vec<_>>())
+    }
+
+    fn of_words(words: &[&str]) -> ClusterOptions {
+        let mut options = ClusterOptions::default();
+        let mut rest = words.iter();
+        while let Some(word) = rest.next() {
+            let (option, value) = match word.split_once('=') {
+                Some((option, value)) => (option, Some(value)),
+                None => (*word, None),
+            };
+            let mut value = || value.or_else(|| rest.next().copied()).unwrap_or_default();
+            match option {
+                "--id" | "--user" | "-i" => options.id = value().to_owned(),
+                "--name" | "-n" => {
+                    let name = value();
+                    options.id = name.strip_prefix("client.").unwrap_or(name).to_owned();
+                }
+                "--conf" | "-c" => options.conf = Some(value().into()),
+                _ => {}
+            }
+        }
+        options
+    }
+}
+
 impl Default for ClusterOptions {
     fn default() -> ClusterOptions {
         ClusterOptions {
@@ -115,22 +146,43 @@ fn configure(connection: &Connection, options: &ClusterOptions) -> Result<(), Ob
     let path_start = path.as_ref().map_or(ptr::null(), |path| path.as_ptr());
     // SAFETY: the path is null, for where Ceph looks, or outlives the call.
     let returned = unsafe { sys::rados_conf_read_file(connection.handle(), path_start) };
-    check("configuration", returned).map_err(|error| {
+    let read = check("configuration", returned).map_err(|error| {
         let reason = match error {
-            ObjectError::NotFound { .. } => "the configuration is absent; name its file",
+            ObjectError::NotFound { .. } => {
+                "the configuration is absent; name its file in the variable CEPH_CONF"
+            }
             ObjectError::NotPermitted { .. } => "the configuration is not readable",
             _ => "this is no configuration of Ceph, or a line of it does not end",
         };
         let object = conf.as_deref().unwrap_or("ceph.conf").to_owned();
         ObjectError::Invalid { object, reason: reason.to_owned() }
-    })?;
-    if let Some(keyring) = &options.keyring {
-        set(connection, "keyring", &keyring.display().to_string())?;
-    }
+    });
     let connect = seconds(options.connect_timeout);
     set(connection, "client_mount_timeout", &connect)?;
     set(connection, "rados_mon_op_timeout", &connect)?;
-    set(connection, "rados_osd_op_timeout", &seconds(options.request_timeout))
+    set(connection, "rados_osd_op_timeout", &seconds(options.request_timeout))?;
+    // SAFETY: a null pointer stands for `CEPH_ARGS`.
+    let returned = unsafe { sys::rados_conf_parse_env(connection.handle(), ptr::null()) };
+    check("CEPH_ARGS", returned)?;
+    // Without a file, the environment may say where the monitors are.
+    if !has_monitors(connection) {
+        read?;
+    }
+    match &options.keyring {
+        Some(keyring) => set(connection, "keyring", &keyring.display().to_string()),
+        None => Ok(()),
+    }
+}
+
+/// Whether the configuration says where the monitors are.
+fn has_monitors(connection: &Connection) -> bool {
+    let mut text = [0_u8; 2];
+    // SAFETY: at most the given length of the buffer is written. A longer value is an error that says so.
+    let returned = unsafe {
+        let start = text.as_mut_ptr().cast();
+        sys::rados_conf_get(connection.handle(), c"mon_host".as_ptr(), start, text.len())
+    };
+    returned < 0 || text[0] != 0
 }
 
 fn set(connection: &Connection, option: &str, value: &str) -> Result<(), ObjectError> {
@@ -138,4 +190,24 @@ fn set(connection: &Connection, option: &str, value: &str) -> Result<(), ObjectE
     // SAFETY: both strings outlive the call, which copies them.
     let returned = unsafe { sys::rados_conf_set(connection.handle(), key.as_ptr(), text.as_ptr()) };
     check(option, returned).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_of_ceph_name_the_client() {
+        let of = |text: &str| {
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let ClusterOptions { id, conf, .. } = ClusterOptions::of_words(&words);
+            (id, conf)
+        };
+        let client = |id: &str| (id.to_owned(), None);
+        assert_eq!(of(""), client("admin"));
+        assert_eq!(of("--id one"), client("one"));
+        assert_eq!(of("--mon-host 127.0.0.1 --id=one --keyring k"), client("one"));
+        assert_eq!(of("-n client.two"), client("two"));
+        assert_eq!(of("--name=client.two -c file"), ("two".to_owned(), Some("file".into())));
+    }
 }

@@ -17,7 +17,7 @@ use crate::ObjectError;
 use crate::object::{Change, LockHolder, LockName, ObjectStore};
 
 /// Maximum bytes of one of the texts about a lock's holders.
-const HOLDERS: usize = 4096;
+const HOLDERS: usize = 64 << 10;
 
 /// A namespace of a pool. Clones share one handle, so that each settles the changes of all.
 #[derive(Clone, Debug)]
@@ -135,21 +135,40 @@ impl ObjectStore for Pool {
         self.blocking("", |handle, _, path| list(handle, path)).await
     }
 
-    async fn lock(&self, object: &str, lock: &LockName<'_>) -> Result<(), ObjectError> {
+    async fn lock(
+        &self,
+        object: &str,
+        lock: &LockName<'_>,
+        shared: bool,
+    ) -> Result<(), ObjectError> {
         let (lock, cookie) = (c_string(object, lock.name)?, c_string(object, lock.cookie)?);
         self.blocking(object, move |handle, object, path| {
-            let (none, no_flags) = (ptr::null_mut(), 0);
+            let (ioctx, object) = (handle.ioctx(), object.as_ptr());
+            let (lock, cookie, description) = (lock.as_ptr(), cookie.as_ptr(), c"thalweg".as_ptr());
+            let (none, no_flags, tag) = (ptr::null_mut(), 0, c"".as_ptr());
             // SAFETY: all names outlive the call; without a duration the lock does not expire.
             let returned = unsafe {
-                sys::rados_lock_exclusive(
-                    handle.ioctx(),
-                    object.as_ptr(),
-                    lock.as_ptr(),
-                    cookie.as_ptr(),
-                    c"thalweg".as_ptr(),
-                    none,
-                    no_flags,
-                )
+                match shared {
+                    true => sys::rados_lock_shared(
+                        ioctx,
+                        object,
+                        lock,
+                        cookie,
+                        tag,
+                        description,
+                        none,
+                        no_flags,
+                    ),
+                    false => sys::rados_lock_exclusive(
+                        ioctx,
+                        object,
+                        lock,
+                        cookie,
+                        description,
+                        none,
+                        no_flags,
+                    ),
+                }
             };
             match check(path, returned) {
                 Err(ObjectError::Exists { object }) => Err(ObjectError::Locked { object }),

@@ -19,7 +19,7 @@ use super::{RadosTally, Shared};
 pub(super) enum Request {
     Read { object: String, offset: u64, len: usize },
     Change { object: String, change: Change },
-    Lock { object: String, lock: String, cookie: String },
+    Lock { object: String, lock: String, cookie: String, shared: bool },
     Unlock { object: String, lock: String, cookie: String },
     Holders { object: String, lock: String },
     Break { object: String, lock: String, holder: LockHolder },
@@ -149,8 +149,8 @@ impl Commits {
             Request::Holders { object, lock } => {
                 let state = self.shared.state.lock();
                 let found = state.objects.get(&object);
-                let holders =
-                    found.map(|found| found.locks.get(&lock).into_iter().cloned().collect());
+                let of = |found: &Object| found.locks.get(&lock).map(|lock| lock.holders.clone());
+                let holders = found.map(|found| of(found).unwrap_or_default());
                 let outcome = holders.ok_or(ObjectError::NotFound { object: path(&object) });
                 drop(state);
                 answer(&self.shared, reply, outcome.map(Answer::Holders));
@@ -168,9 +168,9 @@ impl Commits {
                 let applied = self.apply(&object, &change, &client);
                 self.commit(object, ranges, applied, reply);
             }
-            Request::Lock { object, lock, cookie } => {
+            Request::Lock { object, lock, cookie, shared } => {
                 let holder = LockHolder { client, cookie, address };
-                let applied = self.lock(&object, &lock, holder);
+                let applied = self.lock(&object, &lock, holder, shared);
                 self.commit(object, Vec::new(), applied, reply);
             }
             Request::Unlock { object, lock, cookie } => {
@@ -200,16 +200,23 @@ impl Commits {
         Ok(())
     }
 
-    fn lock(&self, object: &str, lock: &str, holder: LockHolder) -> Result<(), ObjectError> {
+    fn lock(
+        &self,
+        object: &str,
+        lock: &str,
+        holder: LockHolder,
+        shared: bool,
+    ) -> Result<(), ObjectError> {
         let mut state = self.shared.state.lock();
         let found = state.objects.entry(object.to_owned()).or_default();
-        match found.locks.contains_key(lock) {
-            true => Err(ObjectError::Locked { object: path(object) }),
-            false => {
-                found.locks.insert(lock.to_owned(), holder);
-                Ok(())
-            }
+        let lock = found.locks.entry(lock.to_owned()).or_default();
+        let free = lock.holders.is_empty() || shared && lock.shared;
+        if !free {
+            return Err(ObjectError::Locked { object: path(object) });
         }
+        lock.shared = shared;
+        lock.holders.push(holder);
+        Ok(())
     }
 
     fn unlock(
@@ -221,14 +228,12 @@ impl Commits {
     ) -> Result<(), ObjectError> {
         let mut state = self.shared.state.lock();
         let locks = state.objects.get_mut(object).map(|found| &mut found.locks);
+        let not_held = || ObjectError::NotFound { object: path(object) };
+        let lock = locks.and_then(|locks| locks.get_mut(lock)).ok_or_else(not_held)?;
         let holds = |holder: &LockHolder| holder.client == client && holder.cookie == cookie;
-        match locks {
-            Some(locks) if locks.get(lock).is_some_and(holds) => {
-                locks.remove(lock);
-                Ok(())
-            }
-            _ => Err(ObjectError::NotFound { object: path(object) }),
-        }
+        let number = lock.holders.iter().position(holds).ok_or_else(not_held)?;
+        lock.holders.remove(number);
+        Ok(())
     }
 
     /// Makes an applied change durable on all servers of the group, and answers then.

@@ -8,14 +8,22 @@ use thalweg_rados::object::{Change, Comparison, LockHolder, Step};
 
 use crate::content::Content;
 
+/// A lock that is held.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lock {
+    /// Whether its holders share it; else there is one.
+    pub(super) shared: bool,
+    pub(super) holders: Vec<LockHolder>,
+}
+
 /// An object.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Object {
     content: Content,
     size: u64,
     attributes: BTreeMap<&'static str, Bytes>,
-    /// Exclusive locks by name.
-    pub(super) locks: BTreeMap<String, LockHolder>,
+    /// Locks by name.
+    pub(super) locks: BTreeMap<String, Lock>,
 }
 
 impl Object {
@@ -101,8 +109,10 @@ fn guard(
             }
         }
         Step::AssertLocked { lock, cookie } => {
-            let holder = present?.locks.get(lock);
-            holder.is_some_and(|holder| holder.client == client && holder.cookie == *cookie)
+            let lock = present?.locks.get(lock).filter(|lock| !lock.shared);
+            lock.is_some_and(|lock| {
+                lock.holders.iter().any(|it| it.client == client && it.cookie == *cookie)
+            })
         }
         _ => true,
     };

@@ -201,9 +201,14 @@ impl ObjectStore for SimPool {
         Ok(names)
     }
 
-    async fn lock(&self, object: &str, lock: &LockName<'_>) -> Result<(), ObjectError> {
+    async fn lock(
+        &self,
+        object: &str,
+        lock: &LockName<'_>,
+        shared: bool,
+    ) -> Result<(), ObjectError> {
         let (name, cookie) = (lock.name.to_owned(), lock.cookie.to_owned());
-        let request = Request::Lock { object: object.to_owned(), lock: name, cookie };
+        let request = Request::Lock { object: object.to_owned(), lock: name, cookie, shared };
         self.change(object, request).await
     }
 

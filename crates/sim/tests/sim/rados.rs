@@ -90,8 +90,8 @@ fn a_client_on_the_blocklist_is_refused_by_servers_that_have_the_map() {
         let cluster = SimRados::new(&env, spec);
         let (old, new) = (cluster.client(), cluster.client());
         let lock = LockName { name: "l", cookie: "c" };
-        old.lock("a", &lock).await.unwrap();
-        let locked = new.lock("a", &lock).await;
+        old.lock("a", &lock, false).await.unwrap();
+        let locked = new.lock("a", &lock, false).await;
         assert!(matches!(locked, Err(ObjectError::Locked { .. })), "{locked:?}");
         let holders = new.holders("a", "l").await.unwrap();
         assert_eq!((&holders[0].client, &holders[0].address), (&old.client(), &old.address()));

@@ -10,6 +10,7 @@ mod buffer;
 mod counters;
 mod file;
 mod frames;
+pub mod kinds;
 mod memory;
 mod mirror;
 mod overlay;
@@ -26,6 +27,7 @@ pub use buffer::{AlignedBuf, MEMORY_ALIGNMENT};
 pub use counters::{Counters, Tallies, Tally};
 pub use file::{Access, Engine, FileDevice, FileOptions};
 pub use frames::{BLOCK_SIZE, FrameBuf};
+pub use kinds::{DeviceKind, DeviceKinds};
 pub use memory::MemoryDevice;
 pub(crate) use mirror::range_lock::{RangeGuard, RangeLocks};
 pub use mirror::{Mirror, MirrorError, Side, SideState, SyncRecord};
@@ -335,6 +337,16 @@ pub enum DeviceError {
     Locked {
         /// The device's name.
         device: String,
+        /// The opener, as far as the device knows it.
+        holder: Option<String>,
+    },
+    /// The program opens no devices of this kind. Give up.
+    #[error("{device}: this program opens no devices of the kind {kind}")]
+    UnknownKind {
+        /// The device's name.
+        device: String,
+        /// The kind.
+        kind: &'static str,
     },
     /// Another opener took the device over, and the medium refuses this one. Stop.
     #[error("{device} was taken over by another opener; this one stops, and writes nothing more")]

@@ -98,8 +98,11 @@ pub(super) async fn take_seats(
                 }
                 let access = if shared { Access::Shared } else { Access::Exclusive };
                 let device = open_when_free(env, media, &path, access, manifest.sector).await;
-                // If another process serves this volume, its devices are locked, not missing.
-                if let Err(error @ DeviceError::Locked { .. }) = device {
+                // If another process serves this volume, its devices are locked, not missing. Nor are those that this
+                // program cannot open.
+                if let Err(error @ (DeviceError::Locked { .. } | DeviceError::UnknownKind { .. })) =
+                    device
+                {
                     return Err(error.into());
                 }
                 opened.push((path.clone(), identity, device.map_err(PoolError::from)));
@@ -111,8 +114,8 @@ pub(super) async fn take_seats(
             Err(PoolError::Device(error)) => Err(error.clone().into()),
             Err(_) => Err(PoolError::Blank { device: path.display().to_string() }),
         };
-        if let Err(PoolError::Device(DeviceError::Locked { device })) = found {
-            return Err(DeviceError::Locked { device }.into());
+        if let Err(error @ PoolError::Device(DeviceError::Locked { .. })) = found {
+            return Err(error);
         }
         seats.push(Seat { place: place.clone(), path, found });
     }

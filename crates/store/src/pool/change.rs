@@ -22,7 +22,7 @@ use super::prepare::{self, Claim, Progress};
 use super::spec::{DeviceSpec, LinkSpec};
 use super::{Member, Pool, PoolError, PoolMirror, destroy, format};
 use crate::block::{BLOCK_SIZE, BlockStore};
-use crate::device::SideState;
+use crate::device::{SideState, kinds};
 use crate::tree::{TreeError, catalogue};
 use crate::txn::{Transact, TransactionManager};
 
@@ -143,7 +143,7 @@ impl Pool {
 
     /// The member at `path`.
     fn member(&self, path: &Path) -> Result<Place, PoolError> {
-        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let absolute = |path: &Path| kinds::absolute(path).unwrap_or_else(|_| path.to_owned());
         let wanted = absolute(path);
         let members = self.members.lock();
         let found = members.iter().find(|member| absolute(&member.path) == wanted);

@@ -191,6 +191,9 @@ pub enum PoolError {
 
 impl PoolError {
     pub(super) fn io(path: &std::path::Path, source: std::io::Error) -> PoolError {
-        PoolError::Io { path: path.to_owned(), source: Arc::new(source) }
+        match source.get_ref().and_then(|inner| inner.downcast_ref::<DeviceError>()) {
+            Some(error) => PoolError::Device(error.clone()),
+            None => PoolError::Io { path: path.to_owned(), source: Arc::new(source) },
+        }
     }
 }

@@ -11,6 +11,7 @@ use super::PoolError;
 use super::format::Role;
 use super::media::Media;
 pub use super::settings::Settings;
+use crate::device::kinds;
 
 /// The manifest's name in the volume's folder.
 pub const FILE: &str = "volume.toml";
@@ -69,7 +70,7 @@ pub struct Manifest {
 /// The path of one device, and its role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Its path; relative to the volume's folder, or absolute.
+    /// Its path, relative to the volume's folder or absolute; or a name with a kind.
     pub path: PathBuf,
     /// Its role.
     pub role: Role,
@@ -161,12 +162,15 @@ async fn replace(media: &dyn Media, folder: &Path, text: &str) -> io::Result<()>
 
 /// `path` as the manifest of `folder` stores it: relative if it is inside, so that the folder can be moved.
 pub(super) fn to_stored(folder: &Path, path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let absolute = kinds::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     absolute.strip_prefix(&folder).map_or(absolute.clone(), Path::to_owned)
 }
 
 /// A path of the manifest of `folder`, resolved.
 pub(super) fn from_stored(folder: &Path, path: &Path) -> PathBuf {
-    folder.join(path)
+    match kinds::kind_of(path) {
+        Some(_) => path.to_owned(),
+        None => folder.join(path),
+    }
 }

@@ -1,6 +1,7 @@
 //! Finds and opens devices by path: files and block devices, or a test's replacement for them.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -8,7 +9,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::device::{Access, DeviceError, DeviceRef, FileDevice, FileOptions, Operation, Overlay};
+use crate::device::{
+    Access, DeviceError, DeviceKinds, DeviceRef, FileDevice, FileOptions, Operation, Overlay,
+};
 
 /// The result of a look-up of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +156,81 @@ impl Media for ReadOnlyMedia {
 /// Files and block devices of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileMedia;
+
+/// Files and block devices of this machine, and devices of other kinds by their names. Manifests are files.
+#[derive(Clone, Debug, Default)]
+pub struct NamedMedia(pub DeviceKinds);
+
+#[async_trait]
+impl Media for NamedMedia {
+    async fn find(&self, path: &Path) -> io::Result<Option<Found>> {
+        match self.0.find(path).map_err(io::Error::other)? {
+            Some((kind, name)) => {
+                let exists = kind.exists(name).await.map_err(io::Error::other)?;
+                Ok(exists.then(|| Found { identity: named(path), is_block_device: false }))
+            }
+            None => FileMedia.find(path).await,
+        }
+    }
+
+    async fn open(
+        &self,
+        path: &Path,
+        access: Access,
+        sector: Option<u32>,
+    ) -> Result<Opened, DeviceError> {
+        match self.0.find(path)? {
+            Some((kind, name)) => Ok(Opened::unlocked(kind.open(name, access, sector).await?)),
+            None => FileMedia.open(path, access, sector).await,
+        }
+    }
+
+    async fn create(&self, path: &Path, size: u64, sector: Option<u32>) -> Result<(), DeviceError> {
+        match self.0.find(path)? {
+            Some((kind, name)) => kind.create(name, size, sector).await,
+            None => FileMedia.create(path, size, sector).await,
+        }
+    }
+
+    async fn make_folder(&self, folder: &Path) -> io::Result<()> {
+        FileMedia.make_folder(folder).await
+    }
+
+    async fn read_text(&self, path: &Path) -> io::Result<Option<String>> {
+        FileMedia.read_text(path).await
+    }
+
+    async fn write_text(&self, path: &Path, text: &str) -> io::Result<()> {
+        FileMedia.write_text(path, text).await
+    }
+
+    async fn sync(&self, path: &Path) -> io::Result<()> {
+        FileMedia.sync(path).await
+    }
+
+    async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        FileMedia.rename(from, to).await
+    }
+
+    async fn remove(&self, path: &Path) -> io::Result<()> {
+        match self.0.find(path).map_err(io::Error::other)? {
+            Some((kind, name)) => kind.remove(name).await.map_err(io::Error::other),
+            None => FileMedia.remove(path).await,
+        }
+    }
+
+    async fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        FileMedia.sync_folder(folder).await
+    }
+}
+
+/// The identity of a device by its name.
+fn named(name: &Path) -> (u64, u64) {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    // No file has this inode number; that of a block device is another one.
+    (hasher.finish(), u64::MAX - 1)
+}
 
 /// Runs `work` on a blocking thread.
 async fn blocking<T: Send + 'static>(

@@ -14,7 +14,7 @@ use super::media::{Media, Opened};
 use super::probe;
 use super::spec::{DeviceSpec, LinkSpec, Preallocation};
 use crate::block::BLOCK_SIZE;
-use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose};
+use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose, kinds};
 
 /// Progress of a long task: the part that is done, and the whole, in one unit.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
@@ -44,7 +44,7 @@ pub(super) async fn refuse_same<'a>(
 ) -> Result<(), PoolError> {
     let mut known: Vec<(PathBuf, Option<(u64, u64)>)> = Vec::new();
     for device in devices {
-        let path = std::path::absolute(&device.path).unwrap_or_else(|_| device.path.clone());
+        let path = kinds::absolute(&device.path).unwrap_or_else(|_| device.path.clone());
         let found = media.find(&path).await.map_err(|error| PoolError::io(&path, error))?;
         let identity = found.map(|found| found.identity);
         let same = known
@@ -97,6 +97,8 @@ pub(super) async fn make_file(
     made.push(device.path.clone());
     match device.preallocation {
         Preallocation::Falloc => Ok(()),
+        // Its space is taken by its first writes, whichever bytes they write.
+        Preallocation::Full if kinds::kind_of(&device.path).is_some() => Ok(()),
         Preallocation::Full => fill(media, &device.path, whole, sector, filled).await,
     }
 }
@@ -333,5 +335,5 @@ pub(super) async fn lock_directory(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(DeviceError::Locked { device: path.display().to_string() }.into())
+    Err(DeviceError::Locked { device: path.display().to_string(), holder: None }.into())
 }

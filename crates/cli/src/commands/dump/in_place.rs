@@ -1,17 +1,13 @@
 //! Prints the structures on an in-place volume's device, and on a journal's.
 
-use std::path::Path;
-use std::sync::Arc;
-
 use serde_json::json;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
-use thalweg_store::device::{Access, DeviceRef, FileDevice, FileOptions};
+use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::dump::{InPlaceDump, MapDump, dump};
 use thalweg_store::inplace::format::Superblock;
 use thalweg_store::inplace::{InPlaceError, format as inplace};
 use thalweg_store::journal::dump::{self as journal, EndDump, JournalDump, TagDump};
 use thalweg_store::journal::format as journal_format;
-use thalweg_store::pool::PoolError;
 
 use crate::failure::Outcome;
 use crate::size::Size;
@@ -43,10 +39,12 @@ pub(super) fn marked(start: &[u8]) -> Option<Marked> {
     }
 }
 
-pub(super) async fn run(path: &Path, marked: Marked, entries: bool, json: bool) -> Outcome<()> {
-    let options = FileOptions { access: Access::Reading, ..FileOptions::default() };
-    let device = FileDevice::open(path, &options).await.map_err(PoolError::from)?;
-    let device: DeviceRef = Arc::new(device);
+pub(super) async fn run(
+    device: DeviceRef,
+    marked: Marked,
+    entries: bool,
+    json: bool,
+) -> Outcome<()> {
     match marked {
         Marked::Volume => {
             let found = dump(&device, entries).await?;

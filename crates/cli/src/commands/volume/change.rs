@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use thalweg_env::Env;
+use thalweg_store::device::kinds::absolute;
 
 use super::settings::SettingsArgs;
 use crate::commands::ask::ask;
@@ -128,18 +129,18 @@ pub(crate) async fn extend(env: &Env, args: Extend) -> Outcome<()> {
 }
 
 pub(crate) async fn shrink(env: &Env, args: Shrink) -> Outcome<()> {
-    let link = args.link.map(std::path::absolute).transpose()?;
+    let link = args.link.map(|link| absolute(&link)).transpose()?;
     let change = Change::Shrink { link, size: args.size.map(|size| size.0) };
     apply(env, &args.volume, change, args.json).await
 }
 
 pub(crate) async fn replace(env: &Env, args: Replace) -> Outcome<()> {
-    let (old, new) = (std::path::absolute(args.old)?, args.new.absolute()?);
+    let (old, new) = (absolute(&args.old)?, args.new.absolute()?);
     apply(env, &args.volume, Change::Replace { old, new, force: args.force }, args.json).await
 }
 
 pub(crate) async fn rebuild(env: &Env, args: Rebuild) -> Outcome<()> {
-    let device = args.device.map(std::path::absolute).transpose()?;
+    let device = args.device.map(|device| absolute(&device)).transpose()?;
     apply(env, &args.volume, Change::Rebuild { device }, args.json).await
 }
 

@@ -7,10 +7,13 @@ use clap::{Args, FromArgMatches, ValueEnum};
 use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{Cleaning, Placement};
-use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, Preallocation};
+use thalweg_store::pool::{
+    DeviceSpec, LinkSpec, NamedMedia, NewVolume, Preallocation, Progress, create_on,
+};
 
 use super::settings::SettingsArgs;
 use crate::commands::status::{self, Shown};
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::progress::{self, Report, share_done};
 use crate::request::devices::{DeviceArg, LinkArg};
@@ -21,6 +24,8 @@ use crate::target::Target;
 ///
 /// Without --link it has two links: files in its folder that are together a quarter larger than the volume. A
 /// missing file is made; without :SIZE it is as large as needed.
+///
+/// A device may be an image in a pool of a Ceph cluster, rados:POOL/IMAGE, which is made like a file.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     /// The folder; its name is the volume's
@@ -146,8 +151,20 @@ pub(crate) async fn run(env: &Env, args: Create) -> Outcome<()> {
 pub(crate) async fn create(env: &Env, args: &Create, report: &dyn Report) -> Outcome<Target> {
     let folder = std::path::absolute(&args.folder)?;
     let progress = share_done("making the volume", report);
-    pool::create(env, &folder, &new_volume(&folder, args.size, &args.layout)?, &progress).await?;
+    make(env, &folder, &new_volume(&folder, args.size, &args.layout)?, &progress).await?;
     Target::volume(&folder.display().to_string())
+}
+
+/// Makes a volume from its devices, which may be images.
+pub(crate) async fn make(
+    env: &Env,
+    folder: &Path,
+    new: &NewVolume,
+    progress: Progress<'_>,
+) -> Outcome<()> {
+    let kinds = devices::known(env);
+    let made = create_on(env, &NamedMedia(kinds.clone()), folder, new, progress).await;
+    devices::close(&kinds, made.map_err(Failure::from)).await
 }
 
 /// A volume of this size in `folder`.

@@ -4,14 +4,18 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use thalweg_env::Env;
-use thalweg_store::pool::{self, manifest};
+use thalweg_store::device::kinds::kind_of;
+use thalweg_store::pool::{NamedMedia, destroy_on, manifest};
 
 use crate::control::Client;
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::places::SERVER_FILES;
 use crate::target::Target;
 
 /// Destroy a volume and everything on it
+///
+/// Files outside of its folder and images in a pool of a Ceph cluster stay, emptied: thalweg image destroy removes one.
 #[derive(Debug, Args)]
 pub(crate) struct Destroy {
     /// The volume's folder
@@ -26,11 +30,18 @@ pub(crate) async fn run(env: &Env, args: &Destroy) -> Outcome<()> {
         return Err(Failure::new(format!("this destroys {} and everything on it", args.volume))
             .help("to confirm, add --yes"));
     }
-    if Path::new(&args.volume).exists() && !Path::new(&args.volume).is_dir() {
+    let place = Path::new(&args.volume);
+    if kind_of(place).is_some() {
+        return Err(Target::volume(&args.volume)?
+            .refused()
+            .help(format!("thalweg image destroy {} --yes", args.volume)));
+    }
+    if place.exists() && !place.is_dir() {
         Target::volume(&args.volume)?.chained()?;
     }
-    destroy(env, Path::new(&args.volume)).await
+    destroy(env, place).await
 }
+
 /// Destroys the volume in `folder`, and removes the files that this program made there.
 async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
     let folder = std::path::absolute(folder)?;
@@ -39,7 +50,9 @@ async fn destroy(env: &Env, folder: &Path) -> Outcome<()> {
             .help("detach it, or end its server, then destroy it"));
     }
     let files = own_files(&folder);
-    pool::destroy(env, &folder).await?;
+    let kinds = devices::known(env);
+    let destroyed = destroy_on(env, &NamedMedia(kinds.clone()), &folder).await;
+    devices::close(&kinds, destroyed.map_err(Failure::from)).await?;
     for file in files {
         if let Err(error) = std::fs::remove_file(&file) {
             tracing::warn!(%error, file = %file.display(), "a file could not be removed");

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use thalweg_env::Env;
-use thalweg_store::device::{Access, FileDevice, FileOptions, Purpose};
+use thalweg_store::device::{Access, DeviceKinds, Purpose};
 use thalweg_store::inplace::{self, InPlace, NewInPlace};
 use thalweg_store::open::in_place_parts;
 use thalweg_store::pool::PoolError;
 
 use crate::commands::status::{self, Shown};
 use crate::control::Client;
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 use crate::target::{JournalDev, Target};
@@ -23,9 +24,9 @@ const LOOKED_AT: u64 = 128 << 10;
 /// The volume is empty; thalweg mkfs makes such a volume and a filesystem in one step.
 #[derive(Debug, Args)]
 pub(crate) struct CreateInPlace {
-    /// The device, or a file
+    /// The device, a file, or an image in a pool of a Ceph cluster: rados:POOL/IMAGE
     device: PathBuf,
-    /// Make the file first, of this size
+    /// Make the file or the image first, of this size
     #[arg(long)]
     size: Option<Size>,
     #[command(flatten)]
@@ -55,7 +56,7 @@ impl New {
     }
 }
 
-/// Creates an in-place volume; with `file`, in a new file of that size.
+/// Creates an in-place volume; with `file`, in a new file or image of that size.
 pub(crate) async fn create(
     env: &Env,
     device: &Path,
@@ -63,9 +64,21 @@ pub(crate) async fn create(
     new: &New,
     force: bool,
 ) -> Outcome<Target> {
-    if let Some(size) = file {
-        let made = FileDevice::create(device, size.0, &FileOptions::default()).await;
-        drop(made.map_err(PoolError::from)?);
+    let kinds = devices::known(env);
+    let created = create_with(env, &kinds, device, file, new, force).await;
+    devices::close(&kinds, created).await
+}
+
+async fn create_with(
+    env: &Env,
+    kinds: &DeviceKinds,
+    device: &Path,
+    size: Option<Size>,
+    new: &New,
+    force: bool,
+) -> Outcome<Target> {
+    if let Some(size) = size {
+        kinds.create(device, size.0).await.map_err(PoolError::from)?;
     }
     let journal = new.journal.journal_dev.as_deref();
     let target = Target::in_place(device)?.with_journal(journal);
@@ -73,7 +86,7 @@ pub(crate) async fn create(
         return Err(Failure::new(format!("{} is mounted or served", device.display()))
             .help("unmount it first: thalweg umount DIRECTORY, or end its server"));
     }
-    let parts = in_place_parts(env, device, journal, Access::Exclusive).await;
+    let parts = in_place_parts(env, kinds, device, journal, Access::Exclusive).await;
     let parts = parts.map_err(PoolError::from)?;
     for part in std::iter::once(&parts.data).chain(&parts.journal) {
         let len = part.geometry().size.min(LOOKED_AT) as usize;

@@ -1,12 +1,15 @@
 //! `thalweg volume rebuild-index`: rebuilds the index of a chained volume from its map.
 
+use std::sync::Arc;
+
 use clap::Args;
 use thalweg_env::Env;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::chain::{LostEntries, Rebuild, RebuildReport};
-use thalweg_store::pool::Pool;
+use thalweg_store::pool::{NamedMedia, Pool};
 
 use crate::control::Client;
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::progress::{self, Report, share_done};
 use crate::size::Size;
@@ -74,5 +77,8 @@ async fn rebuild_index(
             .help("its index is whole, then; to check all of it: thalweg volume scrub"));
     }
     let progress = share_done("reading the map", report);
-    Ok(Pool::rebuild_index(env, &target.folder, how, &progress).await?)
+    let kinds = devices::known(env);
+    let media = Arc::new(NamedMedia(kinds.clone()));
+    let rebuilt = Pool::rebuild_index(env, media, &target.folder, how, &progress).await;
+    devices::close(&kinds, rebuilt.map_err(Failure::from)).await
 }

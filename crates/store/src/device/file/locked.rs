@@ -38,7 +38,7 @@ impl Locked {
         match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(kind, offset, len))) {
             Ok(_) => Ok(()),
             Err(nix::Error::EAGAIN | nix::Error::EACCES) => {
-                Err(DeviceError::Locked { device: name.to_owned() })
+                Err(DeviceError::Locked { device: name.to_owned(), holder: None })
             }
             Err(error) => Err(DeviceError::io(name, Operation::Lock, error.into())),
         }
@@ -64,7 +64,9 @@ impl Drop for Locked {
 /// The error of a lock: the file is locked by another opener, or a system error.
 pub(super) fn locked_or_failed(name: &str, error: io::Error) -> DeviceError {
     match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EWOULDBLOCK) => DeviceError::Locked { device: name.to_owned() },
+        Some(libc::EBUSY | libc::EWOULDBLOCK) => {
+            DeviceError::Locked { device: name.to_owned(), holder: None }
+        }
         _ => DeviceError::io(name, Operation::Open, error),
     }
 }

@@ -26,6 +26,7 @@
 //! - [`fs_many`]: a filesystem with millions of files;
 //! - [`okeanos`]: the modes of the in-place store, on simulated drives;
 //! - [`nbd`]: volumes over NBD, beside other servers on the same disk;
+//! - [`rados_device`]: devices on the objects of a Ceph cluster, beside librados alone;
 //! - [`replica`]: replicas of a volume, on a simulated network;
 //! - [`replica_real`]: the same in real time, through TLS on one machine;
 //! - [`stale_block`]: reads of old versions on disks that are written, and on tiers;
@@ -58,6 +59,7 @@ pub mod nbd;
 pub mod okeanos;
 pub mod page;
 pub mod plot;
+pub mod rados_device;
 mod recency;
 mod replay;
 pub mod replica;
@@ -170,6 +172,7 @@ const BENCHES: &[BenchEntry] = &[
     okeanos::postmark::ENTRY,
     okeanos::recovery::ENTRY,
     okeanos::streams::ENTRY,
+    rados_device::ENTRY,
     replica::ENTRY,
     replica_real::ENTRY,
     stale_block::ENTRY,

@@ -22,6 +22,7 @@ use thalweg_env::HashSet;
 use crate::ObjectError;
 use crate::format::{EPOCH, epoch_value};
 use crate::object::{Change, Comparison, LockHolder, LockName, ObjectStore, Step};
+use crate::opener::shown;
 
 /// The name of the lock on a header.
 pub const LOCK: &str = "thalweg";
@@ -214,7 +215,7 @@ async fn stop(
     holders: &[LockHolder],
 ) -> Result<(), ObjectError> {
     for holder in holders {
-        tracing::warn!(object, holder = holder.client, "taking over from the holder of the lock");
+        tracing::warn!(object, holder = shown(holder), "taking over from the holder of the lock");
         store.blocklist(holder, BLOCKLISTED).await?;
     }
     if !holders.is_empty() {

@@ -213,3 +213,48 @@ fn metrics_of_an_attachment_that_somebody_else_serves() {
     assert_eq!(home.status()["attached"].as_array().unwrap().len(), 0);
     server.end();
 }
+
+/// A program with librados tries to connect; `ceph` has its tests.
+#[cfg(not(feature = "librados"))]
+#[test]
+fn an_image_without_librados() {
+    let home = Home::empty();
+    let image = "rados:pool/image";
+    let at = home.path("").display().to_string();
+    for command in [
+        &mut create(&home, "vol", &["--link", image, "--link", "rados:pool/other:100M"]),
+        &mut create(&home, "vol", &["--link", "a:100M", "--map", image]),
+        &mut thalweg(["mkfs", "--in-place", image, "--size", "64M"]),
+        &mut thalweg(["volume", "create-in-place", image]),
+        &mut thalweg(["volume", "status", image]),
+        &mut thalweg(["mount", image, &at]),
+        &mut thalweg(["serve", image]),
+        &mut thalweg(["dump", image]),
+        &mut thalweg(["image", "destroy", image, "--yes"]),
+    ] {
+        let said = bad(command, 1);
+        says(&said, &["rados:pool/image", "make build-ceph", "--features librados"]);
+    }
+    says(&bad(&mut thalweg(["fsck", image]), 8), &["make build-ceph"]);
+    // A volume with a missing kind of devices is not opened without them.
+    let home = Home::with_volume("64M", &["--link", "mirror:a:100M,b:100M"]);
+    let manifest = home.path("vol/volume.toml");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    let b = home.path("b").display().to_string();
+    std::fs::write(&manifest, text.replace(&b, image)).unwrap();
+    says(&bad(&mut home.on_volume(&["status"], &[]), 1), &[image, "make build-ceph"]);
+    std::fs::write(&manifest, text).unwrap();
+    assert_eq!(home.state("b"), "online");
+}
+
+#[test]
+fn an_image_without_a_name() {
+    let home = Home::empty();
+    for link in ["rados:1G", "rados:", "mirror:rados:p/i,rados"] {
+        let said = bad(&mut create(&home, "vol", &["--link", link]), 2);
+        says(&said, &["rados:POOL/IMAGE"]);
+    }
+    says(&bad(&mut thalweg(["image", "destroy", "/dev/null", "--yes"]), 1), &["no image"]);
+    let unsure = thalweg(["volume", "destroy", "rados:p/i", "--yes"]).output().unwrap();
+    assert_eq!(unsure.status.code(), Some(1));
+}

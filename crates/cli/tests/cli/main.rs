@@ -8,11 +8,16 @@ mod bench;
 mod block_device;
 #[path = "../../../fuse/tests/common/busy.rs"]
 mod busy;
+#[cfg(feature = "librados")]
+mod ceph;
 mod clients;
 mod cluster;
 mod files;
 mod in_place;
 mod kv;
+#[cfg(feature = "librados")]
+#[path = "../../../rados/tests/rados/mini_cluster.rs"]
+mod mini_cluster;
 mod mounts;
 mod network;
 mod output;

@@ -53,6 +53,27 @@ impl Pool {
         Ok(Pool { handle: Arc::new(handle), name })
     }
 
+    /// Writes `data` at `offset` of an object, without any guard: what librados does by itself.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::apply`].
+    pub async fn write_plainly(
+        &self,
+        object: &str,
+        offset: u64,
+        data: Bytes,
+    ) -> Result<(), ObjectError> {
+        let owned = (c_string(object, object)?, data);
+        let writing = request(&self.handle, owned, |ioctx, completion, (name, data)| {
+            let start = data.as_ptr().cast::<c_char>();
+            // SAFETY: name and buffer live until the completion has run.
+            unsafe {
+                sys::rados_aio_write(ioctx, name.as_ptr(), completion, start, data.len(), offset)
+            }
+        });
+        check(&self.path(object), writing.await?.0).map(drop)
+    }
+
     fn path(&self, object: &str) -> String {
         format!("{}/{object}", self.name)
     }

@@ -7,6 +7,7 @@ mod fence;
 mod files;
 #[cfg(feature = "librados")]
 mod frozen;
+mod kind;
 #[cfg(feature = "librados")]
 mod mini_cluster;
 #[cfg(feature = "librados")]

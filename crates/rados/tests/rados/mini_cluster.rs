@@ -48,11 +48,12 @@ impl MiniCluster {
         assert!(output.status.success(), "{verb}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Runs a command of Ceph.
-    pub(crate) fn ceph(&self, arguments: &[&str]) {
+    /// Runs a command of Ceph; its output.
+    pub(crate) fn ceph(&self, arguments: &[&str]) -> String {
         let output = Command::new("ceph").arg("-c").arg(self.conf()).args(arguments).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     fn data(&self) -> PathBuf {

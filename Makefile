@@ -4,11 +4,12 @@
 # make run-cluster  a tour: two clients of a shared filesystem, through a kill of its server
 # make test       everything that is tested by itself, in minutes; how long each part took
 # make test-long  the same and what takes long; campaigns of crashes are LONG (10) times as large, from fresh seeds
-# make test-ceph  devices and contents of files on a real Ceph cluster
+# make test-ceph  devices, contents of files and volumes on a real Ceph cluster
 # make check      formatting, lints, documentation, the rules of crates/tidy
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
 # make build      the program, and its benchmarks (thalweg bench), in target/release
+# make build-ceph  the same, with volumes on a Ceph cluster
 # make bench-rivals  the same; the benchmarks measure other engines too
 # make setup      what the others need from the system
 
@@ -20,7 +21,7 @@ ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
 test check: export CARGO_INCREMENTAL ?= 0
 endif
 
-.PHONY: test-ceph bench-rivals run run-block run-replica run-cluster soak test test-long check setup build python
+.PHONY: test-ceph bench-rivals build-ceph run run-block run-replica run-cluster soak test test-long check setup build python
 
 run: setup
 	$(CARGO) build --release -p thalweg
@@ -53,8 +54,9 @@ test-long: setup
 # On a real cluster. THALWEG_MINI_CLUSTER names the program that starts one.
 test-ceph:
 	@scripts/setup ceph
-	$(CARGO) clippy -p thalweg-rados --features librados --all-targets -- -D warnings
+	$(CARGO) clippy -p thalweg-rados -p thalweg -p thalweg-bench --features thalweg/librados,thalweg-bench/librados --all-targets -- -D warnings
 	$(CARGO) test -p thalweg-rados --features librados
+	$(CARGO) test -p thalweg --features librados --bins --test cli -- ceph devices
 
 check:
 	$(CARGO) fmt --all --check
@@ -70,6 +72,10 @@ python: setup
 
 build:
 	$(CARGO) build --release -p thalweg -p thalweg-bench
+
+build-ceph:
+	@scripts/setup ceph
+	$(CARGO) build --release -p thalweg -p thalweg-bench --features thalweg/librados,thalweg-bench/librados
 
 setup:
 	@scripts/setup

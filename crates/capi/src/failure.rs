@@ -81,6 +81,7 @@ fn of_device(error: &DeviceError) -> c_int {
         DeviceError::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         DeviceError::Closed { .. } => libc::EIO,
         DeviceError::Fenced { .. } => libc::EROFS,
+        DeviceError::UnknownKind { .. } => libc::ENOTSUP,
     }
 }
 

@@ -74,8 +74,9 @@ pub(super) fn run(scale: f64, report: &mut Report) -> Result<(), BenchError> {
         let env = Env::real();
         let size = OBJECTS * OBJECT;
         let store = Arc::new(pool(&cluster.conf()).await?);
-        let device = RadosDevice::create(&env, store, "device", size, &RadosOptions::default());
-        let device = Arc::new(device.await.map_err(failed)?);
+        let layout = RadosOptions::default();
+        let device = RadosDevice::create(&env, store, "device", size, &layout).await;
+        let device = Arc::new(device.map_err(failed)?);
         let plain = pool(&cluster.conf()).await?;
         let subjects = [Subject::Device(device.clone()), Subject::Librados(plain)];
         for load in LOADS {

@@ -29,7 +29,8 @@ use crate::volume::opened::Opened;
 /// Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
-    /// The volume's folder, FOLDER@SNAPSHOT, or the device of a volume that is updated in place
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device or image of a volume that is updated in
+    /// place
     volume: String,
     #[command(flatten)]
     journal: JournalDev,

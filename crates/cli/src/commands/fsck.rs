@@ -35,7 +35,7 @@ const LEFT: u8 = 4;
 /// knows the type thalweg.
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
-    /// The volume's folder, FOLDER@SNAPSHOT, or the device of one that is updated in place
+    /// The volume's folder, FOLDER@SNAPSHOT, or the device or image of one that is updated in place
     volume: String,
     /// Change nothing
     #[arg(short = 'n', long, conflicts_with_all = ["repair", "automatic"])]

@@ -17,8 +17,8 @@ use crate::target::Target;
 
 /// Make a filesystem on a volume
 ///
-/// On a device or in a file, this makes an in-place volume with a journal, and the filesystem on it. A new
-/// file is made with --in-place and a size. With a link mkfs.thalweg to this program in /sbin, mkfs(8) knows
+/// On a device, in a file or on an image in a pool of a Ceph cluster, this makes an in-place volume with a
+/// journal, and the filesystem on it. A new file or image is made with --in-place and a size. With a link mkfs.thalweg to this program in /sbin, mkfs(8) knows
 /// the type thalweg.
 ///
 /// On a chained volume, which is a folder, the filesystem takes the largest free range of the volume;
@@ -26,9 +26,9 @@ use crate::target::Target;
 /// `thalweg volume create`.
 #[derive(Debug, Args)]
 pub(crate) struct Mkfs {
-    /// The volume's folder, or a device or file
+    /// The volume's folder, or a device, a file or an image rados:POOL/IMAGE
     volume: String,
-    /// Make a file with an in-place volume
+    /// Make a file or an image with an in-place volume
     #[arg(long, requires = "sizes")]
     in_place: bool,
     #[command(flatten)]

@@ -42,7 +42,8 @@ const ENDING_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[command(after_long_help = OPTIONS)]
 pub(crate) struct Mount {
-    /// The volume's folder, FOLDER@SNAPSHOT, the device or file of one that is updated in place, or SERVER:/PATH
+    /// The volume's folder, FOLDER@SNAPSHOT, the device, file or image (rados:POOL/IMAGE) of one that is updated in
+    /// place, or SERVER:/PATH
     volume: Option<String>,
     /// The directory to mount on
     directory: Option<PathBuf>,

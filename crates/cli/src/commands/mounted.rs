@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use thalweg_fuse::mounts::{self, Mount as Mounted};
 use thalweg_fuse::state;
+use thalweg_store::device::kinds::kind_of;
 
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
@@ -61,8 +62,11 @@ pub(crate) async fn server_folder(found: &Mounted) -> Outcome<Option<PathBuf>> {
     failure.map_or(Ok(None), Err)
 }
 
-/// The canonical path of a directory, even if its server has died.
+/// The canonical path of a directory, even if its server has died, or the name of an image.
 pub(crate) fn canonical(path: &Path) -> Outcome<PathBuf> {
+    if kind_of(path).is_some() {
+        return Ok(path.to_owned());
+    }
     match path.canonicalize() {
         // A dead mount, or a mounted volume that was moved.
         Err(error) if is_lost(&error) || is_mounted(path) => Ok(std::path::absolute(path)?),

@@ -27,7 +27,7 @@ use crate::target::{JournalDev, Target};
 /// partition.
 #[derive(Debug, Args)]
 pub(crate) struct Resize {
-    /// The volume's folder, the device or file of an in-place volume, or the filesystem's mountpoint
+    /// The volume's folder, the device, file or image of an in-place volume, or the filesystem's mountpoint
     #[arg(value_name = "VOLUME|DIRECTORY")]
     what: String,
     /// The new size, in mkfs's units

@@ -61,7 +61,7 @@ fn rate(text: &str) -> Result<NonZeroU64, String> {
 /// What is served, and where.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Folders of volumes, FOLDER@SNAPSHOT, or devices of in-place volumes
+    /// Folders of volumes, FOLDER@SNAPSHOT, or devices or images of in-place volumes
     #[arg(required = true, value_name = "VOLUME")]
     volumes: Vec<String>,
     #[command(flatten)]

@@ -24,7 +24,7 @@ use crate::target::{JournalDev, Target};
 /// Show a volume's status
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The volume's folder, or the device of an in-place volume
+    /// The volume's folder, or the device or image of an in-place volume
     volume: String,
     #[command(flatten)]
     journal: JournalDev,

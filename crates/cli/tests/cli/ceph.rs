@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use crate::files::{can_mount, wait_until};
@@ -124,7 +124,7 @@ fn killed_mounts_lose_nothing(rig: &Rig<'_>) {
         wait_until(|| fs::read_dir(rig.root()).is_err());
     }
     let mut served = rig.mount();
-    umount(rig.thalweg(&["umount"]), &rig.root());
+    umount(rig.thalweg(&["umount"]), Path::new(&rig.volume));
     assert!(served.0.wait().unwrap().success());
     drop(killed);
     good(&mut rig.thalweg(&["fsck", "--data", &rig.volume]));

@@ -24,7 +24,7 @@ use crate::target::Target;
 pub(crate) struct Extend {
     /// The volume's folder
     volume: String,
-    /// The new link: PATH, PATH:SIZE, mirror:A,B, or stripe:A,B
+    /// The new link: PATH, PATH:SIZE, mirror:A,B, or stripe:A,B; a path may be rados:POOL/IMAGE
     #[arg(long)]
     link: Option<LinkArg>,
     /// The volume's new size

@@ -25,7 +25,7 @@ use crate::target::Target;
 /// Without --link it has two links: files in its folder that are together a quarter larger than the volume. A
 /// missing file is made; without :SIZE it is as large as needed.
 ///
-/// A device may be an image in a pool of a Ceph cluster, rados:POOL/IMAGE, which is made like a file.
+/// A device may be an image in a pool of a Ceph cluster, rados:POOL/IMAGE, which is made like a file; see `thalweg image`.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     /// The folder; its name is the volume's
@@ -43,8 +43,8 @@ pub(crate) struct Create {
 /// The devices of a new volume, and how it uses them.
 #[derive(Debug, Args)]
 pub(crate) struct Layout {
-    /// A link: PATH or PATH:SIZE of a device or file, mirror:A,B, or stripe:A,B; given once
-    /// for each link, in the order of the chain
+    /// A link: PATH or PATH:SIZE of a device or file, rados:POOL/IMAGE or rados:POOL/IMAGE:SIZE, mirror:A,B, or
+    /// stripe:A,B; given once for each link, in the order of the chain
     #[arg(long = "link", value_name = "LINK")]
     links: Vec<LinkArg>,
     /// PATH or PATH:SIZE of a device or file for the map, or mirror:A,B; preferably SSDs [default: a part of

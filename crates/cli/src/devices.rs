@@ -8,8 +8,8 @@ use thalweg_store::device::kinds::kind_of;
 
 use crate::failure::{Failure, Outcome};
 
-/// The kinds that this program was built with. Nothing is connected before a device is opened. Whoever opens devices calls
-/// [`DeviceKinds::close`] at the end, so that their locks are released before the process ends.
+/// The kinds that this program was built with. Nothing is connected before a device is opened. A command that
+/// opens devices calls [`close`] at its end, so that their locks are released before the process ends.
 pub(crate) fn known(env: &Env) -> DeviceKinds {
     #[cfg(feature = "librados")]
     let kinds = {
@@ -25,10 +25,6 @@ pub(crate) fn known(env: &Env) -> DeviceKinds {
     };
     kinds
 }
-
-/// What to do about a kind of devices that the program was not built with.
-pub(crate) const HOW_TO_BUILD: &str = "images in a pool of a Ceph cluster need a program with librados: make build-ceph, \
-     or cargo build --release -p thalweg --features librados";
 
 /// Releases the devices of `kinds`, whatever the outcome of the work on them. Its failure goes first.
 pub(crate) async fn close<T>(kinds: &DeviceKinds, outcome: Outcome<T>) -> Outcome<T> {

@@ -43,7 +43,6 @@ pub use create::create_on;
 pub use destroy::destroy_on;
 pub use error::PoolError;
 use manifest::{Manifest, Settings, Stage};
-use media::ReadOnlyMedia;
 pub use media::{FileMedia, Found, Media, NamedMedia, Opened};
 pub use prepare::Progress;
 pub use settings::OpenOptions;
@@ -143,10 +142,7 @@ impl Pool {
             Stage::Ready => Ok(()),
             Stage::Unfinished => Err(PoolError::Unfinished { folder: folder.to_owned() }),
         };
-        let media: Arc<dyn Media> = match options.read_only {
-            true => Arc::new(ReadOnlyMedia(media)),
-            false => media,
-        };
+        let media = media::for_access(media, options.read_only);
         // Before the check of its devices, which may be gone.
         is_ready(&Manifest::read(&*media, folder).await?)?;
         let (manifest, seats) = take_all(env, &*media, folder).await?;
@@ -210,10 +206,7 @@ impl Pool {
         how: Rebuild,
         progress: Progress<'_>,
     ) -> Result<RebuildReport, PoolError> {
-        let media: Arc<dyn Media> = match how.dry_run {
-            true => Arc::new(ReadOnlyMedia(media)),
-            false => media,
-        };
+        let media = media::for_access(media, how.dry_run);
         let (manifest, seats) = take_all(env, &*media, folder).await?;
         if manifest.stage != Stage::Ready {
             return Err(PoolError::Unfinished { folder: folder.to_owned() });

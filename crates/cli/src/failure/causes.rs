@@ -21,8 +21,11 @@ use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
 use super::Failure;
-use crate::devices::HOW_TO_BUILD;
 use crate::holder;
+
+/// What to do about a kind of devices that the program was not built with.
+const HOW_TO_BUILD: &str = "images in a pool of a Ceph cluster need a program with librados: make build-ceph, \
+     or cargo build --release -p thalweg --features librados";
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {

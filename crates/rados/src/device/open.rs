@@ -171,7 +171,7 @@ fn ended(opener: Option<&Opener>, holder: &LockHolder) -> bool {
     opener.zip(other).is_some_and(|(opener, other)| opener.knows_ended(&other))
 }
 
-/// The device's error for an image that could not be locked; it names who has the lock.
+/// The device's error for an image that could not be locked; it names the holders of the lock.
 async fn refused(
     store: &dyn ObjectStore,
     image: &str,

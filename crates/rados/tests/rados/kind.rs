@@ -106,7 +106,7 @@ async fn lives(env: &Env, cluster: &SimRados, place: VolumePath) {
     first.close().await.unwrap();
     drop(volume);
 
-    // This process ends without closing anything, and its requests may still be on their way.
+    // This process ends without closing anything, and its requests may still be in flight.
     let ended = kinds(env, cluster, opener(false));
     let volume = open(env, &ended, &place).await;
     assert_eq!(byte(&volume).await, 1);

@@ -87,10 +87,18 @@ pub trait Media: Send + Sync + fmt::Debug {
     async fn sync_folder(&self, folder: &Path) -> io::Result<()>;
 }
 
+/// The same `Media`; with `read_only`, without changes of its devices and files.
+pub(super) fn for_access(media: Arc<dyn Media>, read_only: bool) -> Arc<dyn Media> {
+    match read_only {
+        true => Arc::new(ReadOnlyMedia(media)),
+        false => media,
+    }
+}
+
 /// Another `Media`, read-only: devices are opened read-only and writes to them stay in memory; files and
 /// folders cannot be changed.
 #[derive(Debug)]
-pub(super) struct ReadOnlyMedia(pub(super) Arc<dyn Media>);
+struct ReadOnlyMedia(Arc<dyn Media>);
 
 impl ReadOnlyMedia {
     fn refused<T>() -> io::Result<T> {

@@ -1,10 +1,10 @@
 //! How devices are named on the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use thalweg_store::device::kinds::{KINDS, absolute};
+use thalweg_store::device::kinds::{absolute, kind_of};
 use thalweg_store::pool::{CacheSpec, DeviceSpec, LinkSpec};
 
 use crate::size::Size;
@@ -34,8 +34,7 @@ impl FromStr for DeviceArg {
             _ => (text, None),
         };
         match path.is_empty() {
-            // Its size was taken for the name.
-            _ if KINDS.contains(&path) => Err(format!(
+            _ if kind_of(Path::new(text)).is_some() && !has_parts(path) => Err(format!(
                 "{text:?} names no image; write rados:POOL/IMAGE, or rados:POOL/IMAGE:SIZE"
             )),
             true => {
@@ -44,6 +43,11 @@ impl FromStr for DeviceArg {
             false => Ok(DeviceArg { path: PathBuf::from(path), size }),
         }
     }
+}
+
+/// Whether the name of an image has a pool and an image.
+fn has_parts(name: &str) -> bool {
+    kind_of(Path::new(name)).is_some_and(|(_, name)| name.contains('/'))
 }
 
 impl FromStr for LinkArg {
@@ -138,9 +142,17 @@ mod tests {
 
     #[test]
     fn half_a_link_is_refused() {
-        for text in
-            ["rados:1G", "rados", "", ":1G", "mirror:a", "mirror:", "stripe:a,", "mirror:a,,b"]
-        {
+        for text in [
+            "rados:1G",
+            "rados:",
+            "rados:p",
+            "",
+            ":1G",
+            "mirror:a",
+            "mirror:",
+            "stripe:a,",
+            "mirror:a,,b",
+        ] {
             assert!(text.parse::<LinkArg>().is_err(), "{text}");
         }
     }

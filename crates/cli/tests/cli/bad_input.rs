@@ -250,7 +250,7 @@ fn an_image_without_librados() {
 #[test]
 fn an_image_without_a_name() {
     let home = Home::empty();
-    for link in ["rados:1G", "rados:", "mirror:rados:p/i,rados"] {
+    for link in ["rados:1G", "rados:", "mirror:rados:p/i,rados:j"] {
         let said = bad(&mut create(&home, "vol", &["--link", link]), 2);
         says(&said, &["rados:POOL/IMAGE"]);
     }

@@ -238,7 +238,12 @@ fn a_device_that_was_dropped_is_opened_again_by_its_program() {
         let kind = kind(&env, &cluster, opener(true));
         kind.create("p/i", MIB, None).await.unwrap();
         for access in [Access::Exclusive, Access::Shared, Access::ReadOnly, Access::Exclusive] {
-            drop(kind.open("p/i", access, None).await.unwrap());
+            let device = kind.open("p/i", access, None).await.unwrap();
+            // A write in flight delays the release.
+            let mut write = device.write(0, vec![vec![1; MIB as usize].into()], Purpose::UserData);
+            let _ = futures::poll!(&mut write);
+            drop(write);
+            drop(device);
         }
         let shared = kind.open("p/i", Access::Shared, None).await.unwrap();
         kind.open("p/i", Access::Shared, None).await.unwrap();

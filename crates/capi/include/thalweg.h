@@ -1,5 +1,5 @@
 /*
- * Thalweg: volumes with transactions (Isotope's calls).
+ * Thalweg: volumes with transactions (Isotope's calls), and filesystems.
  *
  * A transaction belongs to the thread that began it, and to one volume. Reads and writes of a thread
  * without a transaction are transactions of their own: a read sees the last commit, a write always
@@ -48,7 +48,17 @@
  *   -EFBIG         the value is too long
  *   -ERANGE        the value is longer than the buffer
  *
- * A volume may be used by all threads at once. A child of fork() must not use its parent's volumes.
+ * Calls on files (tw_fs_*, tw_file_*, tw_dir_*) do what the call of the system does that they name, on a filesystem
+ * that need not be mounted, and fail with its errno; -ESHUTDOWN when the filesystem was closed. Paths begin at the
+ * filesystem's root, with or without a slash, as do the targets of absolute symbolic links. A result that is a size or an
+ * offset is an int64_t, negative for an error. After a null pointer tw_errno() has the errno.
+ *
+ * Calls on a path act for a user, and are checked as on a mount: modes, access control lists, the sticky bit. Changes are
+ * visible to all users of the filesystem when a call returns, and survive a crash after tw_file_fsync(), of the directory
+ * too, or tw_fs_sync().
+ *
+ * A volume, a filesystem and a file may be used by all threads at once. A child of fork() must not use those of its
+ * parent.
  */
 
 #ifndef THALWEG_H
@@ -81,6 +91,46 @@
 #define TW_READ_ONLY 2
 
 /*
+ A symbolic link at the end of the path is not followed.
+ */
+#define TW_NOFOLLOW 256
+
+/*
+ Of tw_fs_link(): a symbolic link at the end of the old path is followed.
+ */
+#define TW_FOLLOW 1024
+
+/*
+ Of tw_fs_rename2(): the new name must not exist.
+ */
+#define TW_RENAME_NOREPLACE 1
+
+/*
+ Of tw_fs_rename2(): the two names are exchanged.
+ */
+#define TW_RENAME_EXCHANGE 2
+
+/*
+ In `nanos` of tw_fs_utimens(): the time of the call. The number of UTIME_NOW.
+ */
+#define TW_NOW ((1 << 30) - 1)
+
+/*
+ In `nanos` of tw_fs_utimens(): the time stays. The number of UTIME_OMIT.
+ */
+#define TW_OMIT ((1 << 30) - 2)
+
+/*
+ Of tw_fs_setxattr(): the attribute must not exist.
+ */
+#define TW_XATTR_CREATE 1
+
+/*
+ Of tw_fs_setxattr(): the attribute must exist.
+ */
+#define TW_XATTR_REPLACE 2
+
+/*
  Bytes that the text of any position takes, with the zero at its end.
  */
 #define TW_POSITION_TEXT 95
@@ -109,6 +159,21 @@
  Bytes that the text of any version takes, with the zero at its end.
  */
 #define TW_VERSION_TEXT 42
+
+/*
+ An open directory. It must be closed before its filesystem is, and is for one thread at a time.
+ */
+typedef struct tw_dir tw_dir;
+
+/*
+ An open file or directory. It must be closed before its filesystem is.
+ */
+typedef struct tw_file tw_file;
+
+/*
+ An open filesystem, as one user sees it.
+ */
+typedef struct tw_fs tw_fs;
 
 /*
  A key-value store in a partition of a volume. It must be closed before the volume is.
@@ -146,6 +211,182 @@ typedef struct tw_handle {
    */
   uint8_t bytes[16];
 } tw_handle;
+
+/*
+ How a filesystem is opened. All zeros are the defaults.
+ */
+typedef struct tw_fs_options {
+  /*
+   The name of the filesystem on its volume; null for the one that `thalweg mkfs` makes.
+   */
+  const char *name;
+  /*
+   The journal's device, if the journal is outside of a volume that is updated in place; or null.
+   */
+  const char *journal;
+  /*
+   For SERVER:/PATH, the first time: the token that `thalweg cluster client add` printed; or null.
+   */
+  const char *token;
+  /*
+   For SERVER:/PATH: the folder with the keys; null for this user's.
+   */
+  const char *keys;
+  /*
+   Not 0: changes are refused, and no byte of the volume changes.
+   */
+  int read_only;
+} tw_fs_options;
+
+/*
+ A point in time.
+ */
+typedef struct tw_time {
+  /*
+   Seconds since 1970, negative before.
+   */
+  int64_t seconds;
+  /*
+   Nanoseconds after them.
+   */
+  uint32_t nanos;
+} tw_time;
+
+/*
+ The attributes of an inode, as stat(2) shows them.
+ */
+typedef struct tw_stat {
+  /*
+   The number of the inode: never given to another one.
+   */
+  uint64_t ino;
+  /*
+   Type (S_IFMT) and permission bits.
+   */
+  uint32_t mode;
+  /*
+   Names that it has.
+   */
+  uint32_t links;
+  /*
+   The owner.
+   */
+  uint32_t uid;
+  /*
+   The group.
+   */
+  uint32_t gid;
+  /*
+   Of a device: its number.
+   */
+  uint32_t rdev;
+  /*
+   The best size of reads and writes, in bytes.
+   */
+  uint32_t block_size;
+  /*
+   Bytes.
+   */
+  uint64_t size;
+  /*
+   Storage in units of 512 bytes.
+   */
+  uint64_t blocks;
+  /*
+   The last read, as far as that is noted.
+   */
+  struct tw_time accessed;
+  /*
+   The last change of the content.
+   */
+  struct tw_time modified;
+  /*
+   The last change of content or attributes.
+   */
+  struct tw_time changed;
+  /*
+   When it was made.
+   */
+  struct tw_time created;
+} tw_stat;
+
+/*
+ How full a filesystem is, as statvfs(3) shows it.
+ */
+typedef struct tw_statfs {
+  /*
+   Bytes in a block.
+   */
+  uint32_t block_size;
+  /*
+   Longest name in bytes.
+   */
+  uint32_t name_max;
+  /*
+   Blocks for files and metadata.
+   */
+  uint64_t blocks;
+  /*
+   Free blocks of these.
+   */
+  uint64_t blocks_free;
+  /*
+   The maximum of inodes.
+   */
+  uint64_t files;
+  /*
+   Inodes that can still be made.
+   */
+  uint64_t files_free;
+  /*
+   Not 0: changes are refused.
+   */
+  int read_only;
+} tw_statfs;
+
+/*
+ A name in a directory.
+ */
+typedef struct tw_entry {
+  /*
+   The inode.
+   */
+  uint64_t ino;
+  /*
+   Its type: bits of S_IFMT.
+   */
+  uint32_t kind;
+  /*
+   The bytes of the name.
+   */
+  uint32_t name_len;
+  /*
+   The name; it is valid until the next call on the directory.
+   */
+  const char *name;
+} tw_entry;
+
+/*
+ A lock of a range of bytes.
+ */
+typedef struct tw_lock {
+  /*
+   F_RDLCK, F_WRLCK or F_UNLCK.
+   */
+  int kind;
+  /*
+   The process that has it, as far as that is known.
+   */
+  uint32_t pid;
+  /*
+   The first byte.
+   */
+  int64_t start;
+  /*
+   How many bytes; 0 for all up to the end, wherever that is.
+   */
+  int64_t len;
+} tw_lock;
 
 /*
  The name of a state of a volume. Each opening of the volume for writing begins an epoch, in which versions are
@@ -345,6 +586,315 @@ const char *tw_error(void);
  The last error as a (positive) errno; 0 when no call has failed.
  */
 int tw_errno(void);
+
+/*
+ Opens a filesystem. `place` is a volume as for tw_open(), which no other process may have open, and which this process
+ opens; or SERVER:/PATH or SERVER:PORT:/PATH, a directory of a filesystem that a server shares, as for `thalweg
+ mount`. `options` may be null. Calls act for the user, the groups and the umask that the calling thread has now; see
+ tw_fs_as_user(). Null when that fails; tw_errno() and tw_error() say why: EBUSY when another process mounts or
+ serves the volume, EACCES when keys are missing or refused, ENOTCONN when the server cannot be reached.
+ */
+struct tw_fs *tw_fs_open(const char *place,
+                         const struct tw_fs_options *options);
+
+/*
+ The same filesystem for another user, with `count` further groups at `groups`, and a umask: for servers that act for
+ several users. The program itself may open the whole filesystem, so these checks bind no one but the program.
+ Close it before the filesystem that it came from. Null when that fails.
+ */
+struct tw_fs *tw_fs_as_user(const struct tw_fs *fs,
+                            uint32_t uid,
+                            uint32_t gid,
+                            const uint32_t *groups,
+                            size_t count,
+                            uint32_t umask);
+
+/*
+ Makes everything durable, and closes a filesystem. Files, directories and other users of it must be closed before, and
+ no thread may be in a call on it. It is closed whatever this returns. One that came from tw_fs_as_user() is released,
+ and the filesystem stays open.
+ */
+int tw_fs_close(struct tw_fs *fs);
+
+/*
+ Makes a directory: mkdir(2).
+ */
+int tw_fs_mkdir(const struct tw_fs *fs, const char *path, uint32_t mode);
+
+/*
+ Makes a named pipe, the name of a socket, a device or an empty file: mknod(2). Only their names are of use here: they
+ cannot be opened.
+ */
+int tw_fs_mknod(const struct tw_fs *fs,
+                const char *path,
+                uint32_t mode,
+                uint32_t device);
+
+/*
+ Removes an empty directory: rmdir(2).
+ */
+int tw_fs_rmdir(const struct tw_fs *fs, const char *path);
+
+/*
+ Removes a name: unlink(2).
+ */
+int tw_fs_unlink(const struct tw_fs *fs, const char *path);
+
+/*
+ Renames atomically: rename(2).
+ */
+int tw_fs_rename(const struct tw_fs *fs, const char *from, const char *to);
+
+/*
+ As tw_fs_rename(), with one of the flags TW_RENAME_NOREPLACE and TW_RENAME_EXCHANGE, or 0: renameat2(2).
+ */
+int tw_fs_rename2(const struct tw_fs *fs,
+                  const char *from,
+                  const char *to,
+                  int flags);
+
+/*
+ Gives an inode another name: linkat(2), with TW_FOLLOW or 0.
+ */
+int tw_fs_link(const struct tw_fs *fs, const char *from, const char *to, int flags);
+
+/*
+ Makes a symbolic link to `target`: symlink(2). An absolute target begins at the filesystem's root.
+ */
+int tw_fs_symlink(const struct tw_fs *fs, const char *target, const char *path);
+
+/*
+ Copies the target of a symbolic link to `buffer`, at most `size` bytes of it, without a zero at the end. Returns the
+ length of the whole target.
+ */
+int64_t tw_fs_readlink(const struct tw_fs *fs,
+                       const char *path,
+                       char *buffer,
+                       size_t size);
+
+/*
+ Returns when everything survives a crash.
+ */
+int tw_fs_sync(const struct tw_fs *fs);
+
+/*
+ The attributes of what a path leads to: stat(2).
+ */
+int tw_fs_stat(const struct tw_fs *fs, const char *path, struct tw_stat *stat);
+
+/*
+ As tw_fs_stat(), but a symbolic link at the end of the path is not followed: lstat(2).
+ */
+int tw_fs_lstat(const struct tw_fs *fs, const char *path, struct tw_stat *stat);
+
+/*
+ Sets the permission bits: chmod(2).
+ */
+int tw_fs_chmod(const struct tw_fs *fs, const char *path, uint32_t mode);
+
+/*
+ Sets owner and group, each unless it is (uint32_t)-1; with TW_NOFOLLOW or 0: fchownat(2).
+ */
+int tw_fs_chown(const struct tw_fs *fs, const char *path, uint32_t uid, uint32_t gid, int flags);
+
+/*
+ Sets the times of the last read, times[0], and of the last change, times[1]; null for now. `nanos` may be TW_NOW or
+ TW_OMIT. With TW_NOFOLLOW or 0: utimensat(2).
+ */
+int tw_fs_utimens(const struct tw_fs *fs,
+                  const char *path,
+                  const struct tw_time *times,
+                  int flags);
+
+/*
+ Sets the size of a file: truncate(2).
+ */
+int tw_fs_truncate(const struct tw_fs *fs, const char *path, int64_t size);
+
+/*
+ How full the filesystem is: statvfs(3).
+ */
+int tw_fs_statfs(const struct tw_fs *fs, struct tw_statfs *statfs);
+
+/*
+ Opens a directory to list it: opendir(3). Null when that fails.
+ */
+struct tw_dir *tw_fs_opendir(const struct tw_fs *fs, const char *path);
+
+/*
+ The next entry: 1, or 0 at the end. `.` and `..` are not among them.
+ */
+int tw_dir_read(struct tw_dir *dir, struct tw_entry *entry);
+
+/*
+ Begins at the first entry again: rewinddir(3).
+ */
+int tw_dir_rewind(struct tw_dir *dir);
+
+/*
+ Closes a directory. Null is ignored.
+ */
+void tw_dir_close(struct tw_dir *dir);
+
+/*
+ Takes or releases a lock of the whole file: flock(2), with LOCK_SH, LOCK_EX or LOCK_UN, and LOCK_NB. The open file owns
+ it. On a shared filesystem it is a lock of all bytes, and excludes those of tw_file_lock(), as on a mount.
+ */
+int tw_file_flock(const struct tw_file *file,
+                  int operation);
+
+/*
+ Takes or releases a lock of a range of bytes, and waits for it if `wait` is not 0: fcntl(2) with F_OFD_SETLK or
+ F_OFD_SETLKW. The open file owns it, not the process; it excludes locks of other open files, of other programs and on
+ mounts. Fails with -EAGAIN when another owner has it.
+ */
+int tw_file_lock(const struct tw_file *file,
+                 const struct tw_lock *lock,
+                 int wait);
+
+/*
+ Whether a lock could be taken: `lock` becomes one of another owner that excludes it, or its type F_UNLCK: fcntl(2) with
+ F_OFD_GETLK.
+ */
+int tw_file_test_lock(const struct tw_file *file,
+                      struct tw_lock *lock);
+
+/*
+ Opens a file or a directory: open(2), with its flags. A new file gets `mode`, without the bits of the umask. O_CLOEXEC,
+ O_DIRECT, O_NOATIME and O_NONBLOCK have no effect; O_PATH and O_TMPFILE are refused. Null when that fails.
+ */
+struct tw_file *tw_file_open(const struct tw_fs *fs,
+                             const char *path,
+                             int flags,
+                             uint32_t mode);
+
+/*
+ Closes a file, which ends its locks. No thread may be in a call on it. It is closed whatever this returns.
+ */
+int tw_file_close(struct tw_file *file);
+
+/*
+ Reads at most `len` bytes from `offset` on: how many, less than `len` only at the end, or at 2 GiB: pread(2).
+ */
+int64_t tw_file_pread(const struct tw_file *file,
+                      void *buffer,
+                      size_t len,
+                      int64_t offset);
+
+/*
+ Writes `len` bytes from `offset` on; to the end if the file was opened with O_APPEND. How many: all of them below 2 GiB:
+ pwrite(2).
+ */
+int64_t tw_file_pwrite(const struct tw_file *file,
+                       const void *buffer,
+                       size_t len,
+                       int64_t offset);
+
+/*
+ As tw_file_pread(), at the file's position, which moves: read(2).
+ */
+int64_t tw_file_read(const struct tw_file *file, void *buffer, size_t len);
+
+/*
+ As tw_file_pwrite(), at the file's position, which moves: write(2).
+ */
+int64_t tw_file_write(const struct tw_file *file, const void *buffer, size_t len);
+
+/*
+ Writes all `len` bytes, below 2 GiB, to the end of the file, wherever that is when the write takes effect. Returns the
+ offset of the first one. The position does not move.
+ */
+int64_t tw_file_append(const struct tw_file *file,
+                       const void *buffer,
+                       size_t len);
+
+/*
+ Moves the position, from SEEK_SET, SEEK_CUR, SEEK_END, SEEK_DATA or SEEK_HOLE, and returns it: lseek(2).
+ */
+int64_t tw_file_lseek(const struct tw_file *file,
+                      int64_t offset,
+                      int whence);
+
+/*
+ The attributes of an open file: fstat(2).
+ */
+int tw_file_stat(const struct tw_file *file, struct tw_stat *stat);
+
+/*
+ Sets the permission bits of an open file: fchmod(2).
+ */
+int tw_file_chmod(const struct tw_file *file, uint32_t mode);
+
+/*
+ Sets owner and group of an open file, each unless it is (uint32_t)-1: fchown(2).
+ */
+int tw_file_chown(const struct tw_file *file, uint32_t uid, uint32_t gid);
+
+/*
+ Sets the times of an open file, as tw_fs_utimens(): futimens(2).
+ */
+int tw_file_utimens(const struct tw_file *file, const struct tw_time *times);
+
+/*
+ Sets the size of a file that is open to be written: ftruncate(2).
+ */
+int tw_file_truncate(const struct tw_file *file, int64_t size);
+
+/*
+ Returns when all changes of a file survive a crash, or those of the names in a directory: fsync(2).
+ */
+int tw_file_fsync(const struct tw_file *file);
+
+/*
+ As tw_file_fsync(), of the content and the attributes that are needed to read it: fdatasync(2).
+ */
+int tw_file_fdatasync(const struct tw_file *file);
+
+/*
+ Reserves storage, or with FALLOC_FL_PUNCH_HOLE or FALLOC_FL_ZERO_RANGE frees or zeroes it; with FALLOC_FL_KEEP_SIZE
+ the file does not grow: fallocate(2).
+ */
+int tw_file_fallocate(const struct tw_file *file,
+                      int mode,
+                      int64_t offset,
+                      int64_t len);
+
+/*
+ Copies the value of an extended attribute to `value`, which has `size` bytes, and returns its length; with a size of 0,
+ only its length. Fails with -ERANGE if it does not fit, with -ENODATA if there is none. With TW_NOFOLLOW or 0:
+ getxattr(2).
+ */
+int64_t tw_fs_getxattr(const struct tw_fs *fs,
+                       const char *path,
+                       const char *name,
+                       void *value,
+                       size_t size,
+                       int flags);
+
+/*
+ Sets an extended attribute; with TW_XATTR_CREATE, TW_XATTR_REPLACE or neither, and TW_NOFOLLOW: setxattr(2).
+ */
+int tw_fs_setxattr(const struct tw_fs *fs,
+                   const char *path,
+                   const char *name,
+                   const void *value,
+                   size_t size,
+                   int flags);
+
+/*
+ Removes an extended attribute; with TW_NOFOLLOW or 0: removexattr(2).
+ */
+int tw_fs_removexattr(const struct tw_fs *fs, const char *path, const char *name, int flags);
+
+/*
+ Copies the names of the extended attributes, each with a zero behind it, to `list`, which has `size` bytes, and returns
+ how many bytes these are; with a size of 0, only how many. With TW_NOFOLLOW or 0: listxattr(2).
+ */
+int64_t tw_fs_listxattr(const struct tw_fs *fs,
+                        const char *path,
+                        char *list,
+                        size_t size,
+                        int flags);
 
 /*
  Writes the position of a volume, VOLUME:TIMELINE:VERSION, into `text`, which has TW_POSITION_TEXT bytes: it names the

@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use thalweg_client::OpenError;
+use thalweg_client::{AttachError, FileError, OpenError};
+use thalweg_fs::{FsError, errno};
 use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::chain::ChainError;
@@ -170,11 +171,28 @@ impl From<OpenError> for Failure {
                 Failure { number, text: error.to_string() }
             }
             OpenError::Volume(error) => error.into(),
+            OpenError::Served { .. } => Failure { number: libc::EBUSY, text: error.to_string() },
+            OpenError::Filesystem(FsError::NoFilesystem(_)) => {
+                Failure { number: libc::ENOENT, text: error.to_string() }
+            }
+            OpenError::Filesystem(error) | OpenError::Attach(AttachError::Refused(error)) => {
+                Failure { number: errno::of(&error), text: error.to_string() }
+            }
+            OpenError::Attach(AttachError::Lost(_)) => {
+                Failure { number: libc::ENOTCONN, text: error.to_string() }
+            }
+            OpenError::Invalid(text) => Failure::invalid(text),
             OpenError::Threads(error) => Failure {
                 number: error.raw_os_error().unwrap_or(libc::EAGAIN),
                 text: error.to_string(),
             },
         }
+    }
+}
+
+impl From<FileError> for Failure {
+    fn from(error: FileError) -> Failure {
+        Failure { number: error.errno(), text: error.to_string() }
     }
 }
 
@@ -199,13 +217,13 @@ pub(crate) fn number() -> c_int {
 }
 
 /// Runs a call; returns its result or a negative errno. A panic must not unwind into C.
-pub(crate) fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+pub(crate) fn call<T: From<c_int>>(body: impl FnOnce() -> Result<T, Failure>) -> T {
     let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         let text = "a bug in the library; its state is unknown".to_owned();
         Err(Failure { number: libc::ENOTRECOVERABLE, text })
     });
     result.unwrap_or_else(|failure| {
         remember(&failure);
-        -failure.number
+        T::from(-failure.number)
     })
 }

@@ -1,4 +1,5 @@
-//! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_client::Volume`].
+//! Thalweg for C: `thalweg.h`. Each function is one call of [`thalweg_client::Volume`] or of
+//! [`thalweg_client::Filesystem`].
 //!
 //! C callers must pass valid pointers, and each `unsafe` block relies on that: a volume is null or came from
 //! [`tw_open`] and was not closed; a buffer is null or has as many bytes as the call says; a string is null
@@ -8,6 +9,7 @@
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod failure;
+pub mod files;
 pub mod positions;
 pub mod raw;
 pub mod sessions;

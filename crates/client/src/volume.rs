@@ -9,13 +9,15 @@ mod stores;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use thalweg_cluster::client::AttachError;
 use thalweg_cluster::replica::nodes::{self, Nodes, NodesOptions};
 use thalweg_env::{Env, HashMap, server_threads};
+use thalweg_fs::FsError;
 use thalweg_ipc::remote::RemoteError;
 use thalweg_ipc::{Connection, Remote};
 use thalweg_net::keys::Home;
@@ -43,6 +45,25 @@ pub enum OpenError {
     /// No process serves the volume, and it cannot be opened in this one.
     #[error(transparent)]
     Volume(#[from] open::OpenError),
+    /// A filesystem cannot be opened: another process has its volume open.
+    #[error(
+        "{} is open in another process, which mounts or serves it: use its mount, or share it with \
+         `thalweg cluster serve` and open SERVER:/PATH",
+        path.display()
+    )]
+    Served {
+        /// The volume.
+        path: PathBuf,
+    },
+    /// A filesystem cannot be opened.
+    #[error(transparent)]
+    Filesystem(#[from] FsError),
+    /// A shared filesystem cannot be used.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// The options do not go together.
+    #[error("{0}")]
+    Invalid(&'static str),
     /// The system cannot start threads.
     #[error("cannot start threads: {0}")]
     Threads(#[from] std::io::Error),

@@ -26,14 +26,14 @@ struct AclEntry {
 
 /// An access control list, in the order that the kernel wants.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Acl(Vec<AclEntry>);
+pub struct Acl(Vec<AclEntry>);
 
 impl Acl {
     /// Decodes an attribute's value.
     ///
     /// # Errors
     /// [`FsError::Invalid`] when the value is no valid list.
-    pub(crate) fn decode(value: &[u8]) -> Result<Acl, FsError> {
+    pub fn decode(value: &[u8]) -> Result<Acl, FsError> {
         let refused = FsError::Invalid("it is no access control list");
         let (version, rest) = value.split_at_checked(HEADER).ok_or(refused.clone())?;
         if version != VERSION.to_le_bytes() || rest.len() % ENTRY != 0 {
@@ -91,6 +91,26 @@ impl Acl {
 
     fn get(&self, tag: u16) -> Option<u16> {
         self.0.iter().find(|entry| entry.tag == tag).map(|entry| entry.perm)
+    }
+
+    /// Whether a user who does not own the inode may do all of `wanted`: bits 4 to read, 2 to write, 1 to execute or to
+    /// search. `owning` is the inode's group, and `is_in` tells the user's groups.
+    pub fn permits(&self, uid: u32, owning: u32, is_in: impl Fn(u32) -> bool, wanted: u16) -> bool {
+        let mask = self.get(MASK).unwrap_or(7);
+        let named = |entry: &&AclEntry| entry.tag == USER && entry.id == uid;
+        if let Some(user) = self.0.iter().find(named) {
+            return user.perm & mask & wanted == wanted;
+        }
+        let of_user = |entry: &&AclEntry| match entry.tag {
+            GROUP_OBJ => is_in(owning),
+            GROUP => is_in(entry.id),
+            _ => false,
+        };
+        let mut groups = self.0.iter().filter(of_user).peekable();
+        match groups.peek() {
+            Some(_) => groups.any(|entry| entry.perm & wanted == wanted) && mask & wanted == wanted,
+            None => self.get(OTHER).unwrap_or(0) & wanted == wanted,
+        }
     }
 
     /// Whether the nine bits of a mode say as much.
@@ -173,6 +193,35 @@ mod tests {
         assert!(Acl::decode(b"").is_err());
         assert!(Acl::decode(&[2, 0, 0, 0, 1]).is_err());
         assert!(Acl::decode(&[3, 0, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn a_list_permits_what_the_first_entries_of_a_user_say() {
+        let list = acl(&[
+            (USER_OBJ, 7, NONE),
+            (USER, 4, 5),
+            (USER, 7, 6),
+            (GROUP_OBJ, 5, NONE),
+            (GROUP, 6, 50),
+            (GROUP, 1, 51),
+            (MASK, 6, NONE),
+            (OTHER, 7, NONE),
+        ]);
+        let may = |uid, groups: &[u32], wanted| {
+            list.permits(uid, 40, |group| groups.contains(&group), wanted)
+        };
+        assert!(may(5, &[50], 4) && !may(5, &[50], 2), "a named user has that entry alone");
+        assert!(may(6, &[], 6) && !may(6, &[], 1), "the mask bounds it");
+        assert!(may(9, &[50], 6) && may(9, &[40], 4) && !may(9, &[40], 2));
+        assert!(may(9, &[40, 50], 2) && !may(9, &[40, 50], 1), "one group has to permit all");
+        assert!(!may(9, &[51], 4), "a user with a group is not one of the others");
+        assert!(may(9, &[], 7), "the mask does not bound the others");
+        assert!(acl(&[(USER_OBJ, 7, NONE), (GROUP_OBJ, 4, NONE), (OTHER, 1, NONE)]).permits(
+            9,
+            40,
+            |group| group == 40,
+            4
+        ));
     }
 
     #[test]

@@ -5,12 +5,14 @@
 //! - [`handle`]: open files and directories; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
-//! - [`error`]: errors, named after what the caller must do;
+//! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
+//! - [`acl`]: access control lists; [`payload`]: bytes of writes;
 //! - [`local`]: files and directories in two partitions of a volume.
 
-mod acl;
+pub mod acl;
 pub mod answer;
 pub mod attributes;
+pub mod errno;
 pub mod error;
 pub mod filesystem;
 pub mod handle;
@@ -18,6 +20,7 @@ pub mod invalidation;
 pub mod ledger;
 pub mod local;
 pub mod locks;
+pub mod payload;
 
 pub use local::check;
 

@@ -44,7 +44,6 @@ mod mounting;
 mod names;
 mod opening;
 mod options;
-mod payload;
 mod privileges;
 mod requests;
 mod served;

@@ -681,6 +681,10 @@ int main(int count, char **args)
     if (count < 3)
         return 2;
     where = args[1];
+    if (strcmp(args[1], "files") == 0) {
+        files(args[2], count > 3 ? args[3] : NULL, count > 4 ? args[4] : NULL);
+        return 0;
+    }
     volume = tw_open(args[2]);
     if (volume == NULL) {
         fprintf(stderr, "%s: %s\n", args[2], tw_error());

@@ -30,6 +30,8 @@ int get(uint64_t block);
 /* Runs a call in another thread. */
 void elsewhere(void (*run)(void *), void *with);
 
+/* In files.c: all calls on files. */
+void files(const char *place, const char *token, const char *keys);
 /* In stale.c. */
 void stale_blocks(void);
 void stale_keys(void);

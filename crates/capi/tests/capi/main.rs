@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod files;
 mod stale;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -69,7 +70,7 @@ fn program() -> &'static Path {
         .get_or_init(|| {
             let folder = tempfile::tempdir().unwrap();
             let program = folder.path().join("calls");
-            let sources = ["calls.c", "stale.c"];
+            let sources = ["calls.c", "files.c", "stale.c"];
             build(&sources.map(|it| Path::new(HERE).join("tests/c").join(it)), &program);
             (folder, program)
         })

@@ -169,7 +169,7 @@ async fn create(env: &Env, args: Create) -> Outcome<()> {
     let target = Target::volume(&shown)?;
     make_if_absent(env, &target).await?;
     let home = keys.home();
-    key::own(env, &home)?;
+    home.own_key(env)?;
     println!("{shown} can be served: thalweg cluster serve {shown}");
     Ok(())
 }
@@ -223,7 +223,7 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
 
 fn add(env: &Env, args: &Add) -> Outcome<()> {
     let home = args.keys.home();
-    key::own(env, &home)?;
+    home.own_key(env)?;
     let access = if args.rw { Access::Write } else { Access::Read };
     if args.path.split('/').any(|part| part == "." || part == "..") {
         return Err(Failure::new(format!("{} has parts that lead elsewhere", args.path))

@@ -174,15 +174,6 @@ pub(crate) async fn run(env: &Env, command: KeyCommand) -> Outcome<()> {
     }
 }
 
-/// This user's key; it is made if there is none.
-pub(crate) fn own(env: &Env, home: &Home) -> Outcome<Key> {
-    if !home.key_file().try_exists()? {
-        let key = Key::generate(env)?;
-        home.add_key(&key)?;
-    }
-    Ok(home.key()?)
-}
-
 fn new(env: &Env, home: &Home) -> Outcome<()> {
     let path = home.key_file();
     if path.try_exists()? {

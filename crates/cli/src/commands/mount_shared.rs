@@ -36,14 +36,8 @@ impl Remote {
 
     /// Becomes a client of the server, if there is a token. Then connects once, so that errors are told at once.
     async fn enrol(&self, env: &Env) -> Outcome<()> {
-        let home = self.home();
-        if let Some(token) = &self.token {
-            let own = key::own(env, &home)?;
-            let enrolled = self.address.server().enrol(env, &home, &own, token).await;
-            enrolled.map_err(|error| self.explain_refusal(error))?;
-        }
-        drop(self.address.enter(env, &home).await.map_err(|error| self.explain_refusal(error))?);
-        Ok(())
+        let joined = self.address.join(env, &self.home(), self.token.as_ref()).await;
+        joined.map_err(|error| self.explain_refusal(error))
     }
 
     /// An error of the server or of the keys, with what to do about it.

@@ -7,7 +7,7 @@ use thalweg_env::Env;
 use thalweg_env::connection::{BoxStream, Connecting, Connector};
 use thalweg_ipc::remote::{Advice, RemoteError, Server};
 use thalweg_net::entry::Service;
-use thalweg_net::keys::Home;
+use thalweg_net::keys::{Home, Token};
 
 /// The port of a server of files, unless it is told another one.
 pub const PORT: u16 = 7700;
@@ -39,17 +39,29 @@ impl Address {
         Some(server.map(|server| Address { server, path: path.to_owned() }))
     }
 
-    /// The server.
-    pub fn server(&self) -> &Server {
-        &self.server
-    }
-
     /// Connects to it, with the keys in `home`.
     ///
     /// # Errors
     /// [`RemoteError`].
     pub async fn enter(&self, env: &Env, home: &Home) -> Result<BoxStream, RemoteError> {
         self.server.enter(env, home, (Service::Files, &self.path)).await
+    }
+
+    /// Becomes a client of the server, if there is a token, with this user's key, which is made if there is none. Then
+    /// connects once, so that errors are told at once.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn join(
+        &self,
+        env: &Env,
+        home: &Home,
+        token: Option<&Token>,
+    ) -> Result<(), RemoteError> {
+        if let Some(token) = token {
+            self.server.enrol(env, home, &home.own_key(env)?, token).await?;
+        }
+        self.enter(env, home).await.map(drop)
     }
 
     /// Connects to it each time that a client asks for a connection.

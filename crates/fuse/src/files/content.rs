@@ -3,11 +3,11 @@
 use fuser::{
     Errno, FileHandle, INodeNo, OpenFlags, ReplyEmpty, ReplyLseek, ReplyWrite, Request, WriteFlags,
 };
+use thalweg_fs::payload::copy_by_blocks;
 use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
 
 use super::adapter::Adapter;
 use super::opening::KernelHandle;
-use super::payload::copy_by_blocks;
 
 /// Most bytes that one request copies: fits the answer's 32 bits.
 const MAX_COPY: u64 = 1 << 30;

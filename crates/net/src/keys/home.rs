@@ -9,6 +9,8 @@ use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use thalweg_env::Env;
+
 use super::{
     Authorized, Key, KeyError, PublicKey, in_line, lock_folder, read_or_empty, replace, sync_folder,
 };
@@ -79,6 +81,18 @@ impl Home {
             Ok(false) => Err(KeyError::NoKey { path }),
             _ => Key::read(&path),
         }
+    }
+
+    /// The private key, which is made if there is none.
+    ///
+    /// # Errors
+    /// Those of [`Home::add_key`] and of [`Key::read`].
+    pub fn own_key(&self, env: &Env) -> Result<Key, KeyError> {
+        let path = self.key_file();
+        if matches!(path.try_exists(), Ok(false)) {
+            self.add_key(&Key::generate(env)?)?;
+        }
+        Key::read(&path)
     }
 
     /// Writes a new key, and makes the folder, with mode 0700, if it does not exist.

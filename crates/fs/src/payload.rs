@@ -1,11 +1,11 @@
-//! The bytes of a write request, copied out of the kernel's buffer.
+//! The bytes of a write, copied out of a caller's buffer.
 
 use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
 
 /// Copies `data`, which is written at `offset`, into one buffer for each block of the file: caches count blocks, and
 /// a block that lies in the buffer of a whole request would keep all of it in memory.
-pub(super) fn copy_by_blocks(offset: u64, data: &[u8]) -> Vec<Bytes> {
+pub fn copy_by_blocks(offset: u64, data: &[u8]) -> Vec<Bytes> {
     let to_boundary = BLOCK_SIZE - (offset % BLOCK_SIZE as u64) as usize;
     let (first, rest) = data.split_at(to_boundary.min(data.len()));
     std::iter::once(first).chain(rest.chunks(BLOCK_SIZE)).map(Bytes::copy_from_slice).collect()

@@ -1,0 +1,211 @@
+//! Calls about attributes.
+
+use thalweg_fs::filesystem::{MAX_FILE, MAX_XATTR_NAME, MAX_XATTR_VALUE};
+use thalweg_fs::{AttributeChange, Attributes, FsError, Ino, Kind, SetXattr, TimeChange};
+
+use bytes::Bytes;
+
+use super::access::{READ, UserView, WRITE};
+use super::error::{FileError, invalid};
+
+/// The extended attribute with the capabilities of a program.
+const CAPABILITIES: &[u8] = b"security.capability";
+const SET_GROUP_ID: u16 = 0o2000;
+const STICKY: u16 = 0o1000;
+
+/// Times to set; `None` keeps one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Times {
+    /// The last read.
+    pub accessed: Option<TimeChange>,
+    /// The last change of the content.
+    pub modified: Option<TimeChange>,
+}
+
+impl Times {
+    /// Both the time of the call.
+    pub const NOW: Times =
+        Times { accessed: Some(TimeChange::Now), modified: Some(TimeChange::Now) };
+}
+
+impl UserView<'_> {
+    async fn set(&self, ino: Ino, change: AttributeChange) -> Result<(), FileError> {
+        self.files.set_attributes(ino, &change).await?;
+        Ok(())
+    }
+
+    pub(super) async fn change_mode(&self, it: &Attributes, mode: u16) -> Result<(), FileError> {
+        self.check_writable()?;
+        if it.kind == Kind::Symlink {
+            return Err(FsError::NotSupported.into());
+        }
+        self.check_owner(it)?;
+        let mut mode = mode & 0o7777;
+        if !self.user.is_root() && !self.user.is_in(it.gid) {
+            mode &= !SET_GROUP_ID;
+        }
+        self.set(it.ino, AttributeChange { mode: Some(mode), ..AttributeChange::default() }).await
+    }
+
+    pub(super) async fn change_owner(
+        &self,
+        it: &Attributes,
+        uid: Option<u32>,
+        gid: Option<u32>,
+    ) -> Result<(), FileError> {
+        self.check_writable()?;
+        let user = self.user;
+        let owns = user.uid == it.uid;
+        let clears = it.kind != Kind::Directory;
+        let may = user.is_root()
+            || uid.is_none_or(|uid| owns && uid == it.uid)
+                && gid.is_none_or(|gid| owns && (gid == it.gid || user.is_in(gid)))
+                && (owns || !clears || it.mode & 0o6000 == 0);
+        if !may {
+            return Err(FsError::NotPermitted.into());
+        }
+        if clears {
+            self.clear_capabilities(it.ino).await?;
+        }
+        let change = AttributeChange { uid, gid, clear_suid: clears, ..AttributeChange::default() };
+        self.set(it.ino, change).await
+    }
+
+    pub(super) async fn change_times(
+        &self,
+        it: &Attributes,
+        times: Times,
+    ) -> Result<(), FileError> {
+        if times == Times::default() {
+            return Ok(());
+        }
+        self.check_writable()?;
+        match self.owns(it) {
+            true => {}
+            false if times == Times::NOW => self.check(it, WRITE).await?,
+            false => return Err(FsError::NotPermitted.into()),
+        }
+        let Times { accessed, modified } = times;
+        self.set(it.ino, AttributeChange { accessed, modified, ..AttributeChange::default() }).await
+    }
+
+    /// Changes the size of a file, which the user may write.
+    pub(super) async fn set_size(&self, ino: Ino, size: u64) -> Result<(), FileError> {
+        if size > MAX_FILE {
+            return Err(FsError::FileTooLarge.into());
+        }
+        self.clear_capabilities(ino).await?;
+        let clear_suid = !self.user.is_root();
+        let change = AttributeChange { size: Some(size), clear_suid, ..AttributeChange::default() };
+        self.set(ino, change).await
+    }
+
+    /// Takes set-user-id and set-group-id away after a change of the content, unless root made it.
+    pub(super) async fn clear_suid(&self, ino: Ino) -> Result<(), FileError> {
+        match self.user.is_root() {
+            true => Ok(()),
+            false => {
+                self.set(ino, AttributeChange { clear_suid: true, ..AttributeChange::default() })
+                    .await
+            }
+        }
+    }
+
+    pub(super) async fn truncate(&self, path: &[u8], size: u64) -> Result<(), FileError> {
+        let it = self.resolve(path, true).await?;
+        match it.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(FsError::IsDirectory.into()),
+            _ => return Err(invalid("it is no file")),
+        }
+        self.check_writable()?;
+        self.check(&it, WRITE).await?;
+        self.set_size(it.ino, size).await
+    }
+
+    /// Takes capabilities away, before a change of the content.
+    pub(super) async fn clear_capabilities(&self, ino: Ino) -> Result<(), FileError> {
+        match self.files.xattr(ino, CAPABILITIES).await {
+            Ok(_) => {}
+            Err(FsError::NoAttribute | FsError::NotSupported) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        match self.files.remove_xattr(ino, CAPABILITIES).await {
+            Ok(()) | Err(FsError::NoAttribute) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Fails unless the user may use an extended attribute (xattr(7)).
+    async fn check_xattr(
+        &self,
+        it: &Attributes,
+        name: &[u8],
+        changes: bool,
+    ) -> Result<(), FileError> {
+        if name.is_empty() || name.len() > MAX_XATTR_NAME {
+            return Err(FileError::NameRange);
+        }
+        if changes {
+            self.check_writable()?;
+        }
+        let refused = || match changes {
+            true => Err(FsError::NotPermitted.into()),
+            false => Err(FsError::NoAttribute.into()),
+        };
+        let is_root = self.user.is_root();
+        if name.starts_with(b"security.") {
+            return if changes && !is_root { refused() } else { Ok(()) };
+        }
+        if name.starts_with(b"trusted.") {
+            return if is_root { Ok(()) } else { refused() };
+        }
+        if name.starts_with(b"system.") {
+            return if changes { self.check_owner(it) } else { Ok(()) };
+        }
+        if name.starts_with(b"user.") {
+            if !matches!(it.kind, Kind::File | Kind::Directory) {
+                return refused();
+            }
+            if it.kind == Kind::Directory && it.mode & STICKY != 0 && changes {
+                self.check_owner(it)?;
+            }
+        }
+        self.check(it, if changes { WRITE } else { READ }).await
+    }
+
+    pub(super) async fn xattr(&self, it: &Attributes, name: &[u8]) -> Result<Bytes, FileError> {
+        self.check_xattr(it, name, false).await?;
+        Ok(self.files.xattr(it.ino, name).await?)
+    }
+
+    pub(super) async fn set_xattr(
+        &self,
+        it: &Attributes,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<(), FileError> {
+        self.check_xattr(it, name, true).await?;
+        if value.len() > MAX_XATTR_VALUE {
+            return Err(FsError::AttributeTooLarge.into());
+        }
+        Ok(self.files.set_xattr(it.ino, name, Bytes::copy_from_slice(value), how).await?)
+    }
+
+    pub(super) async fn remove_xattr(&self, it: &Attributes, name: &[u8]) -> Result<(), FileError> {
+        self.check_xattr(it, name, true).await?;
+        match self.files.remove_xattr(it.ino, name).await {
+            // As the kernel: a list that is not there may be removed.
+            Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),
+            removed => Ok(removed?),
+        }
+    }
+
+    /// The names that the user may know.
+    pub(super) async fn xattrs(&self, it: &Attributes) -> Result<Vec<Bytes>, FileError> {
+        let mut names = self.files.xattrs(it.ino).await?;
+        names.retain(|name| self.user.is_root() || !name.starts_with(b"trusted."));
+        Ok(names)
+    }
+}

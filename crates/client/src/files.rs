@@ -30,9 +30,11 @@ use parking_lot::RwLock;
 use thalweg_env::server_threads;
 use thalweg_fs::{Attributes, FsError, LockKind, LockOwner, Node, Rename, SetXattr, Statistics};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::RwLock as RwGate;
 
 use crate::OpenError;
 use access::{AccessLists, UserView};
+use attributes::check_attribute;
 use place::Opened;
 
 pub use attributes::Times;
@@ -58,6 +60,9 @@ struct Shared {
     /// `None` when it was closed.
     opened: RwLock<Option<Arc<Opened>>>,
     lists: AccessLists,
+    /// Held by opens together, by a removal of a name alone: between its lookup and its reference nothing removes an
+    /// inode. The server of a shared filesystem has its own order.
+    removals: RwGate<()>,
     /// The owner of the next file's locks.
     owners: AtomicU64,
     /// Dropped last: the other fields need it.
@@ -94,7 +99,8 @@ impl Filesystem {
         let opened = runtime.block_on(Opened::open(place, options))?;
         let opened = RwLock::new(Some(Arc::new(opened)));
         let (lists, owners) = (AccessLists::default(), AtomicU64::new(1));
-        let shared = Arc::new(Shared { opened, lists, owners, runtime });
+        let removals = RwGate::new(());
+        let shared = Arc::new(Shared { opened, lists, removals, owners, runtime });
         Ok(Filesystem { shared, user: Arc::new(user) })
     }
 
@@ -166,12 +172,27 @@ impl Filesystem {
         })
     }
 
+    /// As [`Filesystem::run_on_path`], for a call that may remove an inode.
+    fn run_removal<T>(
+        &self,
+        work: impl AsyncFn(UserView<'_>) -> Result<T, FileError>,
+    ) -> Result<T, FileError> {
+        self.run_on_path(async |view| {
+            let _gate = self.shared.removals.write().await;
+            work(view).await
+        })
+    }
+
     /// Opens a file or a directory. A new file gets `mode`, without the bits of the user's umask.
     ///
     /// # Errors
     /// As open(2).
     pub fn open_file(&self, path: &[u8], how: How, mode: u16) -> Result<File, FileError> {
-        let inode = self.run_on_path(async |view| view.open(path, how, mode).await)?;
+        let removals = &self.shared.removals;
+        let inode = self.run_on_path(async |view| {
+            let _gate = removals.read().await;
+            view.open(path, how, mode).await
+        })?;
         Ok(File::new(self.clone(), how, inode))
     }
 
@@ -190,6 +211,18 @@ impl Filesystem {
     /// As stat(2).
     pub fn attributes(&self, path: &[u8], follow: bool) -> Result<Attributes, FileError> {
         self.run_on_path(async |view| view.resolve(path, follow).await)
+    }
+
+    /// Fails unless the user may do all of `wanted` with what a path leads to: bits 4 to read, 2 to write, 1 to execute or
+    /// to search. With 0, it only has to be there.
+    ///
+    /// # Errors
+    /// As faccessat(2), for the user that calls act for.
+    pub fn access(&self, path: &[u8], follow: bool, wanted: u16) -> Result<(), FileError> {
+        self.run_on_path(async |view| {
+            let it = view.resolve(path, follow).await?;
+            view.check_access(&it, wanted).await
+        })
     }
 
     /// Makes an inode: a directory, a symbolic link, a pipe, the name of a socket, a device, or an empty file.
@@ -213,7 +246,7 @@ impl Filesystem {
     /// # Errors
     /// As unlink(2).
     pub fn unlink(&self, path: &[u8]) -> Result<(), FileError> {
-        self.run_on_path(async |view| view.unlink(path).await)
+        self.run_removal(async |view| view.unlink(path).await)
     }
 
     /// Removes an empty directory.
@@ -221,7 +254,7 @@ impl Filesystem {
     /// # Errors
     /// As rmdir(2).
     pub fn remove_directory(&self, path: &[u8]) -> Result<(), FileError> {
-        self.run_on_path(async |view| view.remove_directory(path).await)
+        self.run_removal(async |view| view.remove_directory(path).await)
     }
 
     /// Renames atomically.
@@ -229,7 +262,7 @@ impl Filesystem {
     /// # Errors
     /// As rename(2).
     pub fn rename(&self, from: &[u8], to: &[u8], how: Rename) -> Result<(), FileError> {
-        self.run_on_path(async |view| view.rename(from, to, how).await)
+        self.run_removal(async |view| view.rename(from, to, how).await)
     }
 
     /// The target of a symbolic link.
@@ -289,6 +322,7 @@ impl Filesystem {
     /// # Errors
     /// As getxattr(2).
     pub fn xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Bytes, FileError> {
+        check_attribute(name, b"")?;
         self.run_on_path(async |view| view.xattr(&view.resolve(path, follow).await?, name).await)
     }
 
@@ -303,6 +337,7 @@ impl Filesystem {
         (name, value): (&[u8], &[u8]),
         how: SetXattr,
     ) -> Result<(), FileError> {
+        check_attribute(name, value)?;
         self.run_on_path(async |view| {
             view.set_xattr(&view.resolve(path, follow).await?, name, value, how).await
         })
@@ -313,6 +348,7 @@ impl Filesystem {
     /// # Errors
     /// As removexattr(2).
     pub fn remove_xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<(), FileError> {
+        check_attribute(name, b"")?;
         self.run_on_path(async |view| {
             view.remove_xattr(&view.resolve(path, follow).await?, name).await
         })

@@ -3,7 +3,7 @@
 use pyo3::create_exception;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use thalweg_client::OpenError;
+use thalweg_client::{AttachError, OpenError};
 use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::tree::TreeError;
@@ -128,6 +128,8 @@ pub(crate) fn open_error(error: OpenError) -> PyErr {
                 Advice::Retry => Disconnected::new_err(text),
             }
         }
+        OpenError::Attach(AttachError::Lost(_)) => Disconnected::new_err(error.to_string()),
+        OpenError::Invalid(why) => invalid(why),
         error => Error::new_err(error.to_string()),
     }
 }

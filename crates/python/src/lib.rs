@@ -1,6 +1,6 @@
 //! Thalweg for Python: the module `thalweg._thalweg`, which the package `thalweg` re-exports.
 //!
-//! Each method is one call of [`thalweg_client::Volume`], without the interpreter's lock.
+//! Each method is one call of [`thalweg_client::Volume`] or of [`thalweg_client::Filesystem`], without the interpreter's lock.
 //!
 //! # Lock order
 //!
@@ -15,6 +15,7 @@
 #![allow(missing_docs)]
 
 mod failure;
+mod files;
 mod positions;
 mod raw;
 mod sessions;
@@ -87,12 +88,15 @@ pub(crate) fn read<'py>(
     Ok((joined(py, &blocks)?, version.into()))
 }
 
-/// Blocks as one piece.
+/// Buffers as one piece.
 pub(crate) fn joined<'py>(py: Python<'py>, blocks: &[Bytes]) -> PyResult<Bound<'py, PyBytes>> {
     let len = blocks.iter().map(|block| block.len()).sum();
     PyBytes::new_with(py, len, |bytes| {
-        for (to, block) in bytes.chunks_mut(BLOCK_SIZE).zip(blocks) {
+        let mut left = bytes;
+        for block in blocks {
+            let (to, rest) = left.split_at_mut(block.len());
             to.copy_from_slice(block);
+            left = rest;
         }
         Ok(())
     })
@@ -359,6 +363,10 @@ fn _thalweg(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Store>()?;
     module.add_class::<Raw>()?;
     module.add_class::<stores::Scan>()?;
+    module.add_function(wrap_pyfunction!(files::open_files, module)?)?;
+    module.add_class::<files::Files>()?;
+    module.add_class::<files::OpenFile>()?;
+    module.add_class::<files::Listing>()?;
     module.add("BLOCK_SIZE", BLOCK_SIZE)?;
     failure::register(module)
 }

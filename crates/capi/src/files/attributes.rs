@@ -140,6 +140,24 @@ pub unsafe extern "C" fn tw_fs_lstat(
     })
 }
 
+/// Whether the user may do all of `mode`, of R_OK, W_OK and X_OK, or for F_OK whether it is there; with TW_NOFOLLOW or 0:
+/// faccessat(2). 0, or -EACCES or another errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_fs_access(
+    fs: *const tw_fs,
+    path: *const c_char,
+    mode: c_int,
+    flags: c_int,
+) -> c_int {
+    call(|| {
+        let follow = follows(flags, 0)?;
+        let mode = u16::try_from(mode).map_err(|_| Failure::invalid("there is no such access"))?;
+        // SAFETY: as the caller says.
+        unsafe { filesystem(fs)?.access(bytes_of(path)?, follow, mode)? };
+        Ok(0)
+    })
+}
+
 /// Sets the permission bits: chmod(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_fs_chmod(fs: *const tw_fs, path: *const c_char, mode: u32) -> c_int {

@@ -1,6 +1,7 @@
 //! Locks of files for C.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 use thalweg_fs::{LockMode, LockRange};
 
@@ -35,9 +36,14 @@ pub unsafe extern "C" fn tw_file_flock(file: *const tw_file, operation: c_int) -
             _ => return Err(Failure::invalid("there is no such operation")),
         };
         // SAFETY: as the caller says.
-        unsafe { opened(file) }?.lock(mode, operation & libc::LOCK_NB == 0)?;
+        unsafe { opened(file) }?.lock(mode, waits(operation & libc::LOCK_NB == 0))?;
         Ok(0)
     })
+}
+
+/// How long a lock is waited for.
+fn waits(wait: bool) -> Option<Duration> {
+    if wait { None } else { Some(Duration::ZERO) }
 }
 
 fn mode(lock: &tw_lock) -> Result<Option<LockMode>, Failure> {
@@ -67,7 +73,7 @@ pub unsafe extern "C" fn tw_file_lock(
     call(|| {
         // SAFETY: as the caller says.
         let (file, lock) = unsafe { (opened(file)?, *room(lock.cast_mut())?) };
-        file.lock_range(mode(&lock)?, range(&lock)?, wait != 0)?;
+        file.lock_range(mode(&lock)?, range(&lock)?, waits(wait != 0))?;
         Ok(0)
     })
 }

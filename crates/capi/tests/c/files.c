@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -225,6 +226,10 @@ static void users(void)
     CHECK(tw_fs_chown(fs, "home/f", (uint32_t)-1, 51, 0), 0);
     CHECK(tw_fs_chown(fs, "home/f", (uint32_t)-1, 52, 0), -EPERM);
     CHECK(tw_fs_chmod(fs, "d", 0777), -EPERM);
+    CHECK(tw_fs_access(fs, "d", R_OK | X_OK, 0), 0);
+    CHECK(tw_fs_access(fs, "d", W_OK, 0), -EACCES);
+    CHECK(tw_fs_access(fs, "none", F_OK, 0), -ENOENT);
+    CHECK(tw_fs_access(fs, "d", 8, 0), -EINVAL);
     tw_fs *other = tw_fs_as_user(root, 1001, 1001, NULL, 0, 0);
     REFUSED(tw_file_open(other, "home/f", O_RDONLY, 0), EACCES);
     CHECK(tw_fs_close(other), 0);

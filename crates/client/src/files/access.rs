@@ -5,7 +5,7 @@ use thalweg_env::HashMap;
 use thalweg_fs::acl::Acl;
 use thalweg_fs::{Attributes, Filesystem, FsError, Ino, Kind, Timestamp};
 
-use super::error::FileError;
+use super::error::{FileError, invalid};
 use super::user::User;
 
 /// May be read.
@@ -17,7 +17,7 @@ pub(super) const SEARCH: u16 = 1;
 
 const STICKY: u16 = 0o1000;
 /// The extended attribute with the access control list.
-const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+pub(super) const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 /// Inodes of which the list is cached; when there are more, all are dropped.
 const CACHED: usize = 4096;
 
@@ -83,6 +83,20 @@ impl UserView<'_> {
             return Ok(list.permits(user.uid, it.gid, |group| user.is_in(group), wanted));
         }
         Ok(if user.is_in(it.gid) { bits(3) } else { bits(0) })
+    }
+
+    /// As [`UserView::check`], and fails for a change of what may only be read.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for other bits.
+    pub(super) async fn check_access(&self, it: &Attributes, wanted: u16) -> Result<(), FileError> {
+        if wanted & !(READ | WRITE | SEARCH) != 0 {
+            return Err(invalid("there is no such access"));
+        }
+        if wanted & WRITE != 0 && matches!(it.kind, Kind::File | Kind::Directory | Kind::Symlink) {
+            self.check_writable()?;
+        }
+        self.check(it, wanted).await
     }
 
     /// Whether the user owns an inode, or may do what its owner may.

@@ -5,7 +5,7 @@ use thalweg_fs::{AttributeChange, Attributes, FsError, Ino, Kind, SetXattr, Time
 
 use bytes::Bytes;
 
-use super::access::{READ, UserView, WRITE};
+use super::access::{ACCESS_LIST, READ, UserView, WRITE};
 use super::error::{FileError, invalid};
 
 /// The extended attribute with the capabilities of a program.
@@ -28,10 +28,34 @@ impl Times {
         Times { accessed: Some(TimeChange::Now), modified: Some(TimeChange::Now) };
 }
 
+/// Fails for an extended attribute that no inode may have, before the path is looked at.
+///
+/// # Errors
+/// [`FileError::NameRange`], [`FsError::AttributeTooLarge`].
+pub(super) fn check_attribute(name: &[u8], value: &[u8]) -> Result<(), FileError> {
+    if name.is_empty() || name.len() > MAX_XATTR_NAME {
+        return Err(FileError::NameRange);
+    }
+    match value.len() > MAX_XATTR_VALUE {
+        true => Err(FsError::AttributeTooLarge.into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether it is the list that new inodes in a directory get, of what is no directory.
+fn is_default_of_no_directory(it: &Attributes, name: &[u8]) -> bool {
+    name == b"system.posix_acl_default" && !matches!(it.kind, Kind::Directory | Kind::Symlink)
+}
+
 impl UserView<'_> {
     async fn set(&self, ino: Ino, change: AttributeChange) -> Result<(), FileError> {
         self.files.set_attributes(ino, &change).await?;
         Ok(())
+    }
+
+    /// Whether a change of the mode may leave set-group-id.
+    fn may_keep_set_group_id(&self, it: &Attributes) -> bool {
+        self.user.is_root() || self.user.is_in(it.gid)
     }
 
     pub(super) async fn change_mode(&self, it: &Attributes, mode: u16) -> Result<(), FileError> {
@@ -41,7 +65,7 @@ impl UserView<'_> {
         }
         self.check_owner(it)?;
         let mut mode = mode & 0o7777;
-        if !self.user.is_root() && !self.user.is_in(it.gid) {
+        if !self.may_keep_set_group_id(it) {
             mode &= !SET_GROUP_ID;
         }
         self.set(it.ino, AttributeChange { mode: Some(mode), ..AttributeChange::default() }).await
@@ -143,9 +167,6 @@ impl UserView<'_> {
         name: &[u8],
         changes: bool,
     ) -> Result<(), FileError> {
-        if name.is_empty() || name.len() > MAX_XATTR_NAME {
-            return Err(FileError::NameRange);
-        }
         if changes {
             self.check_writable()?;
         }
@@ -161,6 +182,9 @@ impl UserView<'_> {
             return if is_root { Ok(()) } else { refused() };
         }
         if name.starts_with(b"system.") {
+            if changes && it.kind == Kind::Symlink {
+                return Err(FsError::NotSupported.into());
+            }
             return if changes { self.check_owner(it) } else { Ok(()) };
         }
         if name.starts_with(b"user.") {
@@ -186,14 +210,26 @@ impl UserView<'_> {
         value: &[u8],
         how: SetXattr,
     ) -> Result<(), FileError> {
-        self.check_xattr(it, name, true).await?;
-        if value.len() > MAX_XATTR_VALUE {
-            return Err(FsError::AttributeTooLarge.into());
+        if is_default_of_no_directory(it, name) {
+            self.check_writable()?;
+            return Err(FileError::Denied);
         }
-        Ok(self.files.set_xattr(it.ino, name, Bytes::copy_from_slice(value), how).await?)
+        self.check_xattr(it, name, true).await?;
+        // As the kernel: a list is set whether there is one or not.
+        let how = if name.starts_with(b"system.posix_acl_") { SetXattr::Any } else { how };
+        self.files.set_xattr(it.ino, name, Bytes::copy_from_slice(value), how).await?;
+        if name == ACCESS_LIST && it.mode & SET_GROUP_ID != 0 && !self.may_keep_set_group_id(it) {
+            let it = self.files.attributes(it.ino).await?;
+            let mode = Some(it.mode & !SET_GROUP_ID);
+            self.set(it.ino, AttributeChange { mode, ..AttributeChange::default() }).await?;
+        }
+        Ok(())
     }
 
     pub(super) async fn remove_xattr(&self, it: &Attributes, name: &[u8]) -> Result<(), FileError> {
+        if is_default_of_no_directory(it, name) {
+            return self.check_writable();
+        }
         self.check_xattr(it, name, true).await?;
         match self.files.remove_xattr(it.ino, name).await {
             // As the kernel: a list that is not there may be removed.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::Env;
 use thalweg_fs::filesystem::MAX_FILE;
 use thalweg_fs::payload::copy_by_blocks;
 use thalweg_fs::{
@@ -14,7 +15,7 @@ use thalweg_fs::{
 
 use super::Filesystem;
 use super::access::UserView;
-use super::attributes::Times;
+use super::attributes::{Times, check_attribute};
 use super::error::{FileError, invalid};
 use super::opening::{How, OpenInode};
 
@@ -102,14 +103,19 @@ impl File {
         if !self.is_open.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        self.filesystem.run(async |view| {
+        let closed = self.filesystem.run(async |view| {
             let flushed = match self.inode.flush {
                 true => view.files.flush(self.ino(), self.handle(), self.owner).await,
                 false => Ok(()),
             };
             view.close(&self.inode).await;
             Ok(flushed?)
-        })
+        });
+        match closed {
+            // With the filesystem all its files were closed.
+            Err(FileError::Closed) => Ok(()),
+            closed => closed,
+        }
     }
 
     fn check_readable(&self) -> Result<(), FileError> {
@@ -313,6 +319,7 @@ impl File {
     /// # Errors
     /// As there.
     pub fn xattr(&self, name: &[u8]) -> Result<Bytes, FileError> {
+        check_attribute(name, b"")?;
         self.run_on(async |view, it| view.xattr(it, name).await)
     }
 
@@ -321,6 +328,7 @@ impl File {
     /// # Errors
     /// As there.
     pub fn set_xattr(&self, name: &[u8], value: &[u8], how: SetXattr) -> Result<(), FileError> {
+        check_attribute(name, value)?;
         self.run_on(async |view, it| view.set_xattr(it, name, value, how).await)
     }
 
@@ -329,6 +337,7 @@ impl File {
     /// # Errors
     /// As there.
     pub fn remove_xattr(&self, name: &[u8]) -> Result<(), FileError> {
+        check_attribute(name, b"")?;
         self.run_on(async |view, it| view.remove_xattr(it, name).await)
     }
 
@@ -338,6 +347,10 @@ impl File {
     /// As there.
     pub fn xattrs(&self) -> Result<Vec<Bytes>, FileError> {
         self.run_on(async |view, it| view.xattrs(it).await)
+    }
+
+    pub(super) fn env(&self) -> Result<Env, FileError> {
+        Ok(self.filesystem.opened()?.env.clone())
     }
 
     /// The kind of [`File::lock`].

@@ -1,4 +1,8 @@
 //! Locks of open files.
+//!
+//! A lock that another owner has is waited for: for `wait`, which may be no time at all, or with `None` for any time.
+
+use std::time::Duration;
 
 use thalweg_fs::{FsError, Lock, LockKind, LockMode, LockRange};
 
@@ -15,8 +19,8 @@ impl File {
     /// filesystem it is a lock of all bytes, as in a mount of one, and excludes those of [`File::lock_range`] too.
     ///
     /// # Errors
-    /// [`FsError::Locked`] without `wait`, [`FsError::TooManyLocks`].
-    pub fn lock(&self, mode: Option<LockMode>, wait: bool) -> Result<(), FileError> {
+    /// [`FsError::Locked`] when the time is over; [`FsError::TooManyLocks`].
+    pub fn lock(&self, mode: Option<LockMode>, wait: Option<Duration>) -> Result<(), FileError> {
         let kind = self.whole_lock()?;
         self.set_lock(kind, mode, LockRange::ALL, wait)
     }
@@ -25,13 +29,13 @@ impl File {
     /// not the process. It excludes locks of processes on mounts of the filesystem, too.
     ///
     /// # Errors
-    /// [`FsError::Locked`] without `wait`; [`FsError::Deadlock`], [`FsError::TooManyLocks`]; [`FileError::NotOpen`] to be
+    /// [`FsError::Locked`] when the time is over; [`FsError::Deadlock`], [`FsError::TooManyLocks`]; [`FileError::NotOpen`] to be
     /// read for a shared lock, or to be written for an exclusive one.
     pub fn lock_range(
         &self,
         mode: Option<LockMode>,
         range: LockRange,
-        wait: bool,
+        wait: Option<Duration>,
     ) -> Result<(), FileError> {
         let may = match mode {
             Some(LockMode::Shared) => self.how().read,
@@ -49,14 +53,23 @@ impl File {
         kind: LockKind,
         mode: Option<LockMode>,
         range: LockRange,
-        wait: bool,
+        wait: Option<Duration>,
     ) -> Result<(), FileError> {
         if range.first > range.last {
             return Err(FsError::Invalid("the range of the lock has no bytes").into());
         }
         let Some(mode) = mode else { return self.unlock_range(kind, range) };
         let lock = self.wanted(kind, mode, range);
-        self.run(async |view| Ok(view.files.lock(self.ino(), &lock, wait).await?))
+        let env = self.env()?;
+        self.run(async |view| {
+            let locked = view.files.lock(self.ino(), &lock, wait != Some(Duration::ZERO));
+            match wait {
+                None | Some(Duration::ZERO) => Ok(locked.await?),
+                Some(time) => {
+                    Ok(env.timeout(time, locked).await.unwrap_or(Err(FsError::Locked))?)
+                }
+            }
+        })
     }
 
     /// A lock of another owner that excludes the wanted one, if there is one.

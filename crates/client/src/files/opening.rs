@@ -96,7 +96,7 @@ impl UserView<'_> {
         let (mut walk, mut end) = Walk::along(*self, path).await?;
         loop {
             let Last::Name(name) = &end.last else {
-                let it = walk.into_directory(&end.last);
+                let it = walk.enter(&end.last);
                 return match (how.create, how.exclusive) {
                     (true, true) => Err(FsError::Exists.into()),
                     (true, false) => Err(FsError::IsDirectory.into()),
@@ -139,15 +139,17 @@ impl UserView<'_> {
             Kind::Directory if how.create || changes => return Err(FsError::IsDirectory.into()),
             Kind::Directory => {}
             _ if how.directory => return Err(FsError::NotDirectory.into()),
-            Kind::File => {}
             Kind::Symlink => return Err(FileError::Links),
-            _ => return Err(FileError::Special),
+            _ => {}
         }
         if changes {
             self.check_writable()?;
         }
         let wanted = if how.read { READ } else { 0 } | if changes { WRITE } else { 0 };
         self.check(&it, wanted).await?;
+        if !matches!(it.kind, Kind::File | Kind::Directory) {
+            return Err(FileError::Special);
+        }
         let opened = self.open_inode(it, how).await?;
         if how.truncate
             && let Err(error) = self.set_size(it.ino, 0).await

@@ -59,7 +59,7 @@ impl<'a> Walk<'a> {
     ) -> Result<(Walk<'a>, End), FileError> {
         let root = view.files.attributes(Ino::ROOT).await?.attributes;
         let mut walk = Walk { view, chain: vec![root], links: 0 };
-        let end = walk.to_end(path).await?;
+        let end = walk.advance(path).await?;
         Ok((walk, end))
     }
 
@@ -87,7 +87,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes along a path, from here, up to its last component.
-    async fn to_end(&mut self, path: &[u8]) -> Result<End, FileError> {
+    async fn advance(&mut self, path: &[u8]) -> Result<End, FileError> {
         let mut left = self.begin(path)?;
         let slash = path.ends_with(b"/");
         loop {
@@ -124,7 +124,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes to the directory that a last component without a name leads to.
-    pub(super) fn into_directory(&mut self, last: &Last) -> Attributes {
+    pub(super) fn enter(&mut self, last: &Last) -> Attributes {
         if *last == Last::DotDot {
             self.up();
         }
@@ -142,7 +142,7 @@ impl<'a> Walk<'a> {
     /// Follows the symbolic link at a path's end up to the last component of its target.
     pub(super) async fn follow(&mut self, link: &Attributes, end: End) -> Result<End, FileError> {
         let target = self.target(link).await?;
-        let further = self.to_end(&target).await?;
+        let further = self.advance(&target).await?;
         Ok(End { slash: further.slash || end.slash, ..further })
     }
 }
@@ -152,7 +152,7 @@ impl UserView<'_> {
     pub(super) async fn resolve(&self, path: &[u8], follow: bool) -> Result<Attributes, FileError> {
         let (mut walk, mut end) = Walk::along(*self, path).await?;
         loop {
-            let Last::Name(name) = &end.last else { return Ok(walk.into_directory(&end.last)) };
+            let Last::Name(name) = &end.last else { return Ok(walk.enter(&end.last)) };
             let found = self.files.find(walk.current().ino, name).await?.attributes;
             if found.kind == Kind::Symlink && (follow || end.slash) {
                 end = walk.follow(&found, end).await?;

@@ -36,6 +36,7 @@ pub struct FilesOptions {
 /// An open filesystem.
 #[derive(Debug)]
 pub(super) struct Opened {
+    pub(super) env: Env,
     pub(super) files: Arc<dyn Filesystem>,
     source: Source,
 }
@@ -72,7 +73,8 @@ impl Opened {
         address.join(env, &home, options.token.as_ref()).await?;
         let connector = address.connector(env, home);
         let client = Client::connect(env, connector, client::Options::default()).await?;
-        Ok(Opened { files: Arc::new(client.clone()), source: Source::Shared(client) })
+        let (env, files) = (env.clone(), Arc::new(client.clone()));
+        Ok(Opened { env, files, source: Source::Shared(client) })
     }
 
     async fn local(env: &Env, place: &Path, options: &FilesOptions) -> Result<Opened, OpenError> {
@@ -91,8 +93,8 @@ impl Opened {
         let how = local::Options { read_only, ..local::Options::default() };
         match Local::open(env, transact, &name, how).await {
             Ok(local) => {
-                let files = Arc::new(local.clone());
-                Ok(Opened { files, source: Source::Local { local, volume } })
+                let (env, files) = (env.clone(), Arc::new(local.clone()));
+                Ok(Opened { env, files, source: Source::Local { local, volume } })
             }
             Err(error) => {
                 volume.close().await?;

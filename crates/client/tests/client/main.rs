@@ -1,7 +1,9 @@
-//! Volumes for threads: behind a socket, in this process, on several nodes.
+//! Volumes for threads: behind a socket, in this process, on several nodes. Files: of a volume, and shared.
 
 #![allow(clippy::unwrap_used)]
 
+mod differential;
+mod files;
 mod nodes;
 mod open;
 mod raw;
@@ -10,4 +12,5 @@ mod raw;
 #[path = "../../../ipc/tests/ipc/served.rs"]
 mod rig;
 mod sessions;
+mod sharing;
 mod threads;

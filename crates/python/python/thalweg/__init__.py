@@ -22,6 +22,8 @@ Where old versions are kept, a ``Session`` says what its reads need, and gets wh
 ...     got = blocks.read_for(session, 8)
 ...     got.value[:1], got.versions[0] >= version, got.guarantee
 (b'x', True, 'read-my-writes,bounded=5s')
+
+The files of a volume, or of a server, need no mount: see ``Filesystem``.
 """
 
 from ._thalweg import (
@@ -51,6 +53,7 @@ from ._thalweg import (
     Volume,
     open,
 )
+from .files import DirEntry, Filesystem, RawFile
 
 __all__ = [
     "BLOCK_SIZE",
@@ -58,9 +61,11 @@ __all__ = [
     "Behind",
     "Conflict",
     "Damaged",
+    "DirEntry",
     "Disconnected",
     "Doomed",
     "Error",
+    "Filesystem",
     "Gone",
     "Got",
     "Invalid",
@@ -68,6 +73,7 @@ __all__ = [
     "NotPermitted",
     "NotPrimary",
     "Raw",
+    "RawFile",
     "Scan",
     "Session",
     "Store",

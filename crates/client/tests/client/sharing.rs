@@ -1,0 +1,101 @@
+//! Filesystems for tests: of a volume, and shared over TCP by this process, as `thalweg cluster serve` does.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thalweg_cluster::server::{Options, Server, Visitor};
+use thalweg_env::{Env, Task};
+use thalweg_fs::local::{self, Format, Local};
+use thalweg_net::gate::Gate;
+use thalweg_net::keys::{Access, Client, Home, Key, Offer, Token};
+use thalweg_store::device::{FileDevice, FileOptions};
+use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
+use thalweg_store::open::{self, AnyVolume, VolumePath};
+use thalweg_store::txn::Transact;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+/// Makes an empty filesystem on a volume.
+pub(crate) async fn mkfs(path: &Path) {
+    let env = Env::real();
+    let place = VolumePath::find(path).unwrap();
+    let volume = AnyVolume::open(&env, &place, &open::Options::default()).await.unwrap();
+    let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
+    local::make(&env, &transact, &Format::default()).await.unwrap();
+    volume.close().await.unwrap();
+}
+
+/// A volume that is updated in place, in a file of 32 MiB, with an empty filesystem.
+pub(crate) async fn volume_with_files(home: &Path, name: &str) -> PathBuf {
+    let path = home.join(name);
+    let file = FileDevice::create(&path, 32 << 20, &FileOptions::default()).await.unwrap();
+    let parts = Parts { data: Arc::new(file), journal: None };
+    let new = NewInPlace { name: name.to_owned(), journal_size: None, size: None };
+    InPlace::create(&Env::real(), &parts, &new).await.unwrap();
+    drop(parts);
+    mkfs(&path).await;
+    path
+}
+
+/// A filesystem that is shared.
+pub(crate) struct Sharing {
+    /// `HOST:PORT:/`
+    pub(crate) address: String,
+    env: Env,
+    keys: Home,
+    key: Key,
+    local: Local,
+    volume: AnyVolume,
+    _serving: Task<()>,
+}
+
+impl Sharing {
+    /// Serves the filesystem of a volume, with keys in a folder.
+    pub(crate) async fn begin(volume: &Path, keys: &Path) -> Sharing {
+        let env = Env::real();
+        let (home, key) = (Home::at(keys), Key::generate(&env).unwrap());
+        home.add_key(&key).unwrap();
+        let place = VolumePath::find(volume).unwrap();
+        let volume = AnyVolume::open(&env, &place, &open::Options::default()).await.unwrap();
+        let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
+        let name = Format::default().name;
+        let local = Local::open(&env, transact, &name, local::Options::default()).await.unwrap();
+        let server = Server::new(&env, Arc::new(local.clone()), Options::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("{}:/", listener.local_addr().unwrap());
+        let gate = Arc::new(Gate::new(&env, home.clone()).unwrap());
+        let (seats, own) = (Arc::new(Semaphore::new(64)), env.clone());
+        let serving = env.spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (gate, seats, server) = (gate.clone(), seats.clone(), server.clone());
+                let serve = async move {
+                    let admitted =
+                        gate.admit(stream, &seats, |client, _, name| client.contains(name)).await;
+                    let Ok(Some(guest)) = admitted else { return };
+                    let Client { name, access, .. } = guest.permission.client().clone();
+                    let visitor = Visitor { name, path: guest.name, access };
+                    let _ = server.serve(guest.stream, visitor).await;
+                };
+                own.spawn(serve).detach();
+            }
+        });
+        Sharing { address, env, keys: home, key, local, volume, _serving: serving }
+    }
+
+    /// A token for a client.
+    pub(crate) fn token(&self, client: &str, access: Access) -> String {
+        let own = self.key.public();
+        let client = Client::with(own, client, "/", access).unwrap();
+        let token = Token::generate(&self.env, &own).unwrap();
+        let now = self.env.wall_clock();
+        Offer::new(&token, &client, now + 600).add_to(&self.keys.offers(), now).unwrap();
+        token.to_string()
+    }
+
+    /// Ends the server and closes the volume.
+    pub(crate) async fn end(self) {
+        drop(self._serving);
+        self.local.close().await.unwrap();
+        self.volume.close().await.unwrap();
+    }
+}

@@ -688,6 +688,15 @@ int tw_fs_stat(const struct tw_fs *fs, const char *path, struct tw_stat *stat);
 int tw_fs_lstat(const struct tw_fs *fs, const char *path, struct tw_stat *stat);
 
 /*
+ Whether the user may do all of `mode`, of R_OK, W_OK and X_OK, or for F_OK whether it is there; with TW_NOFOLLOW or 0:
+ faccessat(2). 0, or -EACCES or another errno.
+ */
+int tw_fs_access(const struct tw_fs *fs,
+                 const char *path,
+                 int mode,
+                 int flags);
+
+/*
  Sets the permission bits: chmod(2).
  */
 int tw_fs_chmod(const struct tw_fs *fs, const char *path, uint32_t mode);

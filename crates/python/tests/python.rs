@@ -2,17 +2,23 @@
 
 #![allow(clippy::unwrap_used)]
 
+// The tests of other crates use all of it.
+#[allow(dead_code)]
+#[path = "../../client/tests/client/sharing.rs"]
+mod sharing;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use sharing::{Sharing, mkfs, volume_with_files};
 use tempfile::TempDir;
 use thalweg_env::{Env, Task};
 use thalweg_ipc::{Config, Server};
 use thalweg_net::gate::Gate;
-use thalweg_net::keys::{Authorized, Client, Home, Key};
+use thalweg_net::keys::{Access, Authorized, Client, Home, Key};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
@@ -119,6 +125,36 @@ fn check(python: &Path, volume: &Path, empty: &Path, served: &str) {
 fn check_kept(python: &mut Command, volume: &str) {
     let test = format!("{HERE}/tests/test_thalweg.py");
     good(python.args([&test, "Kept"]).env("KEPT_VOLUME", volume));
+}
+
+/// Checks files, on an empty filesystem.
+fn check_files(python: &mut Command, place: &str) {
+    let test = format!("{HERE}/tests/test_thalweg.py");
+    good(python.args([&test, "Files"]).env("FILES", place));
+}
+
+/// Checks files of a volume, and files that a server shares; and runs the program of docs/files.md.
+async fn check_all_files(python: &Path, home: &Path) {
+    let own = volume_with_files(home, "files").await;
+    check_files(&mut Command::new(python), &text(&own));
+    let served = volume_with_files(home, "shared").await;
+    let sharing = Sharing::begin(&served, &home.join("sharing")).await;
+    let token = sharing.token("laptop", Access::Write);
+    tokio::task::block_in_place(|| {
+        let mut shared = Command::new(python);
+        shared.env("FILES_TOKEN", token).env("FILES_KEYS", home.join("laptop"));
+        check_files(&mut shared, &sharing.address);
+    });
+    sharing.end().await;
+    let documented = volume(home, "with-files").await;
+    mkfs(&documented).await;
+    let programs = programs("docs/files.md");
+    let [program] = &programs[..] else { panic!("{}", programs.len()) };
+    assert!(program.contains("\"/srv/vol\""), "it opens another volume");
+    let program = program.replace("/srv/vol", documented.to_str().unwrap());
+    let output = Command::new(python).args(["-c", &program]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "notes ['monday.txt'] 6\n");
 }
 
 /// Runs the program of docs/stale-reads.md, unchanged, on an empty volume, and checks its effects.
@@ -263,6 +299,7 @@ async fn the_wheel_works_in_a_fresh_environment() {
     check(&python, &one, &two, "0");
     check_kept(&mut Command::new(&python), &text(&keeping(home.path(), "kept").await));
     check_sessions(&python, &text(&keeping(home.path(), "documented").await));
+    check_all_files(&python, home.path()).await;
     let env = Env::real();
     let kept = keeping(home.path(), "keeping").await;
     let far = keeping(home.path(), "far").await;

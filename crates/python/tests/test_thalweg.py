@@ -1,6 +1,9 @@
 """The package, on the volume VOLUME; SERVED says whether a server has it open."""
 
+import errno
+import io
 import os
+import stat
 import threading
 import unittest
 
@@ -398,6 +401,241 @@ class Kept(unittest.TestCase):
         )
         raw.write_for(session, 3, None)
         self.assertEqual(raw.read_for(session, 3).value, block(0))
+
+
+@unittest.skipUnless("FILES" in os.environ, "a filesystem")
+class Files(unittest.TestCase):
+    """On the empty filesystem FILES: a volume, or the address of a server, with the token FILES_TOKEN."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.place = os.environ["FILES"]
+        cls.keys = os.environ.get("FILES_KEYS")
+        cls.files = thalweg.Filesystem(
+            cls.place, token=os.environ.get("FILES_TOKEN"), keys=cls.keys
+        )
+        cls.addClassCleanup(cls.files.close)
+
+    def refused(self, kind, number, *calls):
+        for call in calls:
+            with self.assertRaises(kind) as caught:
+                call()
+            self.assertEqual(caught.exception.errno, number)
+
+    def test_a_file_is_as_the_builtin(self):
+        fs = self.files
+        with fs.open("text", "w", encoding="utf-8", newline="\n") as file:
+            self.assertEqual(file.write("größe\nzwei\n"), 11)
+            self.assertIsInstance(file.buffer, io.BufferedWriter)
+        with fs.open("/text", encoding="utf-8") as file:
+            self.assertEqual(list(file), ["größe\n", "zwei\n"])
+        with fs.open("text", "rb") as file:
+            self.assertIsInstance(file, io.BufferedReader)
+            self.assertEqual(file.peek(2)[:2], b"gr")
+            self.assertEqual(file.read(), "größe\nzwei\n".encode())
+            self.assertEqual(file.seek(-5, os.SEEK_END), 8)
+            self.assertEqual(file.readline(), b"zwei\n")
+            with self.assertRaises(io.UnsupportedOperation):
+                file.write(b"x")
+            with self.assertRaises(io.UnsupportedOperation):
+                file.fileno()
+        with self.assertRaises(ValueError):
+            file.read()
+        with fs.open("text", "r+b") as file:
+            self.assertIsInstance(file, io.BufferedRandom)
+            file.write(b"GR")
+            file.seek(0)
+            self.assertEqual(file.read(3), b"GR\xc3")
+            self.assertEqual(file.truncate(2), 2)
+        with fs.open("text", "a") as file:
+            self.assertEqual(file.tell(), 2)
+            file.write("!")
+        with fs.open("text", "rb", buffering=0) as file:
+            self.assertIsInstance(file, thalweg.RawFile)
+            self.assertEqual((file.read(1), file.readall(), file.tell()), (b"G", b"R!", 3))
+            buffer = bytearray(5)
+            self.assertEqual((file.seek(1), file.readinto(buffer)), (1, 2))
+            self.assertEqual(buffer, b"R!\0\0\0")
+            self.assertEqual(file.mode, "rb")
+        large = os.urandom(3 << 20)
+        with fs.open("large", "xb") as file:
+            file.write(large)
+        with fs.open("large", "rb") as file:
+            self.assertEqual(file.read(), large)
+        self.refused(FileExistsError, errno.EEXIST, lambda: fs.open("large", "x"))
+        self.refused(IsADirectoryError, errno.EISDIR, lambda: fs.open("/"))
+        for mode in ("", "rw", "rbt", "b", "r++", "rz"):
+            with self.assertRaises(ValueError):
+                fs.open("text", mode)
+
+    def test_raw_files(self):
+        fs = self.files
+        with fs.open("raw", "w+b", buffering=0, permissions=0o640, sync=True) as file:
+            self.assertEqual(file.pwrite(memoryview(b"abc"), 5), 3)
+            self.assertEqual(file.pread(9, 4), b"\0abc")
+            self.assertEqual(file.append(b"d"), 8)
+            self.assertEqual(file.tell(), 0)
+            file.sync(data_only=True)
+            file.sync()
+            file.allocate(0, 10000)
+            self.assertEqual(file.stat().st_size, 10000)
+            file.punch(0, 8)
+            self.assertEqual(file.read(9), bytes(8) + b"d")
+            self.refused(OSError, errno.EINVAL, lambda: file.seek(-1), lambda: file.truncate(-1))
+        self.assertEqual(stat.S_IMODE(fs.stat("raw").st_mode), 0o640)
+        with fs.open("raw", "r+b", buffering=0) as one, fs.open("raw", "r+b", buffering=0) as two:
+            one.flock()
+            self.refused(BlockingIOError, errno.EAGAIN, lambda: two.flock(shared=True, wait=False))
+            one.unflock()
+            two.flock(shared=True, wait=False)
+            two.unflock()
+            one.lock(10, 5)
+            two.lock(15, 0)
+            self.refused(BlockingIOError, errno.EAGAIN, lambda: two.lock(14, 1, wait=False))
+            waits = threading.Thread(target=lambda: two.lock(14, 1))
+            waits.start()
+            one.unlock(10, 5)
+            waits.join()
+
+    def test_names(self):
+        fs = self.files
+        fs.makedirs("d/e/f")
+        self.refused(FileExistsError, errno.EEXIST, lambda: fs.makedirs("d/e/f"))
+        fs.makedirs("d/e/f", exist_ok=True)
+        fs.open("d/a", "w").close()
+        fs.link("d/a", "d/b")
+        fs.symlink("../a", "d/e/l")
+        fs.symlink("/d/e", "d/dir")
+        self.assertEqual((fs.readlink("d/e/l"), fs.readlink(b"d/e/l")), ("../a", b"../a"))
+        self.assertEqual(fs.stat("d/dir/l").st_nlink, 2)
+        self.assertTrue(stat.S_ISLNK(fs.lstat("d/e/l").st_mode))
+        self.assertEqual(sorted(fs.listdir("d")), ["a", "b", "dir", "e"])
+        self.assertEqual(sorted(fs.listdir(b"d")), [b"a", b"b", b"dir", b"e"])
+        with fs.scandir("d") as entries:
+            found = {it.name: it for it in entries}
+        self.assertEqual(found["dir"].path, "d/dir")
+        self.assertEqual(fs.stat(found["a"]).st_ino, found["a"].inode())
+        self.assertTrue(found["dir"].is_dir() and found["dir"].is_symlink())
+        self.assertFalse(found["dir"].is_dir(follow_symlinks=False))
+        self.assertTrue(found["a"].is_file() and not found["e"].is_file())
+        walked = [(top, sorted(dirs), sorted(files)) for top, dirs, files in fs.walk("d")]
+        self.assertEqual(
+            walked,
+            [("d", ["dir", "e"], ["a", "b"]), ("d/e", ["f"], ["l"]), ("d/e/f", [], [])],
+        )
+        bottom = [top for top, _, _ in fs.walk("d", topdown=False)]
+        self.assertEqual(bottom, ["d/e/f", "d/e", "d"])
+        self.assertEqual(list(fs.walk("none")), [])
+        fs.rename("d/a", "d/c")
+        fs.replace("d/b", "d/c")
+        self.assertTrue(fs.exists("d/c") and fs.isfile("d/c") and not fs.isdir("d/c"))
+        fs.unlink("d/b")
+        fs.remove("d/c")
+        self.assertTrue(fs.lexists("d/e/l") and not fs.exists("d/e/l") and fs.islink("d/e/l"))
+        name = b"d/\xff"
+        fs.mkdir(name)
+        self.assertIn(os.fsdecode(b"\xff"), fs.listdir("d"))
+        fs.rmdir(os.fsdecode(name))
+        with self.assertRaises(FileNotFoundError) as caught:
+            fs.rename("none", "other")
+        error = caught.exception
+        self.assertEqual((error.filename, error.filename2), ("none", "other"))
+        self.refused(FileNotFoundError, errno.ENOENT, lambda: fs.stat(""), lambda: fs.open("no"))
+        fs.open("d/file", "w").close()
+        self.refused(NotADirectoryError, errno.ENOTDIR, lambda: fs.listdir("d/file"))
+        self.refused(IsADirectoryError, errno.EISDIR, lambda: fs.unlink("d"))
+        self.refused(OSError, errno.ENOTEMPTY, lambda: fs.rmdir("d"))
+        with self.assertRaises(ValueError):
+            fs.stat("a\0b")
+
+    def test_attributes(self):
+        fs = self.files
+        fs.open("attributes", "w").close()
+        fs.chmod("attributes", 0o4711)
+        fs.utime("attributes", ns=(5, -7))
+        fs.chown("attributes", -1, 1000)
+        found = fs.stat("attributes")
+        self.assertEqual((found.st_atime_ns, found.st_mtime_ns), (5, -7))
+        self.assertEqual((found.st_uid, found.st_gid), (os.getuid(), 1000))
+        self.assertEqual(stat.S_IMODE(found.st_mode), 0o711)
+        fs.utime("attributes", (1.5, 2))
+        self.assertEqual(fs.stat("attributes").st_atime, 1.5)
+        self.assertEqual(fs.stat("attributes").st_mtime_ns, 2 * 10**9)
+        fs.utime("attributes")
+        self.assertGreater(fs.stat("attributes").st_mtime, 10**9)
+        fs.truncate("attributes", 7)
+        self.assertEqual(fs.stat("attributes").st_size, 7)
+        self.refused(OSError, errno.EINVAL, lambda: fs.truncate("attributes", -1))
+        fs.setxattr("attributes", "user.one", b"value")
+        self.refused(
+            FileExistsError,
+            errno.EEXIST,
+            lambda: fs.setxattr("attributes", "user.one", b"", os.XATTR_CREATE),
+        )
+        self.assertEqual(fs.getxattr("attributes", "user.one"), b"value")
+        self.assertEqual(fs.listxattr("attributes"), ["user.one"])
+        fs.removexattr("attributes", "user.one")
+        self.refused(OSError, errno.ENODATA, lambda: fs.getxattr("attributes", "user.one"))
+        usage = fs.statvfs()
+        self.assertTrue(0 < usage.f_bfree < usage.f_blocks and usage.f_namemax == 255)
+        fs.sync()
+
+    def test_users(self):
+        fs = self.files
+        fs.mkdir("shared")
+        fs.chmod("shared", 0o1777)
+        one, two = fs.as_user(1000, 1000, [50], 0o077), fs.as_user(1001, 1001)
+        one.open("shared/one", "w").close()
+        self.assertEqual(stat.S_IMODE(two.stat("shared/one").st_mode), 0o600)
+        self.refused(PermissionError, errno.EACCES, lambda: two.open("shared/one"))
+        self.refused(PermissionError, errno.EPERM, lambda: two.unlink("shared/one"))
+        self.refused(PermissionError, errno.EPERM, lambda: one.chown("shared/one", -1, 51))
+        one.chown("shared/one", -1, 50)
+        self.assertTrue(one.access("shared/one", os.R_OK) and not two.access("shared/one", os.R_OK))
+        one.close()
+        self.assertTrue(fs.exists("shared/one"))
+
+    def test_threads_append(self):
+        fs = self.files
+
+        def work():
+            with fs.open("log", "ab", buffering=0) as file:
+                for _ in range(50):
+                    file.write(b"line\n")
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with fs.open("log") as file:
+            self.assertEqual(file.readlines(), ["line\n"] * 200)
+
+    def test_another_opening(self):
+        if self.keys is None:
+            with self.assertRaises(thalweg.Error):
+                thalweg.Filesystem(self.place)
+            with self.assertRaises(thalweg.Invalid):
+                thalweg.Filesystem(self.place, keys="/nowhere")
+            return
+        # The key is known by now.
+        with thalweg.Filesystem(self.place, keys=self.keys) as other:
+            with self.files.open("seen", "w") as file:
+                file.write("by the other")
+            with other.open("seen") as file:
+                self.assertEqual(file.read(), "by the other")
+            other.rename("seen", "moved")
+            self.assertFalse(self.files.exists("seen"))
+            open_file = other.open("moved", "rb")
+            self.files.unlink("moved")
+            self.assertEqual(open_file.read(), b"by the other")
+        self.refused(OSError, errno.ESHUTDOWN, lambda: other.stat("/"))
+        with self.assertRaises(thalweg.Invalid):
+            thalweg.Filesystem(self.place, keys=self.keys, name="fs")
+        with self.assertRaises(thalweg.NotPermitted):
+            thalweg.Filesystem(self.place, keys=os.path.join(self.keys, "none"))
+        with self.assertRaises(ValueError):
+            thalweg.Filesystem(self.place, keys=self.keys, token="nonsense")
 
 
 class Stores(unittest.TestCase):

@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod files;
+// The tests of other crates use all of it.
+#[allow(dead_code)]
+#[path = "../../../client/tests/client/sharing.rs"]
+mod sharing;
 mod stale;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -340,7 +344,7 @@ fn documented(document: &str, volume: &Path, after: &str) -> PathBuf {
     let code = code.replace("/srv/volume", volume.to_str().unwrap());
     let program = volume.with_extension("guide");
     let source = program.with_extension("c");
-    let headers = ["<errno.h>", "<stdio.h>", "<string.h>", "\"thalweg.h\""]
+    let headers = ["<errno.h>", "<fcntl.h>", "<stdio.h>", "<string.h>", "\"thalweg.h\""]
         .map(|it| format!("#include {it}\n"));
     let text = format!("{}int main(void)\n{{\n{code}\n{after}}}\n", headers.concat());
     std::fs::write(&source, text).unwrap();

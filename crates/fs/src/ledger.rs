@@ -116,6 +116,19 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// Those of the transaction; [`FsError::Damaged`].
     async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError>;
 
+    /// Removes all sessions from the records, for an opening without a server; how many. Their clients do not hear of
+    /// changes then, so they cannot go on with what they cache.
+    ///
+    /// # Errors
+    /// Those of the transactions.
+    async fn end_all_sessions(&self) -> Result<usize, FsError> {
+        let sessions: Vec<u64> = self.sessions().await?.iter().map(|it| it.session).collect();
+        if !sessions.is_empty() {
+            self.end_sessions(&sessions).await?;
+        }
+        Ok(sessions.len())
+    }
+
     /// A number that shows that the server told this session of an inode: it cannot be guessed.
     fn proof(&self, session: u64, ino: Ino) -> u64;
 

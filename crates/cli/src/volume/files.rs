@@ -134,14 +134,11 @@ impl Files {
         Ok(Files { local, volume })
     }
 
-    /// Without a server, its clients do not hear of changes: they cannot go on with what they cache.
     async fn end_sessions(&self) -> Outcome<()> {
         let Some(ledger) = self.local.ledger() else { return Ok(()) };
-        let sessions: Vec<u64> = ledger.sessions().await?.iter().map(|it| it.session).collect();
-        if !sessions.is_empty() {
-            let clients = sessions.len();
-            tracing::warn!(clients, "clients of the server of this filesystem lose their sessions");
-            ledger.end_sessions(&sessions).await?;
+        let clients = ledger.end_all_sessions().await?;
+        if clients > 0 {
+            tracing::warn!(clients, "clients of the server of this filesystem lost their sessions");
         }
         Ok(())
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use thalweg_cluster::client::address::Address;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::Env;
-use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::{Filesystem, FsError};
 use thalweg_ipc::Connection;
 use thalweg_net::keys::{Home, Token};
 use thalweg_store::open::{self, AnyVolume, VolumePath};
@@ -45,6 +45,21 @@ pub(super) struct Opened {
 enum Source {
     Local { local: Local, volume: AnyVolume },
     Shared(Client),
+}
+
+/// Opens a filesystem that no server has.
+async fn open_alone(
+    env: &Env,
+    volume: Arc<dyn Transact>,
+    name: &str,
+    read_only: bool,
+) -> Result<Local, FsError> {
+    let options = local::Options { read_only, ..local::Options::default() };
+    let local = Local::open(env, volume, name, options).await?;
+    if let Some(ledger) = local.ledger() {
+        ledger.end_all_sessions().await?;
+    }
+    Ok(local)
 }
 
 impl Opened {
@@ -90,8 +105,7 @@ impl Opened {
         let volume = AnyVolume::open(env, &path, &how).await?;
         let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
         let name = options.name.clone().unwrap_or_else(|| Format::default().name);
-        let how = local::Options { read_only, ..local::Options::default() };
-        match Local::open(env, transact, &name, how).await {
+        match open_alone(env, transact, &name, read_only).await {
             Ok(local) => {
                 let (env, files) = (env.clone(), Arc::new(local.clone()));
                 Ok(Opened { env, files, source: Source::Local { local, volume } })

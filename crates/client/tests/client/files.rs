@@ -9,7 +9,7 @@ use thalweg_client::{
 use thalweg_fs::{Kind, LockMode, LockRange, Node, Rename, SetXattr, TimeChange, Timestamp};
 use thalweg_net::keys::Access;
 
-use crate::sharing::{Sharing, volume_with_files};
+use crate::sharing::{Sharing, sessions, volume_with_files};
 
 const NEW: How = How { create: true, write: true, ..How::READ };
 
@@ -309,5 +309,28 @@ async fn two_clients_of_a_server_see_each_others_changes() {
     })
     .await
     .unwrap();
-    tokio::time::timeout(Duration::from_secs(30), sharing.end()).await.unwrap();
+    sharing.end().await;
+}
+
+/// Without the server, its clients would not hear of changes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_opening_of_the_volume_ends_the_sessions_of_its_server() {
+    let home = tempfile::tempdir().unwrap();
+    let path = volume_with_files(home.path(), "vol").await;
+    let sharing = Sharing::begin(&path, &home.path().join("server")).await;
+    let token = Some(sharing.token("one", Access::Write).parse().unwrap());
+    let options = FilesOptions { keys: Some(home.path().join("one")), token, ..as_root() };
+    let address = sharing.address.clone();
+    let client = tokio::task::spawn_blocking(move || Filesystem::open(&address, &options).unwrap());
+    let client = client.await.unwrap();
+    sharing.end().await;
+    assert_eq!(sessions(&path).await, 1);
+    let at = path.clone();
+    let opened = move || {
+        // It cannot end its session any more.
+        drop(client);
+        open(&at).close().unwrap();
+    };
+    tokio::task::spawn_blocking(opened).await.unwrap();
+    assert_eq!(sessions(&path).await, 0);
 }

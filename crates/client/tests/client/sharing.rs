@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thalweg_cluster::server::{Options, Server, Visitor};
 use thalweg_env::{Env, Task};
+use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Access, Client, Home, Key, Offer, Token};
@@ -37,6 +38,25 @@ pub(crate) async fn volume_with_files(home: &Path, name: &str) -> PathBuf {
     path
 }
 
+/// Sessions that the filesystem of a volume has records of.
+pub(crate) async fn sessions(path: &Path) -> usize {
+    let (volume, local) = open(&Env::real(), path).await;
+    let found = local.ledger().unwrap().sessions().await.unwrap().len();
+    local.close().await.unwrap();
+    volume.close().await.unwrap();
+    found
+}
+
+/// The filesystem of a volume, for a server.
+async fn open(env: &Env, path: &Path) -> (AnyVolume, Local) {
+    let place = VolumePath::find(path).unwrap();
+    let volume = AnyVolume::open(env, &place, &open::Options::default()).await.unwrap();
+    let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
+    let options = local::Options { keep_orphans: true, ..local::Options::default() };
+    let local = Local::open(env, transact, &Format::default().name, options).await.unwrap();
+    (volume, local)
+}
+
 /// A filesystem that is shared.
 pub(crate) struct Sharing {
     /// `HOST:PORT:/`
@@ -55,17 +75,16 @@ impl Sharing {
         let env = Env::real();
         let (home, key) = (Home::at(keys), Key::generate(&env).unwrap());
         home.add_key(&key).unwrap();
-        let place = VolumePath::find(volume).unwrap();
-        let volume = AnyVolume::open(&env, &place, &open::Options::default()).await.unwrap();
-        let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
-        let name = Format::default().name;
-        let local = Local::open(&env, transact, &name, local::Options::default()).await.unwrap();
-        let server = Server::new(&env, Arc::new(local.clone()), Options::default());
+        let (volume, local) = open(&env, volume).await;
+        let served = Arc::new(local.clone());
+        let server = Server::start(&env, served, Options::default()).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("{}:/", listener.local_addr().unwrap());
         let gate = Arc::new(Gate::new(&env, home.clone()).unwrap());
         let (seats, own) = (Arc::new(Semaphore::new(64)), env.clone());
         let serving = env.spawn(async move {
+            // They end with this task.
+            let mut connections = Vec::new();
             while let Ok((stream, _)) = listener.accept().await {
                 let (gate, seats, server) = (gate.clone(), seats.clone(), server.clone());
                 let serve = async move {
@@ -76,7 +95,7 @@ impl Sharing {
                     let visitor = Visitor { name, path: guest.name, access };
                     let _ = server.serve(guest.stream, visitor).await;
                 };
-                own.spawn(serve).detach();
+                connections.push(own.spawn(serve));
             }
         });
         Sharing { address, env, keys: home, key, local, volume, _serving: serving }

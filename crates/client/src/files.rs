@@ -118,7 +118,7 @@ impl Filesystem {
     /// files. Again it does nothing.
     ///
     /// # Errors
-    /// Those of the filesystem or a device. What was synced is safe all the same.
+    /// Those of the filesystem or a device. Synced changes are safe all the same.
     pub fn close(&self) -> Result<(), OpenError> {
         let Some(opened) = self.shared.opened.write().take() else { return Ok(()) };
         self.shared.runtime.block_on(opened.close())

@@ -41,7 +41,7 @@ pub unsafe extern "C" fn tw_file_flock(file: *const tw_file, operation: c_int) -
     })
 }
 
-/// How long a lock is waited for.
+/// How long a call waits for a lock.
 fn waits(wait: bool) -> Option<Duration> {
     if wait { None } else { Some(Duration::ZERO) }
 }

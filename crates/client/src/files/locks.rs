@@ -1,6 +1,6 @@
 //! Locks of open files.
 //!
-//! A lock that another owner has is waited for: for `wait`, which may be no time at all, or with `None` for any time.
+//! A call waits for a lock that another owner has: for `wait`, which may be no time at all, or with `None` for any time.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The user that calls act for: who owns new inodes, and what modes and access control lists permit.
+/// The user that calls act for: the owner of new inodes; modes and access control lists say what the user may do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
     /// The user; 0, root, may do everything that Linux permits root.

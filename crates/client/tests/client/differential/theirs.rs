@@ -102,7 +102,7 @@ impl Theirs {
     fn make_on_paths(&self, call: &Call) -> Outcome {
         let (c, here) = (|name: &str| self.c(name), libc::AT_FDCWD);
         let nofollow = |follow: bool| if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-        // SAFETY: all paths are terminated strings, alive for the call, and buffers as long as said.
+        // SAFETY: all paths are terminated strings, alive for the call.
         unsafe {
             match call {
                 Call::Mkdir(name, mode) => checked(libc::mkdir(c(name).as_ptr(), *mode).into()),
@@ -141,6 +141,16 @@ impl Theirs {
                     let flags = libc::AT_EACCESS;
                     checked(libc::faccessat(here, c(name).as_ptr(), (*wanted).into(), flags).into())
                 }
+                other => self.make_on_attributes(other),
+            }
+        }
+    }
+
+    fn make_on_attributes(&self, call: &Call) -> Outcome {
+        let c = |name: &str| self.c(name);
+        // SAFETY: all texts are terminated strings, alive for the call, and buffers as long as said.
+        unsafe {
+            match call {
                 Call::SetXattr(name, attribute, value, how) => {
                     let attribute = CString::new(*attribute).unwrap();
                     let value = (value.as_ptr().cast(), value.len());

@@ -7,6 +7,7 @@
 //! [`Filesystem::sync`] of the inode; for a change of names, of the directory.
 
 use std::fmt;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -17,7 +18,7 @@ use crate::attributes::{AttributeChange, Ino, Kind};
 use crate::error::FsError;
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
-use crate::ledger::Ledger;
+use crate::ledger::{Recorder, SessionRecord};
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 
 /// Longest name in bytes.
@@ -380,4 +381,55 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     fn may_change_everything(&self) -> bool {
         false
     }
+}
+
+/// A filesystem that keeps a server's records.
+#[async_trait]
+pub trait Ledger: Send + Sync + fmt::Debug {
+    /// The filesystem for one call: its change and the record of the call are one transaction. A call of several
+    /// transactions is recorded with its last change.
+    ///
+    /// The call fails with [`FsError::Stale`] when the session is not in the records.
+    fn recording(&self, recorder: Arc<Recorder>) -> Arc<dyn Filesystem>;
+
+    /// Records a new session; returns its number when that survives a crash.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn begin_session(&self, info: Bytes) -> Result<u64, FsError>;
+
+    /// Removes sessions from the records; returns when that survives a crash.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError>;
+
+    /// The sessions that are recorded.
+    ///
+    /// # Errors
+    /// Those of the transaction; [`FsError::Damaged`].
+    async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError>;
+
+    /// Removes all sessions from the records, for an opening without a server; how many. Their clients do not hear of
+    /// changes then, so they cannot go on with what they cache.
+    ///
+    /// # Errors
+    /// Those of the transactions.
+    async fn end_all_sessions(&self) -> Result<usize, FsError> {
+        let sessions: Vec<u64> = self.sessions().await?.iter().map(|it| it.session).collect();
+        if !sessions.is_empty() {
+            self.end_sessions(&sessions).await?;
+        }
+        Ok(sessions.len())
+    }
+
+    /// A number that shows that the server told this session of an inode: it cannot be guessed.
+    fn proof(&self, session: u64, ino: Ino) -> u64;
+
+    /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
+    /// that take references again, if the filesystem was opened so.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    async fn release_orphans(&self) -> Result<(), FsError>;
 }

@@ -6,17 +6,11 @@
 //! The calls of a session use *slots*, each for one call at a time, as in NFS version 4.1 (RFC 8881, 2.10.6). A slot has the
 //! record of its last call: with that one, the filesystem holds all earlier calls of the slot.
 
-use std::fmt;
-use std::sync::Arc;
-
-use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::attributes::{Ino, Timestamp};
-use crate::error::FsError;
-use crate::filesystem::Filesystem;
+use crate::attributes::Timestamp;
 
 /// A call that changes something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,55 +81,4 @@ impl Recorder {
     pub(crate) fn commit(&self, committed: Committed) {
         *self.committed.lock() = Some(committed);
     }
-}
-
-/// A filesystem that keeps a server's records.
-#[async_trait]
-pub trait Ledger: Send + Sync + fmt::Debug {
-    /// The filesystem for one call: its change and the record of the call are one transaction. A call of several
-    /// transactions is recorded with its last change.
-    ///
-    /// The call fails with [`FsError::Stale`] when the session is not in the records.
-    fn recording(&self, recorder: Arc<Recorder>) -> Arc<dyn Filesystem>;
-
-    /// Records a new session; returns its number when that survives a crash.
-    ///
-    /// # Errors
-    /// Those of the transaction.
-    async fn begin_session(&self, info: Bytes) -> Result<u64, FsError>;
-
-    /// Removes sessions from the records; returns when that survives a crash.
-    ///
-    /// # Errors
-    /// Those of the transaction.
-    async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError>;
-
-    /// The sessions that are recorded.
-    ///
-    /// # Errors
-    /// Those of the transaction; [`FsError::Damaged`].
-    async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError>;
-
-    /// Removes all sessions from the records, for an opening without a server; how many. Their clients do not hear of
-    /// changes then, so they cannot go on with what they cache.
-    ///
-    /// # Errors
-    /// Those of the transactions.
-    async fn end_all_sessions(&self) -> Result<usize, FsError> {
-        let sessions: Vec<u64> = self.sessions().await?.iter().map(|it| it.session).collect();
-        if !sessions.is_empty() {
-            self.end_sessions(&sessions).await?;
-        }
-        Ok(sessions.len())
-    }
-
-    /// A number that shows that the server told this session of an inode: it cannot be guessed.
-    fn proof(&self, session: u64, ino: Ino) -> u64;
-
-    /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
-    /// that take references again, if the filesystem was opened so.
-    ///
-    /// # Errors
-    /// Those of the transaction.
-    async fn release_orphans(&self) -> Result<(), FsError>;
 }

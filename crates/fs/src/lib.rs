@@ -28,10 +28,9 @@ pub use answer::{Answer, Lookup, Validity};
 pub use attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
 pub use error::{Action, Failure, FsError};
 pub use filesystem::{
-    Allocation, Cookie, Entry, Filesystem, NewNode, Node, Rename, Seek, SetXattr, Statistics,
-    WriteAt, WriteHow,
+    Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Node, Rename, Seek, SetXattr,
+    Statistics, WriteAt, WriteHow,
 };
 pub use handle::{Caller, Handle, OpenFlags, Opened, PageCache};
 pub use invalidation::{Change, Invalidation, Watcher};
-pub use ledger::Ledger;
 pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};

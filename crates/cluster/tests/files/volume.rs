@@ -42,7 +42,7 @@ impl Disk {
     }
 
     async fn volume(&self, env: &Env) -> Arc<dyn Transact> {
-        // Nothing is durable before somebody asks for it.
+        // Nothing is durable before a sync.
         let never = Duration::from_secs(1000);
         let options = inplace::Options {
             mode: Mode::Data,

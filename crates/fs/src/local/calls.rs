@@ -13,12 +13,11 @@ use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino};
 use crate::error::FsError;
 use crate::filesystem::{
-    Allocation, Cookie, Entry, Filesystem, NewNode, Rename, Seek, SetXattr, Statistics, WriteAt,
-    WriteHow,
+    Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Rename, Seek, SetXattr, Statistics,
+    WriteAt, WriteHow,
 };
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
-use crate::ledger::Ledger;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 
 /// Cuts buffers where their bytes reach multiples of [`MAX_ATOMIC_WRITE`] in the file.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use crate::attributes::Timestamp;
+use crate::ledger::Committed;
 
 /// The effects of a call, for state that is kept outside of transactions.
 #[derive(Debug, Default)]
@@ -28,6 +29,12 @@ pub(super) struct Effects {
 }
 
 impl Effects {
+    /// What a recorded call has come to, with the version that its change became.
+    pub(super) fn committed(&self, version: u64) -> Option<Committed> {
+        let (time, outcome) = self.recorded?;
+        Some(Committed { version, time, outcome })
+    }
+
     /// Adds the effects of a later call.
     pub(super) fn add(&mut self, later: Effects) {
         for (ino, content) in later.inodes {

@@ -17,7 +17,7 @@
 //! 0     | Usage  | inode | lane      UsageRecord: the usage under it, to be summed over lanes
 //! 0     | Reservations               the block of the data with the table of reservations
 //! 0     | Session | number           what a server has written down of a client's session
-//! 0     | Session | number | slot    SlotValue: the last call of a slot of the session
+//! 0     | Session | number | slot    number and outcome of the last call of a slot
 //! ```
 //!
 //! `NAME.data` begins with bitmap pages ([`BitmapHeader`]), with one bit for each block behind them that is
@@ -127,26 +127,17 @@ pub enum Tag {
     Session = 24,
 }
 
+/// All tags.
+#[rustfmt::skip]
+const TAGS: [Tag; 14] = [
+    Tag::Inode, Tag::Target, Tag::Xattr, Tag::Entry, Tag::Extent, Tag::Super, Tag::Numbers, Tag::Counts, Tag::Orphan,
+    Tag::Freed, Tag::Quota, Tag::Usage, Tag::Reservations, Tag::Session,
+];
+
 impl Tag {
     /// Decodes a tag.
-    pub const fn decode(byte: u8) -> Option<Tag> {
-        Some(match byte {
-            1 => Tag::Inode,
-            2 => Tag::Target,
-            3 => Tag::Xattr,
-            4 => Tag::Entry,
-            5 => Tag::Extent,
-            16 => Tag::Super,
-            17 => Tag::Numbers,
-            18 => Tag::Counts,
-            19 => Tag::Orphan,
-            20 => Tag::Freed,
-            21 => Tag::Quota,
-            22 => Tag::Usage,
-            23 => Tag::Reservations,
-            24 => Tag::Session,
-            _ => return None,
-        })
+    pub fn decode(byte: u8) -> Option<Tag> {
+        TAGS.into_iter().find(|tag| *tag as u8 == byte)
     }
 }
 
@@ -306,16 +297,6 @@ pub struct UsageRecord {
     pub blocks: I64,
     /// Inodes, likewise.
     pub inodes: I64,
-}
-
-/// The value of a slot under [`Tag::Session`].
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SlotValue {
-    /// The number of the last call.
-    pub number: U64,
-    /// What it came to: [`Committed::outcome`](crate::ledger::Committed::outcome).
-    pub outcome: U64,
 }
 
 /// Begins a page of bits.

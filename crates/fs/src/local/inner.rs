@@ -25,7 +25,6 @@ use super::area::DataArea;
 use super::effects::Effects;
 use super::holdings::Owner;
 use super::options::{Atime, Options};
-use super::sessions::committed;
 use super::space::Space;
 use super::superblock::Copies;
 use crate::attributes::Ino;
@@ -193,7 +192,7 @@ impl Inner {
         let before = self.moment();
         let ((done, effects), version) =
             txn::run_versioned(&*self.volume, Begin::STRICT, durability, work).await?;
-        if let Some((recorder, committed)) = recorder.zip(committed(&effects, version.version.0)) {
+        if let Some((recorder, committed)) = recorder.zip(effects.committed(version.version.0)) {
             recorder.commit(committed);
         }
         self.settle(effects, (durability == Durability::Synced).then_some(before));

@@ -8,16 +8,26 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use siphasher::sip::SipHasher13;
 use thalweg_store::txn::Durability;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Local;
-use super::effects::Effects;
-use super::format::{SlotValue, Tag, decode_time, key, key_behind, parse_key};
+use super::format::{Tag, decode_time, key, key_behind, parse_key};
 use super::op::Op;
 use crate::attributes::Ino;
 use crate::error::FsError;
-use crate::filesystem::Filesystem;
-use crate::ledger::{Committed, Ledger, Recorder, SessionRecord, SlotRecord};
+use crate::filesystem::{Filesystem, Ledger};
+use crate::ledger::{Recorder, SessionRecord, SlotRecord};
+
+/// The value of a slot.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct SlotValue {
+    /// The number of the last call.
+    number: U64,
+    /// What it came to: [`Committed::outcome`](crate::ledger::Committed::outcome).
+    outcome: U64,
+}
 
 /// Longest value of a session's record in bytes.
 const MAX_INFO: usize = 1024;
@@ -102,12 +112,6 @@ impl Local {
         })
         .await
     }
-}
-
-/// What a change has come to, with the version that it became.
-pub(super) fn committed(effects: &Effects, version: u64) -> Option<Committed> {
-    let (time, outcome) = effects.recorded?;
-    Some(Committed { version, time, outcome })
 }
 
 #[async_trait]

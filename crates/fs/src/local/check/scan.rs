@@ -280,13 +280,9 @@ impl Scan {
                 Some(ino) => self.orphans.insert(ino),
                 None => false,
             },
-            Tag::Freed => match freed_run(key, value, &inner.area) {
-                Some(run) => {
-                    self.freed.push(run);
-                    true
-                }
-                None => false,
-            },
+            Tag::Freed => {
+                freed_run(key, value, &inner.area).map(|run| self.freed.push(run)).is_some()
+            }
             Tag::Reservations => match value.try_into().ok().map(u64::from_le_bytes) {
                 Some(table) if rest.is_empty() => {
                     self.table = Some(table);

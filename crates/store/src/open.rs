@@ -46,6 +46,17 @@ pub enum OpenError {
     InPlace(#[from] InPlaceError),
 }
 
+impl OpenError {
+    /// Whether another process has the volume open: later it may be free.
+    pub fn is_locked(&self) -> bool {
+        matches!(
+            self,
+            OpenError::Chained(PoolError::Device(DeviceError::Locked { .. }))
+                | OpenError::InPlace(InPlaceError::Device(DeviceError::Locked { .. }))
+        )
+    }
+}
+
 impl From<DeviceError> for OpenError {
     fn from(error: DeviceError) -> OpenError {
         OpenError::InPlace(error.into())

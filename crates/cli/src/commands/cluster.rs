@@ -72,6 +72,9 @@ pub(crate) struct Serve {
     /// A client that is not heard for so many seconds loses what it caches
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
+    /// While another server has the filesystem, stand by, and go on in its place when it has ended
+    #[arg(long)]
+    standby: bool,
     /// Serve metrics for Prometheus over HTTP, on localhost:PORT for example
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<ListenAddress>,
@@ -193,7 +196,10 @@ async fn make_if_absent(env: &Env, target: &Target) -> Outcome<()> {
 async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let address: ListenAddress = args.listen.parse().map_err(Failure::new)?;
-    let opened = Opened::open(env, &target).await?;
+    let opened = match args.standby {
+        true => Opened::open_when_free(env, &target, |why| eprintln!("standing by: {why}")).await?,
+        false => Opened::open(env, &target).await?,
+    };
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Serve));
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = async {

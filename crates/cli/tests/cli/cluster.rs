@@ -1,6 +1,8 @@
 //! A filesystem that clients on other machines share.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -261,18 +263,45 @@ fn a_revoked_client_cannot_mount_again() {
 fn mounts_go_on_when_the_server_is_killed_and_starts_again() {
     let Some(mut scene) = Scene::with_mounts() else { return };
     let (one, two) = (scene.mount("one", "/", "--rw"), scene.mount("two", "/", "--rw"));
-    fs::write(one.join("a"), "synced").unwrap();
-    fs::File::open(one.join("a")).unwrap().sync_all().unwrap();
-    fs::File::open(&one).unwrap().sync_all().unwrap();
+    let mut open = fs::File::create(one.join("gone")).unwrap();
+    open.write_all(b"kept ").unwrap();
+    fs::remove_file(one.join("gone")).unwrap();
+    fs::write(one.join("a"), "not synced").unwrap();
     scene.server.take().unwrap().kill();
     scene.serve();
-    assert_eq!((text(&one.join("a")), text(&two.join("a"))), ("synced".into(), "synced".into()));
+    assert_eq!(text(&one.join("a")), "not synced");
+    assert_eq!(text(&two.join("a")), "not synced");
+    open.write_all(b"open").unwrap();
+    assert_eq!(open.metadata().unwrap().len(), 9);
+    drop(open);
     fs::write(two.join("b"), "later").unwrap();
     assert_eq!(text(&one.join("b")), "later");
     for name in ["one", "two"] {
         let output = scene.umount(name, &[]);
         assert!(output.status.success(), "{output:?}");
     }
+}
+
+#[test]
+fn a_standby_goes_on_when_the_server_is_killed() {
+    let Some(mut scene) = Scene::with_mounts() else { return };
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let second = free.local_addr().unwrap().to_string();
+    drop(free);
+    let mut command = scene.with("server", &["cluster", "serve", "--json", "--lease", "2"]);
+    command.arg("--standby").arg(scene.home.volume()).args(["--listen", &second]);
+    let unused = scene.home.path("unused");
+    let standby = std::thread::spawn(move || Server::of(command, unused));
+    scene.place = format!("{},{second}", scene.place);
+    let one = scene.mount("one", "/", "--rw");
+    fs::write(one.join("a"), "not synced").unwrap();
+    assert!(!standby.is_finished());
+    scene.server.take().unwrap().kill();
+    scene.server = Some(standby.join().unwrap());
+    assert_eq!(text(&one.join("a")), "not synced");
+    fs::write(one.join("b"), "later").unwrap();
+    let output = scene.umount("one", &[]);
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// What clients cache would not notice a raw write; and `/vol` is a directory for them, not the volume of that name.

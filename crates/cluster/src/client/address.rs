@@ -1,8 +1,10 @@
-//! The address of a shared filesystem: `SERVER:/PATH`, as with NFS.
+//! The address of a shared filesystem: `SERVER:/PATH`, as with NFS, or `SERVER,STANDBY:/PATH`.
 
 use std::fmt;
 use std::io;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use thalweg_env::Env;
 use thalweg_env::connection::{BoxStream, Connecting, Connector};
 use thalweg_ipc::remote::{Advice, RemoteError, Server};
@@ -15,18 +17,21 @@ pub const PORT: u16 = 7700;
 /// A directory of a shared filesystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address {
-    server: Server,
+    /// One of them serves; the others may stand by.
+    servers: Vec<Server>,
     path: String,
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.server, self.path)
+        let servers: Vec<String> = self.servers.iter().map(Server::to_string).collect();
+        write!(f, "{}:{}", servers.join(","), self.path)
     }
 }
 
 impl Address {
-    /// The directory with an address, which is `HOST:/PATH` or `HOST:PORT:/PATH`; `None` for a text that is none, such as
+    /// The directory with an address, which is `HOST:/PATH` or `HOST:PORT:/PATH`, or has several hosts with commas
+    /// between; `None` for a text that is none, such as
     /// a path.
     pub fn of(text: &str) -> Option<Result<Address, RemoteError>> {
         let at = text.find(":/").filter(|_| !text.starts_with(['/', '.']))?;
@@ -35,8 +40,9 @@ impl Address {
         if path.starts_with("//") || server.contains('/') {
             return None;
         }
-        let server = Server::with_port(server, PORT);
-        Some(server.map(|server| Address { server, path: path.to_owned() }))
+        let servers = server.split(',').map(|server| Server::with_port(server, PORT));
+        let servers: Result<Vec<Server>, RemoteError> = servers.collect();
+        Some(servers.map(|servers| Address { servers, path: path.to_owned() }))
     }
 
     /// Connects to it, with the keys in `home`.
@@ -44,10 +50,14 @@ impl Address {
     /// # Errors
     /// [`RemoteError`].
     pub async fn enter(&self, env: &Env, home: &Home) -> Result<BoxStream, RemoteError> {
-        self.server.enter(env, home, (Service::Files, &self.path)).await
+        let entering = self
+            .servers
+            .iter()
+            .map(|server| Box::pin(server.enter(env, home, (Service::Files, &self.path))));
+        first(entering).await
     }
 
-    /// Becomes a client of the server, if there is a token, with this user's key, which is made if there is none. Then
+    /// Becomes a client of the server that serves, if there is a token, with this user's key, which is made if there is none. Then
     /// connects once, so that errors are told at once.
     ///
     /// # Errors
@@ -59,15 +69,49 @@ impl Address {
         token: Option<&Token>,
     ) -> Result<(), RemoteError> {
         if let Some(token) = token {
-            self.server.enrol(env, home, &home.own_key(env)?, token).await?;
+            let key = home.own_key(env)?;
+            let enrolling =
+                self.servers.iter().map(|server| Box::pin(server.enrol(env, home, &key, token)));
+            first(enrolling).await?;
         }
+        self.trust_all(home)?;
         self.enter(env, home).await.map(drop)
+    }
+
+    /// All servers of a filesystem have one key: a server whose key is not known has that of another one.
+    fn trust_all(&self, home: &Home) -> Result<(), RemoteError> {
+        let keys = self.servers.iter().map(|server| home.server(&server.to_string()));
+        let keys: Vec<_> = keys.collect::<Result<_, _>>()?;
+        let Some(known) = keys.iter().flatten().next() else { return Ok(()) };
+        for (server, _) in self.servers.iter().zip(&keys).filter(|(_, key)| key.is_none()) {
+            home.trust(&server.to_string(), known)?;
+        }
+        Ok(())
     }
 
     /// Connects to it each time that a client asks for a connection.
     pub fn connector(&self, env: &Env, home: Home) -> Box<dyn Connector> {
         Box::new(Entrance { address: self.clone(), env: env.clone(), home })
     }
+}
+
+/// The first success, or the error that tells most.
+async fn first<T, F: Future<Output = Result<T, RemoteError>> + Unpin>(
+    attempts: impl Iterator<Item = F>,
+) -> Result<T, RemoteError> {
+    let mut attempts: FuturesUnordered<F> = attempts.collect();
+    let mut failed: Option<RemoteError> = None;
+    while let Some(outcome) = attempts.next().await {
+        match outcome {
+            Ok(done) => return Ok(done),
+            // A server that refuses tells more than one that is not there.
+            Err(error) if error.advice() != Advice::Retry => failed = Some(error),
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+        }
+    }
+    Err(failed.unwrap_or_else(|| RemoteError::Address(String::new())))
 }
 
 /// Makes connections to a shared filesystem.
@@ -104,13 +148,17 @@ mod tests {
 
     #[test]
     fn an_address_is_a_server_and_a_path() {
-        for text in ["server:8494:/home/alice", "[::1]:7700:/", "10.0.0.7:9:/a b"] {
+        for text in ["server:8494:/home/alice", "[::1]:7700:/", "10.0.0.7:9:/a b", "a:1,[::1]:2:/x"]
+        {
             assert_eq!(Address::of(text).unwrap().unwrap().to_string(), text);
         }
         assert_eq!(Address::of("server:/x").unwrap().unwrap().to_string(), "server:7700:/x");
         for text in ["/srv/vol", "./a:/b", "vol", "thalweg://host/vol", "a/b:/c", "/a:/b"] {
             assert!(Address::of(text).is_none(), "{text}");
         }
-        assert!(Address::of("serv er:/x").unwrap().is_err());
+        assert_eq!(Address::of("a,b:9:/x").unwrap().unwrap().to_string(), "a:7700,b:9:/x");
+        for text in ["serv er:/x", "a,:/x", ",:/x", ":/x"] {
+            assert!(Address::of(text).unwrap().is_err(), "{text}");
+        }
     }
 }

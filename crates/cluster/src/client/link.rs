@@ -297,12 +297,17 @@ impl Shared {
 
     /// Ends the session in order.
     pub(super) async fn detach(self: &Arc<Self>) {
-        if self.holdings.kept.lock().len() > 0 {
-            // After this call nothing would make these again.
-            let syncing = self.order(Request::SyncAll);
-            let _ = self.env.timeout(self.options.patience, syncing).await;
-        }
         let Link::Up(channel) = self.link.send_replace(Link::Closed) else { return };
+        let kept = self.holdings.kept.lock().len();
+        if kept > 0 {
+            // After this call nothing would make these again.
+            let call = Call::outside(Request::SyncAll);
+            let patience = self.options.patience;
+            let synced = channel.call_within::<_, Reply>(&self.env, patience, &call, &[]).await;
+            if !matches!(&synced, Ok((reply, _)) if reply.answer == Answer::Done) {
+                tracing::warn!(changes = kept, "changes may not be durable");
+            }
+        }
         let call = Call::outside(Request::Detach);
         let patience = self.options.patience;
         let _ = channel.call_within::<_, Reply>(&self.env, patience, &call, &[]).await;

@@ -241,6 +241,19 @@ pub enum Request {
 impl Request {
     /// Whether it is to be carried out once: it may change something, or its answer is a new thing.
     pub fn is_once(&self) -> bool {
+        let uses_files = matches!(
+            self,
+            Request::Open { .. }
+                | Request::Flush { .. }
+                | Request::Release { .. }
+                | Request::Lock { .. }
+                | Request::Unlock { .. }
+        );
+        uses_files || self.is_change()
+    }
+
+    /// The inodes that it names, and whether it needs the right to change something.
+    pub fn touched(&self) -> ([Option<Ino>; 2], bool) {
         match self {
             Request::Attach { .. }
             | Request::Claim
@@ -251,35 +264,37 @@ impl Request {
             | Request::Detach
             | Request::Forget
             | Request::Cancel(_)
-            | Request::Lookup { .. }
-            | Request::Parent { .. }
-            | Request::Attributes { .. }
-            | Request::ReadLink { .. }
-            | Request::ReadDirectory { .. }
-            | Request::Read { .. }
-            | Request::Seek { .. }
-            | Request::Sync { .. }
             | Request::SyncAll
-            | Request::Xattr { .. }
-            | Request::Xattrs { .. }
-            | Request::Statistics
-            | Request::ConflictingLock { .. } => false,
-            Request::SetAttributes { .. }
-            | Request::Create { .. }
-            | Request::Link { .. }
-            | Request::Unlink { .. }
-            | Request::RemoveDirectory { .. }
-            | Request::Rename { .. }
-            | Request::Write { .. }
-            | Request::Allocate { .. }
-            | Request::Copy { .. }
-            | Request::SetXattr { .. }
-            | Request::RemoveXattr { .. }
-            | Request::Open { .. }
-            | Request::Flush { .. }
-            | Request::Release { .. }
-            | Request::Lock { .. }
-            | Request::Unlock { .. } => true,
+            | Request::Statistics => ([None, None], false),
+            Request::Lookup { parent: ino, .. }
+            | Request::Parent { directory: ino }
+            | Request::Attributes { ino }
+            | Request::ReadLink { ino }
+            | Request::ReadDirectory { ino, .. }
+            | Request::Read { ino, .. }
+            | Request::Seek { ino, .. }
+            | Request::Sync { ino, .. }
+            | Request::Xattr { ino, .. }
+            | Request::Xattrs { ino }
+            | Request::Flush { ino, .. }
+            | Request::Release { ino, .. }
+            | Request::Lock { ino, .. }
+            | Request::Unlock { ino, .. }
+            | Request::ConflictingLock { ino, .. } => ([Some(*ino), None], false),
+            Request::Open { ino, flags, .. } => ([Some(*ino), None], flags.write),
+            Request::SetAttributes { ino, .. }
+            | Request::Create { parent: ino, .. }
+            | Request::Unlink { parent: ino, .. }
+            | Request::RemoveDirectory { parent: ino, .. }
+            | Request::Write { ino, .. }
+            | Request::Allocate { ino, .. }
+            | Request::SetXattr { ino, .. }
+            | Request::RemoveXattr { ino, .. } => ([Some(*ino), None], true),
+            Request::Link { ino: one, parent: two, .. } => ([Some(*one), Some(*two)], true),
+            Request::Rename { from: (one, _), to: (two, _), .. }
+            | Request::Copy { from: (one, _), to: (two, _), .. } => {
+                ([Some(*one), Some(*two)], true)
+            }
         }
     }
 
@@ -354,6 +369,8 @@ pub enum Answer {
         read_only: bool,
         /// The incarnation of the server.
         server: Uuid,
+        /// Changes up to this version survive a crash.
+        durable: u64,
     },
     /// The server has ended the session, or does not know it.
     Evicted,

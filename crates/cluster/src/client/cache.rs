@@ -160,9 +160,22 @@ impl Cache {
         self.nodes.entry(ino).or_default().content = true;
     }
 
-    /// What the client knows and caches, for the next server. It does not know what was about to be forgotten.
-    pub(super) fn claims(&mut self) -> Vec<Claim> {
-        self.gone.clear();
+    /// That the client knows an inode.
+    pub(super) fn claim(&self, ino: Ino) -> Option<Claim> {
+        let Node { stamp, proof, .. } = *self.nodes.get(&ino)?;
+        (stamp > 0).then_some(Claim { ino, stamp, proof, held: Grants::default() })
+    }
+
+    /// What the client knows and caches, for the next server, and what is `needed` by changes that are made again: if the
+    /// client has forgotten that, the server is told once more. It does not know anything else that was about to be
+    /// forgotten.
+    pub(super) fn claims(&mut self, needed: impl Iterator<Item = Claim>) -> Vec<Claim> {
+        let mut forgotten: Vec<Claim> =
+            needed.filter(|it| !self.nodes.contains_key(&it.ino)).collect();
+        // The last answer that named it has the highest stamp.
+        forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
+        forgotten.dedup_by_key(|it| it.ino);
+        self.gone = forgotten.iter().map(|it| (it.ino, it.stamp)).collect();
         let claim = |(ino, node): (&Ino, &Node)| {
             let held = Grants {
                 attributes: node.attributes.is_some(),
@@ -174,6 +187,7 @@ impl Cache {
             is_known.then_some(Claim { ino: *ino, stamp, proof, held })
         };
         let mut claims: Vec<Claim> = self.nodes.iter().filter_map(claim).collect();
+        claims.extend(forgotten);
         claims.sort_unstable_by_key(|claim| claim.ino);
         claims
     }

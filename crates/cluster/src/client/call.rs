@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_fs::FsError;
+use thalweg_fs::ledger::Committed;
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
@@ -146,13 +147,7 @@ impl Shared {
             let take = move |reply: Reply, payload: Bytes| {
                 shared.renew(sent);
                 if let Some((slot, committed)) = used.as_ref().zip(reply.committed) {
-                    shared.holdings.kept.lock().keep(KeptCall {
-                        number,
-                        slot: slot.number,
-                        request: kept,
-                        payload: sent_payload,
-                        committed,
-                    });
+                    shared.keep((number, slot.number), kept, sent_payload, committed);
                 }
                 then(&shared, &reply, &payload);
                 (reply, payload)
@@ -174,13 +169,32 @@ impl Shared {
         }
     }
 
+    /// Keeps a change until the server has made it durable.
+    fn keep(
+        &self,
+        (number, slot): (u64, u16),
+        request: Arc<Request>,
+        payload: Vec<Bytes>,
+        committed: Committed,
+    ) {
+        let named = request.touched().0;
+        let inodes = {
+            let cache = self.cache.lock();
+            named.map(|ino| ino.and_then(|ino| cache.claim(ino)))
+        };
+        let call = KeptCall { number, slot, request, payload, committed, inodes };
+        self.holdings.kept.lock().keep(call);
+    }
+
     /// A slot for a change. While many changes are kept, it comes when the server has made them durable.
     async fn slot_for(self: &Arc<Self>, request: &Request) -> Result<Option<Arc<Slot>>, FsError> {
         if !request.is_change() {
             return Ok(None);
         }
         if self.holdings.kept.lock().is_full() {
+            let last = self.holdings.kept.lock().last();
             Box::pin(self.order(Request::SyncAll)).await?;
+            last.into_iter().for_each(|version| self.holdings.kept.lock().durable(version));
         }
         self.holdings.slots.take().await.map(Some).ok_or_else(|| LinkError::Closed.into())
     }

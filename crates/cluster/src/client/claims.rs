@@ -23,7 +23,8 @@ impl Shared {
     /// Those of the connection, and a server that refuses the inodes: then the session has ended.
     pub(super) async fn claim_all(self: &Arc<Self>, channel: &Channel) -> Result<(), AttachError> {
         let kept = self.holdings.kept.lock().outdate();
-        let claims = self.cache.lock().claims();
+        let needed = kept.iter().flat_map(|call| call.inodes).flatten();
+        let claims = self.cache.lock().claims(needed);
         for some in claims.chunks(MAX_CLAIMS) {
             let payload = postcard::to_allocvec(some).unwrap_or_default();
             let call = Call::outside(Request::Claim);
@@ -70,16 +71,17 @@ impl Shared {
         if kept.is_empty() {
             return Ok(());
         }
-        let calls = kept.iter().map(|KeptCall { number, slot, request, payload, committed }| {
-            let call = Call {
-                number: *number,
-                oldest: 0,
-                slot: *slot,
-                before: Some(*committed),
-                request: (**request).clone(),
-            };
-            (call, payload.clone())
-        });
+        let calls =
+            kept.iter().map(|KeptCall { number, slot, request, payload, committed, .. }| {
+                let call = Call {
+                    number: *number,
+                    oldest: 0,
+                    slot: *slot,
+                    before: Some(*committed),
+                    request: (**request).clone(),
+                };
+                (call, payload.clone())
+            });
         let answers = self.in_order(channel, calls.collect()).await?;
         let (mut renewed, mut failed) = (Vec::new(), 0u64);
         for (call, reply) in kept.into_iter().zip(answers) {

@@ -11,7 +11,7 @@ use thalweg_fs::locks::LockTable;
 use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::protocol::{Request, SLOTS};
+use crate::protocol::{Claim, Request, SLOTS};
 
 /// Bytes of changes that are kept before the server has to make them durable.
 pub(super) const MAX_KEPT: usize = 32 << 20;
@@ -34,6 +34,8 @@ pub(super) struct KeptCall {
     pub(super) request: Arc<Request>,
     pub(super) payload: Vec<Bytes>,
     pub(super) committed: Committed,
+    /// The inodes that it names: the caller may have forgotten them.
+    pub(super) inodes: [Option<Claim>; 2],
 }
 
 impl KeptCall {
@@ -94,6 +96,11 @@ impl Kept {
     /// Drops all; how many.
     pub(super) fn clear(&mut self) -> usize {
         std::mem::take(self).calls.len()
+    }
+
+    /// The highest version of a change that is kept.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.calls.last_key_value().map(|(version, _)| *version).filter(|_| !self.is_outdated)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -132,7 +132,7 @@ impl Shared {
         let lost = |error| AttachError::Lost(io::Error::other(error));
         let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
         match answer {
-            Answer::Attached { root, lease, read_only, server } => {
+            Answer::Attached { root, lease, read_only, server, durable } => {
                 let lease = Duration::from_millis(u64::from(lease));
                 let mut session = self.session.lock();
                 *session = SessionInfo { begun: true, root, lease, read_only, server, ..*session };
@@ -140,6 +140,7 @@ impl Shared {
                 let is_new = begun && before != server;
                 if !is_new {
                     self.cache.lock().renew(sent, lease);
+                    self.holdings.kept.lock().durable(durable);
                 }
                 Ok(Connection { channel, running, is_new })
             }

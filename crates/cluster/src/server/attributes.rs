@@ -113,54 +113,10 @@ impl Shared {
 
     /// Whether the session may do this at all: its client knows the inodes, and may change what it changes.
     fn check(&self, session: &Session, request: &Request) -> Result<(), FsError> {
-        let (inodes, changes) = touched(request);
+        let (inodes, changes) = request.touched();
         if changes && session.visitor.access == Access::Read {
             return Err(FsError::ReadOnly);
         }
         inodes.into_iter().flatten().try_for_each(|ino| session.knows(ino))
-    }
-}
-
-/// The inodes that a request names, and whether it changes something.
-fn touched(request: &Request) -> ([Option<Ino>; 2], bool) {
-    match request {
-        Request::Attach { .. }
-        | Request::Claim
-        | Request::ClaimOpen { .. }
-        | Request::ClaimLock { .. }
-        | Request::Claimed
-        | Request::Renew
-        | Request::Detach
-        | Request::Forget
-        | Request::Cancel(_)
-        | Request::SyncAll
-        | Request::Statistics => ([None, None], false),
-        Request::Lookup { parent: ino, .. }
-        | Request::Parent { directory: ino }
-        | Request::Attributes { ino }
-        | Request::ReadLink { ino }
-        | Request::ReadDirectory { ino, .. }
-        | Request::Read { ino, .. }
-        | Request::Seek { ino, .. }
-        | Request::Sync { ino, .. }
-        | Request::Xattr { ino, .. }
-        | Request::Xattrs { ino }
-        | Request::Flush { ino, .. }
-        | Request::Release { ino, .. }
-        | Request::Lock { ino, .. }
-        | Request::Unlock { ino, .. }
-        | Request::ConflictingLock { ino, .. } => ([Some(*ino), None], false),
-        Request::Open { ino, flags, .. } => ([Some(*ino), None], flags.write),
-        Request::SetAttributes { ino, .. }
-        | Request::Create { parent: ino, .. }
-        | Request::Unlink { parent: ino, .. }
-        | Request::RemoveDirectory { parent: ino, .. }
-        | Request::Write { ino, .. }
-        | Request::Allocate { ino, .. }
-        | Request::SetXattr { ino, .. }
-        | Request::RemoveXattr { ino, .. } => ([Some(*ino), None], true),
-        Request::Link { ino: one, parent: two, .. } => ([Some(*one), Some(*two)], true),
-        Request::Rename { from: (one, _), to: (two, _), .. }
-        | Request::Copy { from: (one, _), to: (two, _), .. } => ([Some(*one), Some(*two)], true),
     }
 }

@@ -181,6 +181,7 @@ impl Connection {
             root: session.root,
             lease: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
             server: shared.incarnation,
+            durable: shared.undurable.durable(),
             read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
         }
     }

@@ -112,10 +112,14 @@ impl Shared {
                 continue;
             };
             lease = lease.max(granted);
-            let Ok(root) = self.resolve(&visitor.path).await else {
-                tracing::warn!(client = visitor.name, "the directory of a client is gone");
-                invalid.push(number);
-                continue;
+            let root = match self.resolve(&visitor.path).await {
+                Ok(root) => root,
+                Err(FsError::NotFound | FsError::NotDirectory) => {
+                    tracing::warn!(client = visitor.name, "the directory of a client is gone");
+                    invalid.push(number);
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
             let session = Session::new(id, number, visitor, root, self.env.now());
             *session.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();

@@ -198,8 +198,11 @@ impl Session {
     /// Tells the client up to which version changes are durable, if it keeps some.
     pub(super) fn tell_durable(&self, version: u64) {
         let mut state = self.state.lock();
-        if std::mem::take(&mut state.kept) == 0 {
+        if state.kept == 0 {
             return;
+        }
+        if state.kept <= version {
+            state.kept = 0;
         }
         if let Some(channel) = &state.channel {
             // On another connection the client hears it with the next sync.

@@ -123,6 +123,11 @@ impl Undurable {
         !is_clean && items.iter().any(|item| state.is_of_another(by, item))
     }
 
+    /// Changes up to this version are durable.
+    pub(super) fn durable(&self) -> u64 {
+        self.state.lock().durable
+    }
+
     /// Whether something has changed since the last sync began.
     pub(super) fn is_dirty(&self) -> bool {
         !self.state.lock().recent.is_empty()

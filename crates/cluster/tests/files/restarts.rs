@@ -79,6 +79,36 @@ fn open_files_without_names_and_locks_outlive_the_server() {
 }
 
 #[test]
+fn changes_of_what_the_caller_has_forgotten_survive() {
+    for (seed, left) in (0..).zip(BOTH) {
+        run(seed, |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let a = scene.client("a").await;
+            let directory = make(&a.client, Ino::ROOT, "d", Node::Directory).await;
+            let file = make(&a.client, directory, "f", Node::File).await;
+            put(&a.client, file, "text").await.unwrap();
+            for ino in [file, directory] {
+                a.client.reference(ino);
+                a.client.unreference(ino, 1);
+            }
+            // The server hears of it.
+            env.sleep(LEASE / 4 + Duration::from_millis(10)).await;
+            assert!(a.client.status().kept > 0);
+            scene.crash(left).await;
+            let found = a.client.find(Ino::ROOT, b"d").await.unwrap().ino;
+            let found = a.client.find(found, b"f").await.unwrap().ino;
+            assert_eq!((found, text(&a.client, found).await), (file, "text".to_owned()));
+            for ino in [file, directory] {
+                a.client.reference(ino);
+                a.client.unreference(ino, 1);
+            }
+            env.sleep(LEASE).await;
+            assert_eq!(scene.service.sessions()[0].inodes, 1, "the root alone");
+        });
+    }
+}
+
+#[test]
 fn no_client_sees_what_a_crash_may_undo() {
     run(1, |env| async move {
         let mut scene = Scene::durable(&env).await;

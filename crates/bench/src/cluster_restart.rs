@@ -134,6 +134,7 @@ impl Scene {
             let name = format!("d{number}");
             let made = client.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
             let directory = made.map_err(failed)?.ino;
+            client.reference(directory);
             machines.push(Machine {
                 process,
                 client,

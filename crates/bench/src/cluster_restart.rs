@@ -245,7 +245,9 @@ async fn make(
             break;
         }
         let name = format!("file{}", made.load(Ordering::Relaxed));
-        client.create(directory, name.as_bytes(), &new(Node::File)).await?;
+        let ino = client.create(directory, name.as_bytes(), &new(Node::File)).await?.ino;
+        // A client soon forgets what its caller does not hold.
+        client.reference(ino);
         made.fetch_add(1, Ordering::Relaxed);
     }
     Ok(())

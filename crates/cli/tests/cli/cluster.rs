@@ -291,7 +291,8 @@ fn a_standby_goes_on_when_the_server_is_killed() {
     let mut command = scene.with("server", &["cluster", "serve", "--json", "--lease", "2"]);
     command.arg("--standby").arg(scene.home.volume()).args(["--listen", &second]);
     let unused = scene.home.path("unused");
-    let standby = std::thread::spawn(move || Server::of(command, unused));
+    let standby = std::thread::Builder::new().name("standby".to_owned());
+    let standby = standby.spawn(move || Server::of(command, unused)).unwrap();
     scene.place = format!("{},{second}", scene.place);
     let one = scene.mount("one", "/", "--rw");
     fs::write(one.join("a"), "not synced").unwrap();

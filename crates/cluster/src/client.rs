@@ -23,6 +23,7 @@ mod names;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -159,6 +160,8 @@ pub struct ClientStatus {
     pub calls: usize,
     /// Changes that a crash of the server would undo, and that would be made again then.
     pub kept: usize,
+    /// Changes that were acknowledged, and may be lost: the server crashed, and did not get them again.
+    pub lost: u64,
 }
 
 impl Client {
@@ -223,6 +226,7 @@ impl Client {
             inodes: self.shared.cache.lock().len(),
             calls: self.shared.numbers.lock().pending(),
             kept: self.shared.holdings.kept.lock().len(),
+            lost: self.shared.holdings.lost.load(Ordering::Relaxed),
         }
     }
 }

@@ -83,7 +83,7 @@ impl Shared {
                 (call, payload.clone())
             });
         let answers = self.in_order(channel, calls.collect()).await?;
-        let (mut renewed, mut failed) = (Vec::new(), 0u64);
+        let (mut renewed, mut failed) = (Vec::new(), 0);
         for (call, reply) in kept.into_iter().zip(answers) {
             match (reply.answer, reply.committed) {
                 (Answer::Failed(error), _) => {
@@ -96,6 +96,7 @@ impl Shared {
             }
         }
         if failed > 0 {
+            self.holdings.lose(failed);
             tracing::error!(failed, "the server has lost changes of this client");
         }
         tracing::info!(changes = renewed.len(), "changes were made again at the new server");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -119,6 +120,8 @@ pub(super) struct Holdings {
     pub(super) locks: LockTable,
     pub(super) kept: Mutex<Kept>,
     pub(super) slots: Slots,
+    /// Changes that were acknowledged, and lost.
+    pub(super) lost: AtomicU64,
 }
 
 impl Holdings {
@@ -126,7 +129,14 @@ impl Holdings {
     pub(super) fn clear(&self) -> usize {
         self.opens.lock().clear();
         self.locks.clear();
-        self.kept.lock().clear()
+        let changes = self.kept.lock().clear();
+        self.lose(changes);
+        changes
+    }
+
+    /// So many changes are, or may be, lost.
+    pub(super) fn lose(&self, changes: usize) {
+        self.lost.fetch_add(changes as u64, Ordering::Relaxed);
     }
 }
 

@@ -8,6 +8,7 @@ use futures::future::join_all;
 use thalweg_env::{Task, Time};
 use thalweg_fs::{Change, FsError, Ino, Invalidation};
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
+use uuid::Uuid;
 
 use super::{AttachError, SessionInfo, Shared};
 use crate::protocol::{
@@ -38,8 +39,8 @@ pub(super) struct Connection {
     channel: Channel,
     /// Receives answers and calls, until the connection ends.
     running: Task<io::Result<()>>,
-    /// The server is another one than before, and expects this client.
-    is_new: bool,
+    /// The server is another one than before, and expects this client to claim what it held.
+    new_server: Option<Uuid>,
 }
 
 /// Carries out the calls of the server.
@@ -134,15 +135,19 @@ impl Shared {
         match answer {
             Answer::Attached { root, lease, read_only, server, durable } => {
                 let lease = Duration::from_millis(u64::from(lease));
-                let mut session = self.session.lock();
-                *session = SessionInfo { begun: true, root, lease, read_only, server, ..*session };
-                drop(session);
                 let is_new = begun && before != server;
+                {
+                    let mut session = self.session.lock();
+                    *session = SessionInfo { begun: true, root, lease, read_only, ..*session };
+                    if !is_new {
+                        session.server = server;
+                    }
+                }
                 if !is_new {
                     self.cache.lock().renew(sent, lease);
                     self.holdings.kept.lock().durable(durable);
                 }
-                Ok(Connection { channel, running, is_new })
+                Ok(Connection { channel, running, new_server: is_new.then_some(server) })
             }
             Answer::Evicted => {
                 self.forget_session();
@@ -219,9 +224,17 @@ impl Shared {
         loop {
             let attached = self.env.timeout(self.options.patience, self.attach()).await;
             let attached = match attached {
-                Some(Ok(connection)) if connection.is_new => {
-                    Some(self.claim_all(&connection.channel).await.map(|()| connection))
-                }
+                Some(Ok(connection)) => match connection.new_server {
+                    None => Some(Ok(connection)),
+                    Some(server) => {
+                        let claimed = self.claim_all(&connection.channel).await;
+                        // Before that it would have to claim again.
+                        Some(claimed.map(|()| {
+                            self.session.lock().server = server;
+                            connection
+                        }))
+                    }
+                },
                 attached => attached,
             };
             let error = match attached {

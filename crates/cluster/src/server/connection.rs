@@ -250,6 +250,7 @@ impl Connection {
         if slot >= SLOTS {
             return Err(io::Error::other("invalid request: there is no such slot"));
         }
+        drop(session.again.lock().take());
         let is_once = request.is_once();
         if is_once {
             match session.admit(number, oldest, id) {

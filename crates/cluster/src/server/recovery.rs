@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use thalweg_env::{HashSet, Time, watch};
-use thalweg_fs::ledger::{Committed, SessionRecord, SlotRecord};
+use thalweg_env::{HashMap, HashSet, Time, watch};
+use thalweg_fs::ledger::{Committed, SessionRecord};
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::keys::Access;
 use tokio::sync::Notify;
@@ -123,6 +123,7 @@ impl Shared {
             };
             let session = Session::new(id, number, visitor, root, self.env.now());
             *session.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
+            *session.again.lock() = Some(HashMap::default());
             self.filesystem.reference(root);
             self.recovery.expected.lock().insert(number);
             self.sessions.lock().insert(id, Arc::new(session));
@@ -174,7 +175,9 @@ impl Shared {
         payload: Bytes,
     ) -> Result<(Outcome, Option<Committed>), FsError> {
         let none = |()| (Outcome::done(), None);
-        self.check_expected(session)?;
+        if self.has_claimed(session)? {
+            return Ok(none(()));
+        }
         match request {
             Request::Claim => self.claim_inodes(session, &payload).map(none),
             Request::ClaimOpen { handle, caller, ino, flags } => {
@@ -190,10 +193,12 @@ impl Shared {
         }
     }
 
-    fn check_expected(&self, session: &Session) -> Result<(), FsError> {
-        match self.recovery.expects(session.serial) {
-            true => Ok(()),
-            false => Err(FsError::Invalid("nothing can be claimed now")),
+    /// Whether a client that claims something has claimed everything before, and may not know that.
+    fn has_claimed(&self, session: &Session) -> Result<bool, FsError> {
+        match (self.recovery.expects(session.serial), session.again.lock().is_some()) {
+            (true, _) => Ok(false),
+            (false, true) => Ok(true),
+            (false, false) => Err(FsError::Invalid("nothing can be claimed now")),
         }
     }
 
@@ -237,7 +242,12 @@ impl Shared {
         before: Committed,
         (request, payload): (Request, Bytes),
     ) -> Result<(Outcome, Option<Committed>), FsError> {
-        self.check_expected(session)?;
+        let has_claimed = self.has_claimed(session)?;
+        // An answer was lost with its connection.
+        let made = session.again.lock().as_ref().and_then(|made| made.get(&place.number).copied());
+        if has_claimed || made.is_some() {
+            return Ok((Outcome::done(), made));
+        }
         if !request.is_change() {
             return Err(FsError::Invalid("the call changes nothing"));
         }
@@ -255,9 +265,8 @@ impl Shared {
         let job = Job::recorded(session, place, &self.filesystem, Some(before));
         let done = self.carry_out(&job, request, payload).await;
         let committed = job.committed();
-        if let Some(Committed { outcome, .. }) = committed {
-            let Place { slot, number } = place;
-            session.recorded.lock().insert(slot, SlotRecord { slot, number, outcome });
+        if let Some(committed) = committed {
+            session.again.lock().get_or_insert_default().insert(place.number, committed);
         }
         let outcome = done?;
         // Its client has claimed the inode.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
-use thalweg_fs::ledger::SlotRecord;
+use thalweg_fs::ledger::{Committed, SlotRecord};
 use thalweg_fs::{FsError, Handle, Ino, LockOwner};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, oneshot};
@@ -24,6 +24,8 @@ pub(super) struct Session {
     pub(super) root: Ino,
     /// By slots, the last calls that an earlier incarnation of the server has recorded.
     pub(super) recorded: Mutex<HashMap<u16, SlotRecord>>,
+    /// By numbers, the calls that were made again here, until the client knows that it has claimed everything.
+    pub(super) again: Mutex<Option<HashMap<u64, Committed>>>,
     pub(super) state: Mutex<SessionState>,
     /// A connection came or went, or the session has ended.
     pub(super) moved: Notify,
@@ -108,8 +110,9 @@ impl Session {
             oldest: 0,
             waits: HashMap::default(),
         };
-        let (moved, recorded) = (Notify::new(), Mutex::default());
-        Session { id, serial, visitor, root, recorded, state: Mutex::new(state), moved }
+        let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
+        let state = Mutex::new(state);
+        Session { id, serial, visitor, root, recorded, again, state, moved }
     }
 
     /// The client has a new connection: it sends its calls again. Ends the old one.

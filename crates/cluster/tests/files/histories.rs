@@ -231,10 +231,19 @@ async fn disturb(
                 2 => Shape::Subset(rng.random()),
                 _ => Shape::Torn(rng.random()),
             };
-            scene.stop();
+            scene.stop().await;
             env.sleep(Duration::from_micros(rng.random_range(0..300_000))).await;
             scene.start(left).await;
-            let span = if rng.random_bool(0.5) { 100_000 } else { 2_000_000 };
+            // Connections break while clients claim what they held; the server may stop meanwhile, too.
+            for _ in 0..rng.random_range(0..100) {
+                if scene.service.expected() == 0 {
+                    break;
+                }
+                let one = &machines[rng.random_range(0..machines.len())].host;
+                scene.network.reset(one, &scene.server);
+                env.sleep(Duration::from_micros(rng.random_range(0..2000))).await;
+            }
+            let span = [1_000, 100_000, 2_000_000][rng.random_range(0..3)];
             env.sleep(Duration::from_micros(rng.random_range(0..span))).await;
             crashes.fetch_add(1, Ordering::Relaxed);
             continue;

@@ -109,6 +109,43 @@ fn changes_of_what_the_caller_has_forgotten_survive() {
 }
 
 #[test]
+fn a_client_claims_again_what_it_has_claimed_in_part() {
+    for seed in 0..60 {
+        run(seed, |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let (a, b) = (scene.client("a").await, scene.client("b").await);
+            let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+            let opened = a.client.open(&Caller::default(), file, WRITING).await.unwrap().handle;
+            a.client.lock(file, &whole(opened, 1), false).await.unwrap();
+            for number in 0..40 {
+                put(&a.client, file, &format!("{number}")).await.unwrap();
+                make(&a.client, Ino::ROOT, &format!("f{number}"), Node::File).await;
+            }
+            // That server stops, too, when a part of the claims has reached it.
+            for span in [60_000, 600, 60_000] {
+                scene.crash(Shape::Nothing).await;
+                while !scene.service.sessions().iter().any(|it| it.client == "a" && it.connected) {
+                    env.sleep(Duration::from_micros(50)).await;
+                }
+                env.sleep(Duration::from_micros(100 + 40 * seed)).await;
+                scene.network.reset(&a.host, &scene.server);
+                env.sleep(Duration::from_micros(span)).await;
+            }
+            assert_eq!(text(&a.client, file).await, "39");
+            let status = a.client.status();
+            assert_eq!((status.evictions, status.lost), (0, 0), "seed {seed}");
+            for number in 0..40 {
+                b.client.find(Ino::ROOT, format!("f{number}").as_bytes()).await.unwrap();
+            }
+            b.client.find(Ino::ROOT, b"f").await.unwrap();
+            let other = b.client.open(&Caller::default(), file, WRITING).await.unwrap().handle;
+            let refused = b.client.lock(file, &whole(other, 1), false).await;
+            assert!(matches!(refused, Err(FsError::Locked)), "seed {seed}");
+        });
+    }
+}
+
+#[test]
 fn no_client_sees_what_a_crash_may_undo() {
     run(1, |env| async move {
         let mut scene = Scene::durable(&env).await;
@@ -149,7 +186,7 @@ fn a_client_that_comes_back_too_late_has_lost_its_session() {
         b.client.lock(file, &whole(other, 1), false).await.unwrap();
         scene.network.heal();
         env.sleep(2 * LEASE).await;
-        assert_eq!(a.client.status().evictions, 1);
+        assert_eq!((a.client.status().evictions, a.client.status().lost), (1, 1));
         assert!(matches!(a.client.attributes(file).await, Err(FsError::Stale)));
         a.client.find(Ino::ROOT, b"f").await.unwrap();
         assert_eq!(text(&a.client, file).await, "new");

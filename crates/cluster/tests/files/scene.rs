@@ -132,8 +132,9 @@ impl Scene {
     }
 
     /// The server's machine stops.
-    pub(crate) fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         self.process.kill();
+        self.process.gone().await;
     }
 
     /// Starts it again: of what was not durable, `left` is on the disk.
@@ -147,7 +148,7 @@ impl Scene {
 
     /// The server's machine crashes, and starts again.
     pub(crate) async fn crash(&mut self, left: Shape) {
-        self.stop();
+        self.stop().await;
         self.env.sleep(Duration::from_millis(1)).await;
         self.start(left).await;
     }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node};
+use bytes::Bytes;
+use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
@@ -143,6 +144,23 @@ fn a_client_claims_again_what_it_has_claimed_in_part() {
             assert!(matches!(refused, Err(FsError::Locked)), "seed {seed}");
         });
     }
+}
+
+#[test]
+fn a_client_keeps_no_more_than_its_bound() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let a = scene.client("a").await;
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        let mut most = 0;
+        for _ in 0..200 {
+            let data = vec![Bytes::from(vec![7; 512 << 10])];
+            a.client.write(file, WriteAt::Offset(0), data, WriteHow::default()).await.unwrap();
+            most = most.max(a.client.status().kept);
+        }
+        // 32 MiB, and the call that exceeds that.
+        assert!((60..=66).contains(&most), "{most}");
+    });
 }
 
 #[test]

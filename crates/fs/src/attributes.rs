@@ -49,6 +49,22 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+impl Timestamp {
+    /// The time so many nanoseconds after the start of 1970.
+    pub fn of_nanos(nanos: u64) -> Timestamp {
+        let seconds = (nanos / 1_000_000_000) as i64;
+        Timestamp { seconds, nanos: (nanos % 1_000_000_000) as u32 }
+    }
+
+    /// The first one after it.
+    pub fn next(self) -> Timestamp {
+        match self.nanos {
+            999_999_999.. => Timestamp { seconds: self.seconds + 1, nanos: 0 },
+            nanos => Timestamp { nanos: nanos + 1, ..self },
+        }
+    }
+}
+
 /// Everything that `stat` shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attributes {

@@ -7,6 +7,7 @@
 //! [`Filesystem::sync`] of the inode; for a change of names, of the directory.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino, Kind};
 use crate::error::FsError;
+use crate::event::Event;
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
 use crate::ledger::{Recorder, SessionRecord};
@@ -425,6 +427,28 @@ pub trait Ledger: Send + Sync + fmt::Debug {
 
     /// A number that shows that the server told this session of an inode: it cannot be guessed.
     fn proof(&self, session: u64, ino: Ino) -> u64;
+
+    /// As [`Ledger::proof`], for inode numbers that were reserved for a session.
+    fn proof_of_numbers(&self, session: u64, numbers: Range<u64>) -> u64;
+
+    /// Reserves inode numbers for [`Deed::Create`](crate::event::Deed::Create); returns them when that survives a crash.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for none; those of the transaction.
+    async fn reserve_numbers(&self, count: u64) -> Result<Range<u64>, FsError>;
+
+    /// Returns numbers that were reserved, and that no inode ever had.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when some were never reserved, were returned before, or an inode has one.
+    async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError>;
+
+    /// Applies events in their order: all of them in one transaction, or none.
+    ///
+    /// # Errors
+    /// The first one of an event: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
+    /// that was never reserved, or that an inode has.
+    async fn apply(&self, events: &[Event]) -> Result<(), FsError>;
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
     /// that take references again, if the filesystem was opened so.

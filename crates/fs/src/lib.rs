@@ -4,6 +4,7 @@
 //! - [`attributes`]: the attributes of an inode; [`answer`]: with the time for which they may be cached;
 //! - [`handle`]: open files and directories; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
+//! - [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
 //! - [`acl`]: access control lists; [`payload`]: bytes of writes;
@@ -14,6 +15,7 @@ pub mod answer;
 pub mod attributes;
 pub mod errno;
 pub mod error;
+pub mod event;
 pub mod filesystem;
 pub mod handle;
 pub mod invalidation;

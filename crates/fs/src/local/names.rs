@@ -95,14 +95,11 @@ impl Op<'_> {
         check_name(name)?;
         let directory = self.living_directory(parent).await?;
         let slot = self.absent(parent, name).await?;
-        let (kind, size, rdev) = match &new.node {
-            Node::File => (Kind::File, 0, 0),
-            Node::Directory => (Kind::Directory, 0, 0),
-            Node::Symlink(target) => (Kind::Symlink, target.len() as u64, 0),
-            Node::BlockDevice(rdev) => (Kind::BlockDevice, 0, *rdev),
-            Node::CharDevice(rdev) => (Kind::CharDevice, 0, *rdev),
-            Node::Fifo => (Kind::Fifo, 0, 0),
-            Node::Socket => (Kind::Socket, 0, 0),
+        let kind = new.node.kind();
+        let (size, rdev) = match &new.node {
+            Node::Symlink(target) => (target.len() as u64, 0),
+            Node::BlockDevice(rdev) | Node::CharDevice(rdev) => (0, *rdev),
+            Node::File | Node::Directory | Node::Fifo | Node::Socket => (0, 0),
         };
         let is_directory = kind == Kind::Directory;
         let inherits = directory.mode.get() & SGID != 0;

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use bytes::Bytes;
-
 use super::Local;
 use super::format::{Tag, key};
 use super::inner::{Inner, NUMBER_LANES, Numbers};
@@ -21,19 +19,6 @@ const PREPARED: u64 = 1 << 16;
 const MOST: u64 = 1 << 62;
 /// Ranges of numbers that callers have returned. Further ones stay unused.
 const MAX_RETURNED: usize = 1024;
-
-/// An inode that [`Local::create_all`] makes.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Creation {
-    /// The directory.
-    pub parent: Ino,
-    /// Its name there.
-    pub name: Bytes,
-    /// What it is.
-    pub new: NewNode,
-    /// Its number, which was reserved.
-    pub number: Ino,
-}
 
 impl Local {
     /// Reserves inode numbers for the caller: no inode gets them but by [`Local::create_as`]. Within a transaction they are
@@ -129,32 +114,11 @@ impl Local {
         })
         .await
     }
-
-    /// [`Local::create_as`] of many inodes at once: all of them or none. They are made in their order, so that a directory may
-    /// come before what is in it.
-    ///
-    /// # Errors
-    /// The first one of [`Local::create_as`].
-    pub async fn create_all(&self, creations: &[Creation]) -> Result<(), FsError> {
-        self.change(async |txn| {
-            if let Some(aside) = txn.aside() {
-                aside.make_large();
-            }
-            let mut op = self.op(&txn);
-            let next = op.next_number().await?;
-            for Creation { parent, name, new, number } in creations {
-                op.check_number(number.0, next).await?;
-                op.create(parent.0, name, new, number.0).await?;
-            }
-            Ok(((), op.finish().await?))
-        })
-        .await
-    }
 }
 
 impl Op<'_> {
     /// The lowest number that was never reserved.
-    async fn next_number(&mut self) -> Result<u64, FsError> {
+    pub(super) async fn next_number(&mut self) -> Result<u64, FsError> {
         let stored = self.get(&key(0, Tag::Numbers, &[])).await?;
         let next = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
         let next = next.filter(|next| *next < MOST);
@@ -173,7 +137,7 @@ impl Op<'_> {
     }
 
     /// Whether an inode may get this number, as far as can be told. `next` is the lowest that was never reserved.
-    async fn check_number(&mut self, number: u64, next: u64) -> Result<(), FsError> {
+    pub(super) async fn check_number(&mut self, number: u64, next: u64) -> Result<(), FsError> {
         if number >= next {
             return Err(FsError::Invalid("the inode number was not reserved"));
         }

@@ -271,6 +271,13 @@ impl<'a> Op<'a> {
         record.changed = before.map_or(self.now, |before| later(self.now, before)).into();
     }
 
+    /// Later changes of an inode in this call are changes of their own: each has a later time.
+    pub(super) fn end_change(&mut self, ino: u64) {
+        if let Some(staged) = self.inodes.get_mut(&ino) {
+            staged.touched = staged.record.map(|record| record.changed.get());
+        }
+    }
+
     /// [`Op::touch`] for a change of the content.
     pub(super) fn touch_content(&self, ino: u64, record: &mut InodeRecord) {
         record.modified = self.now.into();

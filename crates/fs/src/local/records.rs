@@ -8,8 +8,7 @@ use crate::error::FsError;
 
 /// The time as records have it.
 pub(super) fn stored_time(nanos: u64) -> u64 {
-    let seconds = (nanos / 1_000_000_000) as i64;
-    encode_time(Timestamp { seconds, nanos: (nanos % 1_000_000_000) as u32 })
+    encode_time(Timestamp::of_nanos(nanos))
 }
 
 /// Of two times the first one, or if it is not later than the second one, the first after that. Both are as
@@ -18,11 +17,7 @@ pub(super) fn later(time: u64, than: u64) -> u64 {
     if time as i64 > than as i64 {
         return time;
     }
-    let Timestamp { seconds, nanos } = decode_time(than);
-    encode_time(match nanos {
-        999_999_999.. => Timestamp { seconds: seconds + 1, nanos: 0 },
-        _ => Timestamp { seconds, nanos: nanos + 1 },
-    })
+    encode_time(decode_time(than).next())
 }
 
 /// The type of an inode.

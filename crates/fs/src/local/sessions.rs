@@ -1,6 +1,7 @@
 //! A server's records: sessions, and the last call of each of their slots.
 
 use std::hash::Hasher;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,6 +17,7 @@ use super::format::{Tag, decode_time, key, key_behind, parse_key};
 use super::op::Op;
 use crate::attributes::Ino;
 use crate::error::FsError;
+use crate::event::Event;
 use crate::filesystem::{Filesystem, Ledger};
 use crate::ledger::{Recorder, SessionRecord, SlotRecord};
 
@@ -176,6 +178,30 @@ impl Ledger for Local {
         hasher.write(&session.to_le_bytes());
         hasher.write(&ino.0.to_le_bytes());
         hasher.finish()
+    }
+
+    fn proof_of_numbers(&self, session: u64, numbers: Range<u64>) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.inner.hash_key);
+        // As above; and no proof of an inode is as long.
+        hasher.write(b"/");
+        for number in [session, numbers.start, numbers.end] {
+            hasher.write(&number.to_le_bytes());
+        }
+        hasher.finish()
+    }
+
+    async fn reserve_numbers(&self, count: u64) -> Result<Range<u64>, FsError> {
+        let numbers = Local::reserve_numbers(self, count).await?;
+        self.inner.sync(None).await?;
+        Ok(numbers)
+    }
+
+    async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError> {
+        Local::return_numbers(self, numbers).await
+    }
+
+    async fn apply(&self, events: &[Event]) -> Result<(), FsError> {
+        self.apply_all(events).await
     }
 
     async fn release_orphans(&self) -> Result<(), FsError> {

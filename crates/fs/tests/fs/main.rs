@@ -8,6 +8,7 @@ mod check;
 mod concurrent;
 mod cost;
 mod crash;
+mod events;
 mod fuzz;
 mod grow;
 #[path = "../../../store/tests/inplace/support/mod.rs"]

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use thalweg_fs::local::{Creation, Local};
-use thalweg_fs::{Filesystem, FsError, Ino, Node};
+use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::local::Local;
+use thalweg_fs::{Filesystem, FsError, Ino, Ledger, Node, Timestamp};
 use thalweg_sim::run;
 use thalweg_store::txn::{Begin, Durability};
 
@@ -103,8 +104,10 @@ fn returned_numbers_are_used_once() {
     });
 }
 
-fn creation(parent: Ino, name: String, number: u64, what: Node) -> Creation {
-    Creation { parent, name: name.into(), new: node(what, 0o644), number: Ino(number) }
+fn creation(parent: Ino, name: String, number: u64, what: Node) -> Event {
+    let (name, number) = (name.into(), Ino(number));
+    let deed = Deed::Create { parent, name, new: node(what, 0o644), number };
+    Event { time: Timestamp { seconds: 7, nanos: 5 }, deed }
 }
 
 #[test]
@@ -119,16 +122,17 @@ fn many_are_made_together_or_not_at_all() {
         all.extend(files.map(|it| creation(directory, format!("a{it}"), it, Node::File)));
         // A number or a name once more: none is made.
         let last = all.pop().unwrap();
-        let number = Creation { number: all[7].number, ..last.clone() };
-        let refused = fs.create_all(&[&all[..], &[number]].concat()).await;
+        let number = creation(directory, "new".into(), numbers.start + 7, Node::File);
+        let refused = fs.apply(&[&all[..], &[number]].concat()).await;
         assert!(matches!(refused, Err(FsError::Invalid(_))), "{refused:?}");
-        let name = Creation { name: all[7].name.clone(), ..last.clone() };
-        let refused = fs.create_all(&[&all[..], &[name]].concat()).await;
+        let taken = format!("a{}", numbers.start + 7);
+        let name = creation(directory, taken, numbers.end - 1, Node::File);
+        let refused = fs.apply(&[&all[..], &[name]].concat()).await;
         assert!(matches!(refused, Err(FsError::Exists)), "{refused:?}");
         assert!(names(&fs, ROOT).await.is_empty());
-        fs.create_all(&all).await.unwrap();
-        fs.create_all(&[last]).await.unwrap();
-        fs.create_all(&[]).await.unwrap();
+        fs.apply(&all).await.unwrap();
+        fs.apply(&[last]).await.unwrap();
+        fs.apply(&[]).await.unwrap();
         fs.close().await.unwrap();
         let fs = open(&env, &volume).await;
         let found = entries(&fs, directory).await;

@@ -1,0 +1,172 @@
+//! Changes that their maker has made already, with everything that a filesystem would choose for them: the numbers of new
+//! inodes, and times. A filesystem applies them later, many at a time ([`Ledger::apply`](crate::Ledger::apply)).
+//!
+//! The maker knows what they come to: it alone could see and change what they are about. The functions here say what the
+//! attributes become; a filesystem that applies the events comes to the same ones.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
+use crate::filesystem::{NewNode, Node};
+
+/// A change.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    /// When it was made.
+    pub time: Timestamp,
+    /// What it has made.
+    pub deed: Deed,
+}
+
+/// What an event has made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Deed {
+    /// An inode with a name.
+    Create {
+        /// The directory.
+        parent: Ino,
+        /// The name there.
+        name: Bytes,
+        /// What it is.
+        new: NewNode,
+        /// Its number, which was reserved, and which no inode had before.
+        number: Ino,
+    },
+    /// Other attributes.
+    SetAttributes {
+        /// The inode.
+        ino: Ino,
+        /// What is set.
+        change: AttributeChange,
+    },
+    /// Bytes of a file.
+    Write {
+        /// The file.
+        ino: Ino,
+        /// The first byte.
+        offset: u64,
+        /// The bytes.
+        data: Bytes,
+        /// As in [`WriteHow`](crate::WriteHow).
+        clear_suid: bool,
+    },
+}
+
+impl Deed {
+    /// The inode that it changes beside the one that it makes.
+    pub fn ino(&self) -> Ino {
+        match self {
+            Deed::Create { parent, .. } => *parent,
+            Deed::SetAttributes { ino, .. } | Deed::Write { ino, .. } => *ino,
+        }
+    }
+
+    /// The inode that it makes.
+    pub fn made(&self) -> Option<Ino> {
+        match self {
+            Deed::Create { number, .. } => Some(*number),
+            Deed::SetAttributes { .. } | Deed::Write { .. } => None,
+        }
+    }
+}
+
+/// Set-user-id.
+const SUID: u16 = 0o4000;
+/// Set-group-id.
+const SGID: u16 = 0o2000;
+
+impl Node {
+    /// The type.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Node::File => Kind::File,
+            Node::Directory => Kind::Directory,
+            Node::Symlink(_) => Kind::Symlink,
+            Node::BlockDevice(_) => Kind::BlockDevice,
+            Node::CharDevice(_) => Kind::CharDevice,
+            Node::Fifo => Kind::Fifo,
+            Node::Socket => Kind::Socket,
+        }
+    }
+}
+
+impl Attributes {
+    /// Those of a new inode in a directory without a default access control list.
+    pub fn of_new(
+        directory: &Attributes,
+        new: &NewNode,
+        number: Ino,
+        time: Timestamp,
+    ) -> Attributes {
+        let kind = new.node.kind();
+        let inherits = directory.mode & SGID != 0;
+        let masked = if kind == Kind::Symlink { 0 } else { new.umask & 0o777 };
+        let mode = new.mode & 0o7777 & !masked;
+        let (size, rdev) = match &new.node {
+            Node::Symlink(target) => (target.len() as u64, 0),
+            Node::BlockDevice(rdev) | Node::CharDevice(rdev) => (0, *rdev),
+            Node::File | Node::Directory | Node::Fifo | Node::Socket => (0, 0),
+        };
+        Attributes {
+            ino: number,
+            kind,
+            mode: if inherits && kind == Kind::Directory { mode | SGID } else { mode },
+            links: if kind == Kind::Directory { 2 } else { 1 },
+            uid: new.uid,
+            gid: if inherits { directory.gid } else { new.gid },
+            rdev,
+            size,
+            stored: 0,
+            accessed: time,
+            modified: time,
+            changed: time,
+            created: time,
+        }
+    }
+
+    /// A change at this time.
+    fn touch(&mut self, time: Timestamp) {
+        self.changed = time.max(self.changed.next());
+    }
+
+    /// The directory got a name of an inode of that type.
+    pub fn got_name(&mut self, kind: Kind, time: Timestamp) {
+        self.size += 1;
+        self.links += u32::from(kind == Kind::Directory);
+        self.modified = time;
+        self.touch(time);
+    }
+
+    /// Attributes other than the size were set, of an inode without an access control list.
+    pub fn set(&mut self, change: &AttributeChange, time: Timestamp) {
+        let at = |change: TimeChange| match change {
+            TimeChange::Now => time,
+            TimeChange::At(other) => other,
+        };
+        self.mode = change.mode.map_or(self.mode, |mode| mode & 0o7777);
+        self.uid = change.uid.unwrap_or(self.uid);
+        self.gid = change.gid.unwrap_or(self.gid);
+        if change.clear_suid && self.kind != Kind::Directory {
+            self.clear_suid();
+        }
+        self.accessed = change.accessed.map_or(self.accessed, at);
+        self.modified = change.modified.map_or(self.modified, at);
+        self.touch(time);
+    }
+
+    /// Bytes of the file were written, up to this one.
+    pub fn wrote(&mut self, end: u64, clears_suid: bool, time: Timestamp) {
+        self.size = self.size.max(end);
+        if clears_suid {
+            self.clear_suid();
+        }
+        self.modified = time;
+        self.touch(time);
+    }
+
+    fn clear_suid(&mut self) {
+        let group = if self.mode & 0o010 != 0 { SGID } else { 0 };
+        self.mode &= !(SUID | group);
+    }
+}

@@ -2,6 +2,7 @@
 //!
 //! - [`address`]: where it is;
 //! - `cache`: what the client may use without a call;
+//! - `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
@@ -15,6 +16,8 @@ mod cache;
 mod call;
 mod claims;
 mod content;
+mod events;
+mod exclusive;
 mod filesystem;
 mod holdings;
 mod link;
@@ -47,6 +50,8 @@ pub struct Options {
     pub retry: Option<Duration>,
     /// The pause before a connection is tried again; up to 16 times as long after many failures.
     pub pause: Duration,
+    /// After so many new names in a directory the client asks for it exclusively, to make further ones by itself; `None`: never.
+    pub exclusive: Option<u32>,
 }
 
 impl Default for Options {
@@ -55,6 +60,7 @@ impl Default for Options {
             patience: Duration::from_secs(10),
             retry: Some(Duration::from_secs(300)),
             pause: Duration::from_millis(50),
+            exclusive: Some(1),
         }
     }
 }
@@ -79,6 +85,8 @@ enum LinkError {
     Refused(String),
     #[error("the server has ended the session of this client while the call was under way")]
     Evicted,
+    #[error("changes that this client has made by itself were lost")]
+    Lost,
     #[error("the client is closed")]
     Closed,
     #[error("the server's answer does not fit the call")]
@@ -103,7 +111,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Life {
     shared: Arc<Shared>,
-    _tasks: [Task<()>; 2],
+    _tasks: [Task<()>; 3],
 }
 
 impl Drop for Life {
@@ -137,6 +145,10 @@ struct Shared {
     cache: Mutex<Cache>,
     holdings: Holdings,
     watcher: RwLock<Option<Watcher>>,
+    /// One batch of events at a time.
+    sending: Arc<tokio::sync::Mutex<()>>,
+    /// One reservation of inode numbers at a time.
+    reserving: tokio::sync::Mutex<()>,
     /// What was sent.
     traffic: Traffic,
 }
@@ -158,6 +170,8 @@ pub struct ClientStatus {
     pub inodes: usize,
     /// Calls without an answer.
     pub calls: usize,
+    /// Changes in directories that are this client's alone, which the server does not have.
+    pub unsent: usize,
     /// Changes that a crash of the server would undo, and that would be made again then.
     pub kept: usize,
     /// Changes that were acknowledged, and may be lost: the server crashed, and did not get them again.
@@ -194,15 +208,18 @@ impl Client {
             cache: Mutex::default(),
             holdings: Holdings::default(),
             watcher: RwLock::default(),
+            sending: Arc::default(),
+            reserving: tokio::sync::Mutex::default(),
             traffic: Traffic::default(),
         });
         let first = env.timeout(shared.options.patience, shared.attach()).await;
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
         let connection = first.unwrap_or_else(late)?;
-        let (linking, tending) = (shared.clone(), shared.clone());
+        let (linking, tending, sending) = (shared.clone(), shared.clone(), shared.clone());
         let tasks = [
             env.spawn(async move { linking.keep_connected(connection).await }),
             env.spawn(async move { tending.tend().await }),
+            env.spawn(async move { sending.tend_events().await }),
         ];
         let life = Life { shared: shared.clone(), _tasks: tasks };
         Ok(Client { shared, _life: Arc::new(life) })
@@ -220,11 +237,16 @@ impl Client {
 
     /// What it knows of itself.
     pub fn status(&self) -> ClientStatus {
+        let (inodes, unsent) = {
+            let cache = self.shared.cache.lock();
+            (cache.len(), cache.pending.len())
+        };
         ClientStatus {
             connected: matches!(*self.shared.link.borrow(), Link::Up(_)),
             evictions: self.shared.session.lock().generation,
-            inodes: self.shared.cache.lock().len(),
+            inodes,
             calls: self.shared.numbers.lock().pending(),
+            unsent,
             kept: self.shared.holdings.kept.lock().len(),
             lost: self.shared.holdings.lost.load(Ordering::Relaxed),
         }

@@ -33,7 +33,7 @@ use uuid::Uuid;
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 2 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 3 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -42,6 +42,10 @@ pub const MAX_ENTRIES: usize = 2048;
 pub const SLOTS: u16 = 256;
 /// Most inodes in a [`Request::Claim`].
 pub const MAX_CLAIMS: usize = 16384;
+/// Most events in a [`Request::Batch`].
+pub const MAX_EVENTS: usize = 2048;
+/// Most inode numbers in an [`Answer::Numbers`].
+pub const MAX_NUMBERS: u64 = 4096;
 /// Most inodes in a [`Request::Forget`].
 pub const MAX_FORGOTTEN: usize = 4096;
 
@@ -95,8 +99,23 @@ pub enum Request {
         ino: Ino,
         lock: Lock,
     },
+    /// The client has reserved inode numbers: what [`Answer::Numbers`] was.
+    ClaimNumbers {
+        first: u64,
+        count: u64,
+        proof: u64,
+    },
     /// The client has claimed everything.
     Claimed,
+    /// The client would like to hold a directory exclusively ([`Grants::exclusive`]). [`Answer::Inode`] either way.
+    Acquire {
+        ino: Ino,
+    },
+    /// Reserves inode numbers for the client. [`Answer::Numbers`].
+    Reserve,
+    /// The payload is a list of [`Event`](thalweg_fs::event::Event)s in directories that the client holds exclusively, in
+    /// their order. [`Answer::Made`].
+    Batch,
     /// Renews the lease, as every call does.
     Renew,
     /// Ends the session, with all that it holds.
@@ -248,6 +267,7 @@ impl Request {
                 | Request::Release { .. }
                 | Request::Lock { .. }
                 | Request::Unlock { .. }
+                | Request::Reserve
         );
         uses_files || self.is_change()
     }
@@ -259,14 +279,18 @@ impl Request {
             | Request::Claim
             | Request::ClaimOpen { .. }
             | Request::ClaimLock { .. }
+            | Request::ClaimNumbers { .. }
             | Request::Claimed
+            | Request::Reserve
             | Request::Renew
             | Request::Detach
             | Request::Forget
             | Request::Cancel(_)
             | Request::SyncAll
             | Request::Statistics => ([None, None], false),
+            Request::Batch => ([None, None], true),
             Request::Lookup { parent: ino, .. }
+            | Request::Acquire { ino }
             | Request::Parent { directory: ino }
             | Request::Attributes { ino }
             | Request::ReadLink { ino }
@@ -303,6 +327,7 @@ impl Request {
         matches!(
             self,
             Request::SetAttributes { .. }
+                | Request::Batch
                 | Request::Create { .. }
                 | Request::Link { .. }
                 | Request::Unlink { .. }
@@ -326,6 +351,9 @@ pub struct Grants {
     pub names: bool,
     /// The pages of the file that the call opens.
     pub content: bool,
+    /// The directory of a [`Request::Acquire`] is the client's alone: no other client sees it or changes something in it before
+    /// the client has given it back. So the client may change names in it by itself, and attributes of what it has made there.
+    pub exclusive: bool,
 }
 
 /// An inode that a client knew before its server stopped.
@@ -403,6 +431,18 @@ pub enum Answer {
     Lock(Option<Lock>),
     /// How full it is.
     Statistics(Statistics),
+    /// Inode numbers that are reserved for the client.
+    Numbers {
+        /// The first one.
+        first: u64,
+        /// How many.
+        count: u64,
+        /// Shows to the next server that they are the client's.
+        proof: u64,
+    },
+    /// The events count. The payload is a list of numbers: for each inode that they made, what [`Reply::proof`] is for one. The
+    /// client may cache its attributes, and that a new directory holds what the client has made there.
+    Made,
     /// It failed.
     Failed(WireError),
 }
@@ -434,8 +474,12 @@ pub enum FromServer {
 /// What is about to change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Changed {
+    /// The directory is not the client's alone any more: what it has made there is to be at the server when it answers.
+    Exclusive(Ino),
     /// The attributes of an inode.
     Attributes(Ino),
+    /// All names of a directory.
+    Names(Ino),
     /// The inode of a name.
     Name {
         /// The directory.
@@ -458,7 +502,9 @@ impl Changed {
     /// The inode that it is about.
     pub fn ino(&self) -> Ino {
         match self {
-            Changed::Attributes(ino)
+            Changed::Exclusive(ino)
+            | Changed::Attributes(ino)
+            | Changed::Names(ino)
             | Changed::Name { parent: ino, .. }
             | Changed::Content { ino, .. } => *ino,
         }

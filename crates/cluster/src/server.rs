@@ -5,6 +5,7 @@
 //! - `session`: a client's session, with the inodes that it knows, its open files and its locks;
 //! - `capabilities`: what each client caches; `changing`: a change invalidates that first;
 //! - `connection`: the calls of a connection, each carried out once; `job`: one of them;
+//! - `batch`: directories that are one client's alone, and what that client has made there;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
@@ -14,6 +15,7 @@
 //! [`Options::expire`].
 
 mod attributes;
+mod batch;
 mod capabilities;
 mod changing;
 mod connection;
@@ -312,6 +314,7 @@ impl Shared {
                 shared.close(&ended, file).await;
             }
             estate.inodes.into_iter().for_each(|ino| shared.filesystem.unreference(ino, 1));
+            shared.return_numbers(estate.numbers).await;
             shared.env.sleep_until(until).await;
             shared.capabilities.drop_session(serial);
             shared.leaving.lock().remove(&serial);

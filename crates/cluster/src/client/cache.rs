@@ -9,47 +9,66 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
-use thalweg_fs::{Answer, Attributes, Ino, Lookup, Validity};
+use thalweg_fs::{Answer, Attributes, Cookie, Ino, Lookup, Validity};
 
 use super::Shared;
+use super::exclusive::{Own, Pending};
 use crate::protocol::{Changed, Claim, Grants};
 
 /// The inodes that a client knows.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    nodes: HashMap<Ino, Node>,
+    pub(super) nodes: HashMap<Ino, Node>,
     /// Inodes that were removed, and that the server has not been told of: each with its stamp.
     gone: Vec<(Ino, u64)>,
     /// Until when it may be used.
-    lease_end: Time,
+    pub(super) lease_end: Time,
+    /// What this client has made by itself.
+    pub(super) pending: Pending,
 }
 
 /// An inode.
 #[derive(Debug, Default)]
-struct Node {
+pub(super) struct Node {
     /// If they may be used.
-    attributes: Option<Attributes>,
+    pub(super) attributes: Option<Attributes>,
     /// If names of the directory may be used.
-    names: Option<Names>,
+    pub(super) names: Option<Names>,
     /// Changes of this client that are under way. Nothing that they concern is put into the cache.
-    changing: u32,
+    pub(super) changing: u32,
     /// The stamp of the last answer that named it.
-    stamp: u64,
+    pub(super) stamp: u64,
     /// Shows to the next server that this one has named it.
-    proof: u64,
+    pub(super) proof: u64,
     /// The caller may cache its pages.
     content: bool,
     /// References of the caller.
     references: u64,
     /// It was used since the last sweep.
-    used: bool,
+    pub(super) used: bool,
+    /// Whether it is this client's alone.
+    pub(super) own: Own,
 }
 
 #[derive(Debug, Default)]
-struct Names {
+pub(super) struct Names {
     /// All names of the directory are here.
-    complete: bool,
+    pub(super) complete: bool,
     names: HashMap<Bytes, Name>,
+    /// The entries up to this one are here.
+    listed: Option<Cookie>,
+}
+
+impl Names {
+    /// What a name is, if that is known.
+    pub(super) fn known(&self, name: &[u8]) -> Option<NewName> {
+        match self.names.get(name) {
+            Some(Name::Present(ino)) => Some(NewName::Present(*ino)),
+            Some(Name::Absent) => Some(NewName::Absent),
+            None if self.complete => Some(NewName::Absent),
+            Some(Name::Unknown) | None => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +97,7 @@ impl Cache {
     }
 
     /// How long attributes may be used by a caller's own cache.
-    fn validity(&self, now: Time) -> Validity {
+    pub(super) fn validity(&self, now: Time) -> Validity {
         let attributes = match self.lease_end > now {
             true => self.lease_end.since(now),
             false => Duration::ZERO,
@@ -106,23 +125,17 @@ impl Cache {
         }
         let node = self.nodes.get_mut(&parent)?;
         node.used = true;
-        let names = node.names.as_ref()?;
-        match names.names.get(name) {
-            Some(Name::Present(ino)) => {
-                let ino = *ino;
-                self.attributes(ino, now).map(Lookup::Found)
-            }
-            Some(Name::Absent) => Some(Lookup::Absent(Duration::ZERO)),
-            None if names.complete => Some(Lookup::Absent(Duration::ZERO)),
-            Some(Name::Unknown) | None => None,
+        match node.names.as_ref()?.known(name)? {
+            NewName::Present(ino) => self.attributes(ino, now).map(Lookup::Found),
+            NewName::Absent => Some(Lookup::Absent(Duration::ZERO)),
         }
     }
 
     /// The inode of a name, if it is known.
     pub(super) fn target(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
-        match self.nodes.get(&parent)?.names.as_ref()?.names.get(name)? {
-            Name::Present(ino) => Some(*ino),
-            Name::Absent | Name::Unknown => None,
+        match self.nodes.get(&parent)?.names.as_ref()?.known(name)? {
+            NewName::Present(ino) => Some(ino),
+            NewName::Absent => None,
         }
     }
 
@@ -139,7 +152,7 @@ impl Cache {
         node.stamp = node.stamp.max(stamp);
         node.proof = proof;
         node.used = true;
-        match keep && node.changing == 0 {
+        match keep && node.changing == 0 && node.own.unsent == 0 {
             true => {
                 node.attributes = Some(*attributes);
                 valid
@@ -153,6 +166,31 @@ impl Cache {
         let node = self.nodes.entry(directory).or_default();
         let names = node.names.get_or_insert_default();
         names.complete |= complete;
+    }
+
+    /// These entries of a directory follow `from`, and their names may be used. When all were listed, all names are known.
+    pub(super) fn hold_listed(
+        &mut self,
+        directory: Ino,
+        from: Cookie,
+        entries: &[(Bytes, Ino, Cookie)],
+    ) {
+        self.hold_names(directory, false);
+        let Some(node) = self.nodes.get_mut(&directory) else { return };
+        let is_steady = node.changing == 0;
+        let Some(names) = node.names.as_mut() else { return };
+        let follows = from == Cookie::START || names.listed == Some(from);
+        names.listed = match entries.last() {
+            _ if !follows || !is_steady => None,
+            Some((.., last)) => Some(*last),
+            None => {
+                names.complete = true;
+                None
+            }
+        };
+        for (name, ino, _) in entries {
+            self.learn_name(directory, name.clone(), NewName::Present(*ino));
+        }
     }
 
     /// The caller may cache pages of a file.
@@ -181,8 +219,11 @@ impl Cache {
                 attributes: node.attributes.is_some(),
                 names: node.names.is_some(),
                 content: node.content,
+                exclusive: self.is_granted(*ino),
             };
-            let is_known = node.stamp > 0 || held != Grants::default();
+            // The server does not know yet what this client has made by itself.
+            let is_told = node.stamp > 0 || node.own.unsent == 0;
+            let is_known = is_told && (node.stamp > 0 || held != Grants::default());
             let Node { stamp, proof, .. } = *node;
             is_known.then_some(Claim { ino: *ino, stamp, proof, held })
         };
@@ -232,7 +273,9 @@ impl Cache {
     pub(super) fn drop_changed(&mut self, change: &Changed) -> bool {
         let Some(node) = self.nodes.get_mut(&change.ino()) else { return false };
         match change {
+            Changed::Exclusive(ino) => self.share(*ino),
             Changed::Attributes(_) => node.attributes = None,
+            Changed::Names(_) => node.names = None,
             Changed::Content { .. } => {}
             Changed::Name { name, .. } => {
                 if let Some(names) = &mut node.names {
@@ -250,8 +293,9 @@ impl Cache {
     pub(super) fn unreference(&mut self, ino: Ino, count: u64) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         node.references = node.references.saturating_sub(count);
-        // A kernel releases inodes that it needs no more, and those that were removed.
-        if node.references == 0 && node.changing == 0 {
+        // One that was removed is to be gone soon. Others may be needed again.
+        let is_needed = node.changing > 0 || node.own.unsent > 0 || node.attributes.is_some();
+        if node.references == 0 && !is_needed {
             self.gone.push((ino, node.stamp));
             self.nodes.remove(&ino);
         }
@@ -271,7 +315,8 @@ impl Cache {
     pub(super) fn sweep(&mut self) {
         let gone = &mut self.gone;
         self.nodes.retain(|ino, node| {
-            let stays = node.references > 0 || node.changing > 0 || node.used;
+            let is_busy = node.changing > 0 || node.own.unsent > 0;
+            let stays = node.references > 0 || is_busy || node.used;
             node.used = false;
             if !stays {
                 gone.push((*ino, node.stamp));
@@ -289,6 +334,7 @@ impl Cache {
             node.names = None;
             node.content = false;
             node.stamp = 0;
+            node.own = Own::default();
         }
         let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();
         inodes.sort_unstable();
@@ -303,7 +349,7 @@ fn inodes(changes: &[Changed]) -> impl Iterator<Item = Ino> {
 }
 
 impl Node {
-    fn set_name(&mut self, name: Bytes, found: NewName) {
+    pub(super) fn set_name(&mut self, name: Bytes, found: NewName) {
         let Some(names) = &mut self.names else { return };
         let found = match found {
             NewName::Present(ino) => Name::Present(ino),

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_fs::FsError;
 use thalweg_fs::ledger::Committed;
+use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
@@ -114,7 +114,20 @@ impl Shared {
         payload: Vec<Bytes>,
         then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(Reply, Bytes), FsError> {
+        self.send_before(&request).await?;
         let slot = self.slot_for(&request).await?;
+        let named = request.touched().0.into_iter().flatten().collect();
+        self.call_in(slot, named, (request, payload), then).await
+    }
+
+    /// Makes a call in a slot; `named` are the inodes that it names.
+    pub(super) async fn call_in(
+        self: &Arc<Self>,
+        slot: Option<Arc<Slot>>,
+        named: Arc<[Ino]>,
+        (request, payload): (Request, Vec<Bytes>),
+        then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(Reply, Bytes), FsError> {
         let number = self.number();
         let mut wait =
             Wait { number: &number, over: !matches!(request, Request::Lock { wait: true, .. }) };
@@ -141,13 +154,13 @@ impl Shared {
                 request: (*request).clone(),
             };
             let (shared, then, sent) = (self.clone(), then.clone(), self.env.now());
-            let (kept, sent_payload) = (request.clone(), payload.clone());
+            let (kept, sent_payload, named) = (request.clone(), payload.clone(), named.clone());
             // Also when nothing waits for the answer any more, the slot is used until it comes.
             let (used, number) = (slot.clone(), number.number);
             let take = move |reply: Reply, payload: Bytes| {
                 shared.renew(sent);
                 if let Some((slot, committed)) = used.as_ref().zip(reply.committed) {
-                    shared.keep((number, slot.number), kept, sent_payload, committed);
+                    shared.keep((number, slot.number), &named, (kept, sent_payload), committed);
                 }
                 then(&shared, &reply, &payload);
                 (reply, payload)
@@ -173,14 +186,13 @@ impl Shared {
     fn keep(
         &self,
         (number, slot): (u64, u16),
-        request: Arc<Request>,
-        payload: Vec<Bytes>,
+        named: &[Ino],
+        (request, payload): (Arc<Request>, Vec<Bytes>),
         committed: Committed,
     ) {
-        let named = request.touched().0;
         let inodes = {
             let cache = self.cache.lock();
-            named.map(|ino| ino.and_then(|ino| cache.claim(ino)))
+            named.iter().filter_map(|ino| cache.claim(*ino)).collect()
         };
         let call = KeptCall { number, slot, request, payload, committed, inodes };
         self.holdings.kept.lock().keep(call);
@@ -191,12 +203,19 @@ impl Shared {
         if !request.is_change() {
             return Ok(None);
         }
+        self.make_room().await?;
+        self.holdings.slots.take().await.map(Some).ok_or_else(|| LinkError::Closed.into())
+    }
+
+    /// While many changes are kept, has the server make them durable.
+    pub(super) async fn make_room(self: &Arc<Self>) -> Result<(), FsError> {
         if self.holdings.kept.lock().is_full() {
             let last = self.holdings.kept.lock().last();
-            Box::pin(self.order(Request::SyncAll)).await?;
+            let call = (Request::SyncAll, Vec::new());
+            Box::pin(self.call_in(None, [].into(), call, |_, _, _| {})).await?;
             last.into_iter().for_each(|version| self.holdings.kept.lock().durable(version));
         }
-        self.holdings.slots.take().await.map(Some).ok_or_else(|| LinkError::Closed.into())
+        Ok(())
     }
 
     /// Makes a call and caches nothing of the answer.

@@ -23,7 +23,7 @@ impl Shared {
     /// Those of the connection, and a server that refuses the inodes: then the session has ended.
     pub(super) async fn claim_all(self: &Arc<Self>, channel: &Channel) -> Result<(), AttachError> {
         let kept = self.holdings.kept.lock().outdate();
-        let needed = kept.iter().flat_map(|call| call.inodes).flatten();
+        let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
         let claims = self.cache.lock().claims(needed);
         for some in claims.chunks(MAX_CLAIMS) {
             let payload = postcard::to_allocvec(some).unwrap_or_default();
@@ -56,8 +56,14 @@ impl Shared {
         });
         let locks = self.holdings.locks.held();
         let locks = locks.into_iter().map(|(ino, lock)| Request::ClaimLock { ino, lock });
+        let reserved = self.cache.lock().pending.reservations();
+        let numbers = reserved.into_iter().map(|it| Request::ClaimNumbers {
+            first: it.first,
+            count: it.count,
+            proof: it.proof,
+        });
         let call = |request| (Call::outside(request), Vec::new());
-        let calls: Vec<_> = opens.chain(locks).map(call).collect();
+        let calls: Vec<_> = opens.chain(locks).chain(numbers).map(call).collect();
         let answers = self.in_order(channel, calls).await?;
         let refused = answers.iter().filter(|it| matches!(it.answer, Answer::Failed(_))).count();
         if refused > 0 {

@@ -71,6 +71,7 @@ impl Shared {
         payload: Vec<Bytes>,
     ) -> Result<Answer, FsError> {
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
+        self.cache.lock().call_for_bytes(ino);
         let take = move |_: &Shared, _: &Reply, _: &Bytes| {
             let _guard = &guard;
         };
@@ -96,6 +97,9 @@ impl Shared {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
+        if let Some(went) = self.write_alone(ino, at, &data, how).await? {
+            return Ok(went);
+        }
         let start = match at {
             WriteAt::Offset(offset) => offset,
             WriteAt::End => 0,
@@ -142,6 +146,7 @@ impl Shared {
         request: Request,
         payload: Vec<Bytes>,
     ) -> Result<(), FsError> {
+        self.cache.lock().share_all_of(ino);
         self.change(ino, request, payload).await.map(|_| ())
     }
 

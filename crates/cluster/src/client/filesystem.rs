@@ -162,7 +162,11 @@ impl Filesystem for Client {
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
         let ino = self.theirs(ino);
-        self.shared.order(Request::Sync { ino, content_only }).await
+        let synced = self.shared.order(Request::Sync { ino, content_only }).await;
+        if self.shared.cache.lock().has_failed(ino) {
+            return Err(LinkError::Lost.into());
+        }
+        synced
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
@@ -171,7 +175,11 @@ impl Filesystem for Client {
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
         check_xattr_name(name)?;
-        let request = Request::Xattr { ino: self.theirs(ino), name: Bytes::copy_from_slice(name) };
+        let ino = self.theirs(ino);
+        if self.shared.cache.lock().is_bare(ino, self.shared.env.now()) {
+            return Err(FsError::NoAttribute);
+        }
+        let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
         match self.shared.ask(request).await? {
             (Answer::Bytes, value) => Ok(value),
             _ => unexpected(),

@@ -16,6 +16,8 @@ use crate::protocol::{Claim, Request, SLOTS};
 
 /// Bytes of changes that are kept before the server has to make them durable.
 pub(super) const MAX_KEPT: usize = 32 << 20;
+/// The slot of batches. Changes that use all others may wait for one.
+pub(super) const BATCH_SLOT: u16 = SLOTS - 1;
 /// Bytes that a kept change takes beside its payload, about.
 const KEPT_CALL: usize = 256;
 
@@ -36,7 +38,7 @@ pub(super) struct KeptCall {
     pub(super) payload: Vec<Bytes>,
     pub(super) committed: Committed,
     /// The inodes that it names: the caller may have forgotten them.
-    pub(super) inodes: [Option<Claim>; 2],
+    pub(super) inodes: Vec<Claim>,
 }
 
 impl KeptCall {
@@ -150,8 +152,8 @@ pub(super) struct Slots {
 impl Default for Slots {
     fn default() -> Slots {
         // The lowest first: servers keep a record of each one that was used.
-        let free = Arc::new(Mutex::new((0..SLOTS).rev().collect()));
-        Slots { free, permits: Arc::new(Semaphore::new(usize::from(SLOTS))) }
+        let free = Arc::new(Mutex::new((0..BATCH_SLOT).rev().collect()));
+        Slots { free, permits: Arc::new(Semaphore::new(usize::from(BATCH_SLOT))) }
     }
 }
 
@@ -159,13 +161,22 @@ impl Default for Slots {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) number: u16,
-    free: Arc<Mutex<Vec<u16>>>,
-    _permit: OwnedSemaphorePermit,
+    /// Where it goes back to; not that of batches, of which one is under way at a time.
+    from: Option<(Arc<Mutex<Vec<u16>>>, OwnedSemaphorePermit)>,
+}
+
+impl Slot {
+    /// That of a batch.
+    pub(super) fn of_batch() -> Arc<Slot> {
+        Arc::new(Slot { number: BATCH_SLOT, from: None })
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.free.lock().push(self.number);
+        if let Some((free, _)) = &self.from {
+            free.lock().push(self.number);
+        }
     }
 }
 
@@ -174,6 +185,6 @@ impl Slots {
     pub(super) async fn take(&self) -> Option<Arc<Slot>> {
         let permit = self.permits.clone().acquire_owned().await.ok()?;
         let number = self.free.lock().pop()?;
-        Some(Arc::new(Slot { number, free: self.free.clone(), _permit: permit }))
+        Some(Arc::new(Slot { number, from: Some((self.free.clone(), permit)) }))
     }
 }

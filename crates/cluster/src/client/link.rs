@@ -56,13 +56,17 @@ impl Handler for Invalidator {
             }
         };
         let dropped = self.0.invalidate(&changes);
-        let (channel, id) = (self.1.clone(), call.id);
-        if dropped.is_empty() {
+        let (channel, id, shared) = (self.1.clone(), call.id, self.0.clone());
+        let gives_back = changes.iter().any(|it| matches!(it, Changed::Exclusive(_)));
+        if dropped.is_empty() && !gives_back {
             channel.answer(id, &Invalidated, &[]);
             return Ok(());
         }
         // The caller's cache may wait for calls that are answered on this connection.
         let answering = async move {
+            if gives_back && let Err(error) = shared.send_events(true).await {
+                tracing::error!(%error, "a directory was given back without all changes in it");
+            }
             join_all(dropped.into_iter().map(Invalidation::wait)).await;
             channel.answer(id, &Invalidated, &[]);
             channel.flush_soon();
@@ -93,7 +97,7 @@ impl Shared {
                         });
                     }
                     // The caller never caches names.
-                    Changed::Name { .. } => {}
+                    Changed::Exclusive(_) | Changed::Names(_) | Changed::Name { .. } => {}
                 }
             }
         }
@@ -169,13 +173,24 @@ impl Shared {
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"
         );
+        let inodes = {
+            let mut cache = self.cache.lock();
+            let unsent = cache.pending.clear();
+            cache.lose(&unsent);
+            self.holdings.lose(unsent.len());
+            cache.clear()
+        };
         let changes = self.holdings.clear();
         if changes > 0 {
             tracing::error!(changes, "changes that were not synced may be lost");
         }
-        let inodes = self.cache.lock().clear();
+        self.tell_watcher(inodes);
+    }
+
+    /// What the caller caches of these is wrong. Nothing waits for its cache: what it may still have of these was to be used
+    /// until the lease ended.
+    pub(super) fn tell_watcher(&self, inodes: Vec<Ino>) {
         if let Some(watcher) = &*self.watcher.read() {
-            // Nothing waits for the caller's cache: what it may still have of these was to be used until the lease ended.
             inodes.into_iter().for_each(|ino| drop(watcher(Change::content(self.ours(ino)))));
         }
     }
@@ -214,7 +229,7 @@ impl Shared {
         })
     }
 
-    fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         matches!(*self.link.borrow(), Link::Closed)
     }
 
@@ -311,6 +326,11 @@ impl Shared {
 
     /// Ends the session in order.
     pub(super) async fn detach(self: &Arc<Self>) {
+        let sent = self.env.timeout(self.options.patience, self.send_events(true)).await;
+        if !matches!(sent, Some(Ok(()))) {
+            let changes = self.cache.lock().pending.len();
+            tracing::error!(changes, "changes in directories of this client alone were not sent");
+        }
         let Link::Up(channel) = self.link.send_replace(Link::Closed) else { return };
         let kept = self.holdings.kept.lock().len();
         if kept > 0 {

@@ -27,15 +27,20 @@ impl Shared {
         }
     }
 
-    /// Attributes, and how long they may be used: if the cache has them still.
+    /// Attributes, and how long they may be used: if the cache has them still, or has newer ones that the server does not
+    /// have.
     fn valid(&self, attributes: Attributes) -> FileAnswer {
-        let cached = self.cache.lock().attributes(attributes.ino, self.env.now());
-        let cached = cached.filter(|cached| cached.attributes == attributes);
+        let cached = {
+            let mut cache = self.cache.lock();
+            let is_unsent = cache.is_unsent(attributes.ino);
+            let cached = cache.attributes(attributes.ino, self.env.now());
+            cached.filter(|cached| is_unsent || cached.attributes == attributes)
+        };
         cached.unwrap_or(FileAnswer { attributes, valid: Validity::NONE })
     }
 
     /// Puts the inode of an answer into the cache, where answers are received.
-    fn take_inode(&self, reply: &Reply) {
+    pub(super) fn take_inode(&self, reply: &Reply) {
         if let Answer::Inode(attributes) = &reply.answer {
             let keep = reply.grants.attributes;
             let told = (reply.stamp, reply.proof);
@@ -93,6 +98,9 @@ impl Shared {
         ino: Ino,
         change: AttributeChange,
     ) -> Result<FileAnswer, FsError> {
+        if let Some(set) = self.set_alone(ino, &change).await? {
+            return Ok(set);
+        }
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
@@ -109,6 +117,9 @@ impl Shared {
         name: &[u8],
         new: &NewNode,
     ) -> Result<FileAnswer, FsError> {
+        if let Some(made) = self.make_alone(parent, name, new).await? {
+            return Ok(made);
+        }
         let guard = ChangeGuard::begin(self, name_changes(parent, name));
         let name = Bytes::copy_from_slice(name);
         let (new, payload) = match &new.node {
@@ -143,6 +154,7 @@ impl Shared {
         let mut changes = name_changes(parent, name);
         changes.push(Changed::Attributes(ino));
         let guard = ChangeGuard::begin(self, changes);
+        self.cache.lock().share_all_of(ino);
         let name = Bytes::copy_from_slice(name);
         let request = Request::Link { ino, parent, name };
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
@@ -191,6 +203,7 @@ impl Shared {
             target
         });
         let guard = ChangeGuard::begin(self, changes);
+        self.share_moved(from.0, to.0, &targets);
         let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
         let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
         let take = move |_: &Shared, _: &Reply, _: &Bytes| {
@@ -213,12 +226,11 @@ impl Shared {
             let mut cache = shared.cache.lock();
             let now = shared.env.now();
             if reply.grants.names {
-                cache.hold_names(ino, false);
+                let listed: Vec<_> =
+                    entries.iter().map(|it| (it.name.clone(), it.ino, it.cookie)).collect();
+                cache.hold_listed(ino, from, &listed);
             }
             for entry in entries {
-                if reply.grants.names {
-                    cache.learn_name(ino, entry.name, NewName::Present(entry.ino));
-                }
                 if let Some((attributes, keep, proof)) = entry.attributes {
                     cache.learn(&attributes, (reply.stamp, proof), keep, now);
                 }

@@ -7,13 +7,15 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use thalweg_env::HashMap;
+use thalweg_env::{HashMap, Time};
 use thalweg_fs::Ino;
 
 use crate::protocol::Changed;
 
 /// Inodes with equal numbers modulo this share a slot. Two in one slot cost each other a grant now and then.
 const SLOTS: usize = 4096;
+/// Directories of which it is remembered that several sessions use them.
+const MAX_SHARED: usize = 65536;
 
 /// What a session may cache of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,21 +26,27 @@ pub(super) struct Held {
     pub(super) names: bool,
     /// Its pages.
     pub(super) content: bool,
+    /// The directory is the session's alone.
+    pub(super) exclusive: bool,
 }
 
 impl Held {
-    pub(super) const ATTRIBUTES: Held = Held { attributes: true, names: false, content: false };
-    pub(super) const NAMES: Held = Held { attributes: false, names: true, content: false };
-    pub(super) const CONTENT: Held = Held { attributes: false, names: false, content: true };
+    const NOTHING: Held =
+        Held { attributes: false, names: false, content: false, exclusive: false };
+    pub(super) const ATTRIBUTES: Held = Held { attributes: true, ..Held::NOTHING };
+    pub(super) const NAMES: Held = Held { names: true, ..Held::NOTHING };
+    pub(super) const CONTENT: Held = Held { content: true, ..Held::NOTHING };
+    pub(super) const EXCLUSIVE: Held = Held { exclusive: true, ..Held::NOTHING };
 
     fn add(&mut self, more: Held) {
         self.attributes |= more.attributes;
         self.names |= more.names;
         self.content |= more.content;
+        self.exclusive |= more.exclusive;
     }
 
     fn is_nothing(self) -> bool {
-        self == Held::default()
+        self == Held::NOTHING
     }
 }
 
@@ -53,6 +61,8 @@ pub(super) struct Table {
     slots: Vec<Slot>,
     /// The sessions by their serial numbers.
     holders: HashMap<Ino, SmallVec<[(u64, Held); 2]>>,
+    /// Directories that were taken back from a session, and when they may be one session's alone again.
+    shared: HashMap<Ino, Time>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,7 +75,8 @@ struct Slot {
 
 impl Default for Table {
     fn default() -> Table {
-        Table { stamp: 0, slots: vec![Slot::default(); SLOTS], holders: HashMap::default() }
+        let (holders, shared) = Default::default();
+        Table { stamp: 0, slots: vec![Slot::default(); SLOTS], holders, shared }
     }
 }
 
@@ -77,11 +88,36 @@ impl Table {
     /// Grants a session something of an inode that it has read since the stamp `since`; whether it did.
     pub(super) fn grant(&mut self, session: u64, ino: Ino, what: Held, since: u64) -> bool {
         let slot = self.slots[slot(ino)];
-        if slot.running > 0 || slot.last > since {
+        if slot.running > 0 || slot.last > since || self.exclusive(ino, session).is_some() {
             return false;
         }
         self.add(session, ino, what);
         true
+    }
+
+    /// Makes a directory a session's alone, if no other one caches or changes something of it; whether it did.
+    pub(super) fn acquire(&mut self, session: u64, ino: Ino) -> bool {
+        let others = self.holders.get(&ino).into_iter().flatten();
+        if self.slots[slot(ino)].running > 0 || others.into_iter().any(|(it, _)| *it != session) {
+            return false;
+        }
+        self.add(session, ino, Held::EXCLUSIVE);
+        true
+    }
+
+    /// Whether a directory may become a session's alone now: no other one has it so, or has asked for it lately.
+    pub(super) fn is_free(&mut self, ino: Ino, session: u64, now: Time) -> bool {
+        if self.shared.get(&ino).is_some_and(|until| *until > now) {
+            return false;
+        }
+        self.shared.remove(&ino);
+        self.exclusive(ino, session).is_none()
+    }
+
+    /// The other session whose alone a directory is.
+    fn exclusive(&self, ino: Ino, session: u64) -> Option<u64> {
+        let mut holders = self.holders.get(&ino)?.iter();
+        holders.find(|(other, held)| held.exclusive && *other != session).map(|(other, _)| *other)
     }
 }
 
@@ -99,6 +135,15 @@ impl Table {
             Some((_, held)) => held.add(what),
             None => holders.push((session, what)),
         }
+    }
+}
+
+/// Adds to what a session has to drop.
+fn add_change(all: &mut Vec<(u64, Vec<Changed>)>, session: u64, change: Changed) {
+    match all.iter_mut().find(|(other, _)| *other == session) {
+        Some((_, changes)) if changes.contains(&change) => {}
+        Some((_, changes)) => changes.push(change),
+        None => all.push((session, vec![change])),
     }
 }
 
@@ -134,35 +179,56 @@ impl Capabilities {
             let drops = |session: &u64| *session != by || surprising.contains(&ino);
             for (session, held) in holders.iter().filter(|(session, _)| drops(session)) {
                 let concerns = match change {
+                    Changed::Exclusive(_) => false,
                     Changed::Attributes(_) => held.attributes,
-                    Changed::Name { .. } => held.names,
+                    Changed::Names(_) | Changed::Name { .. } => held.names,
                     Changed::Content { .. } => held.content,
                 };
-                if !concerns {
-                    continue;
-                }
-                match invalid.iter_mut().find(|(other, _)| other == session) {
-                    Some((_, all)) => all.push(change.clone()),
-                    None => invalid.push((*session, vec![change.clone()])),
-                }
+                let gives_back =
+                    (held.exclusive && *session != by).then_some(Changed::Exclusive(ino));
+                let all = gives_back.into_iter().chain(concerns.then(|| change.clone()));
+                all.for_each(|change| add_change(&mut invalid, *session, change));
             }
         }
         invalid
     }
 
-    /// A session has dropped what is about to change. It may still cache other names of a directory, and other pages.
-    pub(super) fn dropped(&self, session: u64, changes: &[Changed]) {
+    /// What other sessions have to give back before a session sees these directories.
+    pub(super) fn recalls(&self, by: u64, seen: &[Ino]) -> Vec<(u64, Vec<Changed>)> {
+        let table = self.0.lock();
+        let mut recalls = Vec::new();
+        for ino in seen {
+            if let Some(session) = table.exclusive(*ino, by) {
+                add_change(&mut recalls, session, Changed::Exclusive(*ino));
+            }
+        }
+        recalls
+    }
+
+    /// A session has dropped what is about to change. It may still cache other names of a directory, and other pages. What it
+    /// has given back stays shared until `until`.
+    pub(super) fn dropped(&self, session: u64, changes: &[Changed], until: Time) {
         let mut table = self.0.lock();
+        let table = &mut *table;
         for change in changes {
-            let Changed::Attributes(ino) = change else { continue };
-            let Some(holders) = table.holders.get_mut(ino) else { continue };
-            holders
-                .iter_mut()
-                .filter(|(holder, _)| *holder == session)
-                .for_each(|(_, held)| held.attributes = false);
+            let ino = change.ino();
+            let Some(holders) = table.holders.get_mut(&ino) else { continue };
+            let own = holders.iter_mut().filter(|(holder, _)| *holder == session);
+            own.for_each(|(_, held)| match change {
+                Changed::Exclusive(_) => held.exclusive = false,
+                Changed::Attributes(_) => held.attributes = false,
+                Changed::Names(_) => held.names = false,
+                Changed::Name { .. } | Changed::Content { .. } => {}
+            });
             holders.retain(|(_, held)| !held.is_nothing());
             if holders.is_empty() {
-                table.holders.remove(ino);
+                table.holders.remove(&ino);
+            }
+            if matches!(change, Changed::Exclusive(_)) {
+                if table.shared.len() >= MAX_SHARED {
+                    table.shared.clear();
+                }
+                table.shared.insert(ino, until);
             }
         }
     }

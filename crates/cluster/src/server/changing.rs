@@ -105,14 +105,15 @@ impl Shared {
         change
     }
 
-    async fn invalidate(&self, invalid: Vec<(u64, Vec<Changed>)>) {
+    pub(super) async fn invalidate(&self, invalid: Vec<(u64, Vec<Changed>)>) {
         let waits = invalid.iter().map(|(serial, changes)| async move {
             let session = self.sessions.lock().values().find(|it| it.serial == *serial).cloned();
             match session {
                 Some(session) => self.drop_from(&session, changes).await,
                 None => self.leave(*serial).await,
             }
-            self.capabilities.dropped(*serial, changes);
+            let until = self.env.now() + self.options.lease / 2;
+            self.capabilities.dropped(*serial, changes, until);
         });
         join_all(waits).await;
     }

@@ -57,6 +57,8 @@ pub(super) struct Outcome {
     pub(super) referenced: Option<Ino>,
     /// What its change has come to.
     pub(super) committed: Option<Committed>,
+    /// The inodes that its events have made, and whether each is a directory.
+    pub(super) made: Vec<(Ino, bool)>,
 }
 
 /// What a call would like to grant.
@@ -70,12 +72,14 @@ pub(super) struct Wants {
     pub(super) names: Option<Ino>,
     /// Pages of this file.
     pub(super) content: Option<Ino>,
+    /// This directory, exclusively.
+    pub(super) exclusive: Option<Ino>,
 }
 
 impl Outcome {
     pub(super) fn of(answer: Answer) -> Outcome {
-        let (payload, wants, entries, opened, referenced, committed) = Default::default();
-        Outcome { answer, payload, wants, entries, opened, referenced, committed }
+        let (payload, wants, entries, opened, referenced, committed, made) = Default::default();
+        Outcome { answer, payload, wants, entries, opened, referenced, committed, made }
     }
 
     pub(super) fn done() -> Outcome {
@@ -91,6 +95,7 @@ impl Outcome {
         match &self.answer {
             Answer::Inode(attributes) => vec![attributes.ino],
             Answer::Directory(ino) => vec![*ino],
+            Answer::Made => self.made.iter().map(|(ino, _)| *ino).collect(),
             _ => {
                 let entries = self.entries.iter().flatten();
                 entries.filter(|it| it.attributes.is_some()).map(|it| it.ino).collect()
@@ -143,6 +148,7 @@ impl Handler for Connection {
             Request::Claim
             | Request::ClaimOpen { .. }
             | Request::ClaimLock { .. }
+            | Request::ClaimNumbers { .. }
             | Request::Claimed => self.claim(id, &session, call, payload).await,
             _ => self.start(id, session, call, payload).await?,
         }
@@ -255,8 +261,8 @@ impl Connection {
         if is_once {
             match session.admit(number, oldest, id) {
                 Admission::New => {}
-                Admission::Known(reply) => {
-                    self.channel.answer(id, &reply, &[]);
+                Admission::Known(reply, payload) => {
+                    self.channel.answer(id, &reply, &payload);
                     return Ok(());
                 }
                 Admission::Ignored => return Ok(()),
@@ -303,8 +309,8 @@ impl Shared {
             false => (Job::plain(session, number, filesystem), None),
         };
         let mut done = match before {
-            Some(before) => self.answer_of(&job, &request, before.outcome).await,
-            None => self.carry_out(&job, request, payload).await,
+            Some(before) => self.answer_of(&job, &request, &payload, before.outcome).await,
+            None => self.carry_out_alone(&job, request, payload).await,
         };
         if let Ok(outcome) = &mut done {
             outcome.committed = job.committed();
@@ -313,6 +319,30 @@ impl Shared {
             self.make_durable().await?;
         }
         done
+    }
+
+    /// Carries out a call. A call that only reads is repeated when it has seen a directory that is another client's alone, after
+    /// that one has given it back.
+    async fn carry_out_alone(
+        &self,
+        job: &Job<'_>,
+        request: Request,
+        payload: Bytes,
+    ) -> Result<Outcome, FsError> {
+        if request.is_once() {
+            return self.carry_out(job, request, payload).await;
+        }
+        loop {
+            let done = self.carry_out(job, request.clone(), payload.clone()).await;
+            let recalls = self.capabilities.recalls(job.session.serial, &job.take_seen());
+            if recalls.is_empty() {
+                return done;
+            }
+            if let Ok(outcome) = done {
+                self.undo(job.session, outcome).await;
+            }
+            self.invalidate(recalls).await;
+        }
     }
 
     /// Grants what may be cached of an outcome, and answers. Both happen while no change can begin, so that an
@@ -348,7 +378,9 @@ impl Shared {
         match number {
             None => channel.answer(id, &reply, &outcome.payload),
             Some(number) => {
-                if let Some((id, present)) = state.done(number, &reply).zip(state.channel.clone()) {
+                if let Some((id, present)) =
+                    state.done(number, &reply, &outcome.payload).zip(state.channel.clone())
+                {
                     present.answer(id, &reply, &outcome.payload);
                     present.flush_soon();
                 }
@@ -370,8 +402,14 @@ impl Shared {
                 *proof = ledger.proof(session.serial, attributes.ino);
             }
         }
+        let proof = |ino: Ino| ledger.proof(session.serial, ino);
         match &outcome.answer {
-            Answer::Inode(attributes) => ledger.proof(session.serial, attributes.ino),
+            Answer::Inode(attributes) => proof(attributes.ino),
+            Answer::Made => {
+                let proofs: Vec<u64> = outcome.made.iter().map(|(ino, _)| proof(*ino)).collect();
+                outcome.payload = vec![postcard::to_allocvec(&proofs).unwrap_or_default().into()];
+                0
+            }
             _ => 0,
         }
     }
@@ -398,11 +436,17 @@ fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
             *kept = grant(Some(attributes.ino), Held::ATTRIBUTES);
         }
     }
-    Grants {
+    let grants = Grants {
         attributes: grant(wants.attributes, Held::ATTRIBUTES),
         names: grant(wants.names, Held::NAMES),
         content: grant(wants.content, Held::CONTENT),
+        exclusive: false,
+    };
+    for (ino, is_directory) in &outcome.made {
+        table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
     }
+    let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino));
+    Grants { exclusive, ..grants }
 }
 
 /// The entries that fit into a payload.

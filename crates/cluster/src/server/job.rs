@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::Mutex;
+use smallvec::SmallVec;
 use thalweg_fs::ledger::{Committed, RecordedCall, Recorder};
 use thalweg_fs::{Filesystem, Ino};
 
@@ -25,6 +27,8 @@ pub(super) struct Job<'a> {
     pub(super) filesystem: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
     depends: AtomicBool,
+    /// The inodes that it has seen.
+    seen: Mutex<SmallVec<[Ino; 4]>>,
 }
 
 impl<'a> Job<'a> {
@@ -35,7 +39,8 @@ impl<'a> Job<'a> {
         filesystem: &Arc<dyn Filesystem>,
     ) -> Job<'a> {
         let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
-        Job { session, number, filesystem, recorder: None, depends }
+        let seen = Mutex::default();
+        Job { session, number, filesystem, recorder: None, depends, seen }
     }
 
     /// A call that changes something. It may have been made before.
@@ -65,6 +70,7 @@ impl<'a> Job<'a> {
 
     /// It has seen these.
     pub(super) fn sees(&self, undurable: &Undurable, items: &[Item]) {
+        self.seen.lock().extend(items.iter().map(Item::ino));
         if undurable.depends(self.session.serial, items) {
             self.depend();
         }
@@ -73,6 +79,11 @@ impl<'a> Job<'a> {
     /// It has seen these inodes.
     pub(super) fn sees_inodes(&self, undurable: &Undurable, inodes: &[Ino]) {
         inodes.iter().for_each(|ino| self.sees(undurable, &[Item::Inode(*ino)]));
+    }
+
+    /// What it has seen so far.
+    pub(super) fn take_seen(&self) -> SmallVec<[Ino; 4]> {
+        std::mem::take(&mut *self.seen.lock())
     }
 
     /// Its answer depends on what may not survive a crash.

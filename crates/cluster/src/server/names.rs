@@ -35,7 +35,8 @@ impl Shared {
             Lookup::Found(found) => {
                 self.filesystem.reference(found.ino);
                 job.sees_inodes(&self.undurable, &[found.ino]);
-                let wants = Wants { since, attributes: Some(found.ino), names, content: None };
+                let attributes = Some(found.ino);
+                let wants = Wants { since, attributes, names, ..Wants::default() };
                 let answer = Answer::Inode(found.attributes);
                 Ok(Outcome { wants, referenced: Some(found.ino), ..Outcome::of(answer) })
             }
@@ -95,7 +96,7 @@ impl Shared {
             attributes: Some(made.ino),
             // The new directory is empty.
             names: is_directory.then_some(made.ino),
-            content: None,
+            ..Wants::default()
         };
         let answer = Answer::Inode(made.attributes);
         Ok(Outcome { wants, referenced: Some(made.ino), ..Outcome::of(answer) })
@@ -122,6 +123,8 @@ impl Shared {
         expected: Option<Ino>,
         is_directory: bool,
     ) -> Result<Outcome, FsError> {
+        // What the name leads to is not known before the directory is no other client's alone.
+        let _shared = self.begin(job, vec![Changed::Exclusive(parent)]).await;
         let _names = self.names.lock(&[(parent, &name)]).await;
         let mut changes = name_changes(parent, &name).to_vec();
         let target = self.target(parent, &name).await?;
@@ -143,6 +146,8 @@ impl Shared {
         how: Rename,
         expected: [Option<Ino>; 2],
     ) -> Result<Outcome, FsError> {
+        let parents = [from.0, to.0].map(Changed::Exclusive);
+        let _shared = self.begin(job, parents.to_vec()).await;
         let _names = self.names.lock(&[(from.0, &from.1), (to.0, &to.1)]).await;
         let (mut changes, mut surprising) = (Vec::new(), Vec::new());
         for ((parent, name), expected) in [&from, &to].into_iter().zip(expected) {

@@ -16,6 +16,7 @@ use thalweg_net::keys::Access;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use super::batch::{decode_events, made_by};
 use super::capabilities::Held;
 use super::connection::Outcome;
 use super::job::{Job, Place};
@@ -186,6 +187,9 @@ impl Shared {
             Request::ClaimLock { ino, lock } => {
                 self.claim_lock(session, ino, &lock).await.map(none)
             }
+            Request::ClaimNumbers { first, count, proof } => {
+                self.claim_numbers(session, first..first.saturating_add(count), proof).map(none)
+            }
             _ => {
                 self.recovery.is_back(session.serial);
                 Ok(none(()))
@@ -227,8 +231,9 @@ impl Shared {
 
     /// What a client caches has not changed since the server before this one stopped.
     fn grant_again(&self, session: &Session, ino: Ino, held: Grants) {
-        let Grants { attributes, names, content } = held;
-        self.capabilities.lock().claim(session.serial, ino, Held { attributes, names, content });
+        let Grants { attributes, names, content, exclusive } = held;
+        let held = Held { attributes, names, content, exclusive };
+        self.capabilities.lock().claim(session.serial, ino, held);
     }
 
     /// Makes a change again that was answered, unless it has survived.
@@ -281,9 +286,11 @@ impl Shared {
         &self,
         job: &Job<'_>,
         request: &Request,
+        payload: &Bytes,
         outcome: u64,
     ) -> Result<Outcome, FsError> {
         match request {
+            Request::Batch => Ok(made_by(&decode_events(payload)?)),
             Request::Create { .. } => {
                 let made = self.attributes(job, Ino(outcome)).await?;
                 Ok(Outcome { wants: Default::default(), ..made })

@@ -1,7 +1,9 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
 use thalweg_fs::ledger::{Committed, SlotRecord};
@@ -51,6 +53,8 @@ pub(super) struct SessionState {
     oldest: u64,
     /// Ends a wait for a lock, by the call's number.
     waits: HashMap<u64, oneshot::Sender<()>>,
+    /// Inode numbers that are reserved for the client, and whether no inode ever had them.
+    numbers: Vec<(Range<u64>, bool)>,
 }
 
 /// An open file of a client.
@@ -72,7 +76,7 @@ const MAX_WAITS: usize = 1 << 12;
 enum CallState {
     /// It runs; the answer goes to this call of the present connection.
     Running(Option<u64>),
-    Done(Reply),
+    Done(Reply, Vec<Bytes>),
 }
 
 /// What is to be done with a call.
@@ -81,7 +85,7 @@ pub(super) enum Admission {
     /// Carry it out.
     New,
     /// Answer this.
-    Known(Reply),
+    Known(Reply, Vec<Bytes>),
     /// Nothing: it runs, or the client knows the answer.
     Ignored,
     /// End the connection: the client acknowledges no answers.
@@ -93,6 +97,7 @@ pub(super) enum Admission {
 pub(super) struct Estate {
     pub(super) files: Vec<OpenFile>,
     pub(super) inodes: Vec<Ino>,
+    pub(super) numbers: Vec<Range<u64>>,
 }
 
 impl Session {
@@ -109,6 +114,7 @@ impl Session {
             calls: BTreeMap::new(),
             oldest: 0,
             waits: HashMap::default(),
+            numbers: Vec::new(),
         };
         let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
         let state = Mutex::new(state);
@@ -164,9 +170,10 @@ impl Session {
                 *answers = Some(id);
                 Admission::Ignored
             }
-            Some(CallState::Done(reply)) => {
+            Some(CallState::Done(reply, payload)) => {
                 // What was granted with the lost answer may have been invalidated since.
-                Admission::Known(Reply { grants: Grants::default(), ..reply.clone() })
+                let reply = Reply { grants: Grants::default(), ..reply.clone() };
+                Admission::Known(reply, payload.clone())
             }
         }
     }
@@ -277,6 +284,28 @@ impl SessionState {
         self.told.insert(ino, stamp).is_none()
     }
 
+    /// Inode numbers are the client's; with `is_new`, no inode ever had one.
+    pub(super) fn own_numbers(&mut self, numbers: Range<u64>, is_new: bool) {
+        self.numbers.push((numbers, is_new));
+    }
+
+    /// How many ranges of inode numbers the client has.
+    pub(super) fn ranges(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// An inode gets a number of the client's, which does not use it or a lower one of its range again; whether it is one.
+    pub(super) fn use_number(&mut self, number: u64) -> bool {
+        let Some(at) = self.numbers.iter().position(|(it, _)| it.contains(&number)) else {
+            return false;
+        };
+        self.numbers[at].0.start = number + 1;
+        if self.numbers[at].0.is_empty() {
+            self.numbers.remove(at);
+        }
+        true
+    }
+
     /// A handle that the client does not have.
     pub(super) fn new_handle(&mut self) -> Handle {
         self.last_handle += 1;
@@ -298,8 +327,8 @@ impl SessionState {
     }
 
     /// A call that is carried out once has its answer. Returns the call of the present connection that waits for it.
-    pub(super) fn done(&mut self, number: u64, reply: &Reply) -> Option<u64> {
-        match self.calls.insert(number, CallState::Done(reply.clone())) {
+    pub(super) fn done(&mut self, number: u64, reply: &Reply, payload: &[Bytes]) -> Option<u64> {
+        match self.calls.insert(number, CallState::Done(reply.clone(), payload.to_vec())) {
             Some(CallState::Running(answers)) => answers,
             _ => None,
         }
@@ -318,7 +347,9 @@ impl SessionState {
         let handles = std::mem::take(&mut self.handles);
         let told = std::mem::take(&mut self.told);
         let files = handles.into_values().collect();
-        Some(Estate { files, inodes: told.into_keys().collect() })
+        let numbers = std::mem::take(&mut self.numbers);
+        let numbers = numbers.into_iter().filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect();
+        Some(Estate { files, inodes: told.into_keys().collect(), numbers })
     }
 
     /// How many inodes and open files it holds.

@@ -20,6 +20,15 @@ pub(super) enum Item {
     Name(Ino, bytes::Bytes),
 }
 
+impl Item {
+    /// The inode, or the directory of the name.
+    pub(super) fn ino(&self) -> Ino {
+        match self {
+            Item::Inode(ino) | Item::Name(ino, _) => *ino,
+        }
+    }
+}
+
 /// A few of them.
 pub(super) type Items = SmallVec<[Item; 4]>;
 
@@ -63,6 +72,8 @@ pub(super) fn items(changes: &[Changed]) -> Items {
     let mut items = Items::new();
     for change in changes {
         let item = match change {
+            // Nothing changes by itself.
+            Changed::Exclusive(_) | Changed::Names(_) => continue,
             Changed::Attributes(ino) | Changed::Content { ino, .. } => Item::Inode(*ino),
             Changed::Name { parent, name } => Item::Name(*parent, name.clone()),
         };

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod alone;
 mod basics;
 mod histories;
 mod hostile;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use rand::RngExt;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{self, Client};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::local::{self, Atime, Format, Local};
 use thalweg_fs::{Attributes, Cookie, Filesystem, FsError, Ino, Kind, Timestamp};
@@ -96,7 +96,10 @@ impl Model {
         };
         let mut programs = Vec::new();
         for number in 0..plan.clients {
-            let machine = scene.client(&format!("c{number}")).await;
+            // On a volume, a client asks for a directory before its first name there.
+            let options = client::Options { exclusive: Some(0), ..patient() };
+            let visitor = visitor(&format!("c{number}"));
+            let machine = scene.client_with(visitor, options).await.unwrap();
             programs.push(Program { machine, known: BTreeSet::from([Ino::ROOT]) });
         }
         let twins = vec![(Ino::ROOT, Ino::ROOT)];

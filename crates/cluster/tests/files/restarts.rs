@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_cluster::server::Options;
 use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
@@ -83,7 +84,8 @@ fn open_files_without_names_and_locks_outlive_the_server() {
 fn changes_of_what_the_caller_has_forgotten_survive() {
     for (seed, left) in (0..).zip(BOTH) {
         run(seed, |env| async move {
-            let mut scene = Scene::durable(&env).await;
+            let commit = Duration::from_secs(60);
+            let mut scene = Scene::durable_with(&env, Options { commit, ..options() }).await;
             let a = scene.client("a").await;
             let directory = make(&a.client, Ino::ROOT, "d", Node::Directory).await;
             let file = make(&a.client, directory, "f", Node::File).await;
@@ -93,7 +95,7 @@ fn changes_of_what_the_caller_has_forgotten_survive() {
                 a.client.unreference(ino, 1);
             }
             // The server hears of it.
-            env.sleep(LEASE / 4 + Duration::from_millis(10)).await;
+            env.sleep(3 * LEASE).await;
             assert!(a.client.status().kept > 0);
             scene.crash(left).await;
             let found = a.client.find(Ino::ROOT, b"d").await.unwrap().ino;
@@ -103,7 +105,7 @@ fn changes_of_what_the_caller_has_forgotten_survive() {
                 a.client.reference(ino);
                 a.client.unreference(ino, 1);
             }
-            env.sleep(LEASE).await;
+            env.sleep(3 * LEASE).await;
             assert_eq!(scene.service.sessions()[0].inodes, 1, "the root alone");
         });
     }

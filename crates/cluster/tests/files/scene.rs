@@ -33,6 +33,7 @@ pub(crate) struct Scene {
     pub(crate) service: Server,
     /// What the files lie on, if they survive crashes.
     disk: Option<Disk>,
+    options: Options,
 }
 
 /// A client, and its machine.
@@ -73,18 +74,25 @@ impl Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
         let process = env.node();
-        let service = serve(&process, &server, &files).await;
-        Scene { env: env.clone(), network, files, server, process, service, disk: None }
+        let service = serve(&process, &server, &files, &options()).await;
+        let (env, options) = (env.clone(), options());
+        Scene { env, network, files, server, process, service, disk: None, options }
     }
 
     /// A server of a filesystem on a volume that survives crashes.
     pub(crate) async fn durable(env: &Env) -> Scene {
+        Scene::durable_with(env, options()).await
+    }
+
+    /// The same, with these options of the server.
+    pub(crate) async fn durable_with(env: &Env, options: Options) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
         let (process, disk) = (env.node(), Disk::make(env).await);
         let files = disk.open(process.env()).await;
-        let service = serve(&process, &server, &files).await;
-        Scene { env: env.clone(), network, files, server, process, service, disk: Some(disk) }
+        let service = serve(&process, &server, &files, &options).await;
+        let (env, disk) = (env.clone(), Some(disk));
+        Scene { env, network, files, server, process, service, disk, options }
     }
 
     /// A client that has the name of its host.
@@ -99,10 +107,18 @@ impl Scene {
     }
 
     pub(crate) async fn client_as(&self, visitor: Visitor) -> Result<Machine, AttachError> {
+        self.client_with(visitor, patient()).await
+    }
+
+    pub(crate) async fn client_with(
+        &self,
+        visitor: Visitor,
+        options: client::Options,
+    ) -> Result<Machine, AttachError> {
         let host = self.admit(visitor);
         let process = self.env.node();
         let connector = Box::new(host.connector(&self.server, PORT));
-        let client = Client::connect(process.env(), connector, patient()).await?;
+        let client = Client::connect(process.env(), connector, options).await?;
         Ok(Machine { host, process, client })
     }
 
@@ -123,7 +139,7 @@ impl Scene {
         self.process.kill();
         self.env.sleep(Duration::from_millis(1)).await;
         self.process = self.env.node();
-        self.service = serve(&self.process, &self.server, &self.files).await;
+        self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
     }
 
     /// Whether the files survive a crash of the server's machine.
@@ -143,7 +159,7 @@ impl Scene {
         let disk = self.disk.take().unwrap().crash(&self.env, left);
         self.files = disk.open(self.process.env()).await;
         self.disk = Some(disk);
-        self.service = serve(&self.process, &self.server, &self.files).await;
+        self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
     }
 
     /// The server's machine crashes, and starts again.
@@ -164,8 +180,13 @@ thread_local! {
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 
-async fn serve(process: &Node, host: &Host, files: &Arc<dyn Filesystem>) -> Server {
-    let service = Server::start(process.env(), files.clone(), options()).await.unwrap();
+async fn serve(
+    process: &Node,
+    host: &Host,
+    files: &Arc<dyn Filesystem>,
+    options: &Options,
+) -> Server {
+    let service = Server::start(process.env(), files.clone(), options.clone()).await.unwrap();
     let listener = host.listen(PORT).unwrap();
     let (serving, own) = (service.clone(), process.env().clone());
     let accept = async move {

@@ -1,0 +1,286 @@
+//! Sends what this client has made by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_env::{HashSet, Time};
+use thalweg_fs::event::Event;
+use thalweg_fs::{
+    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, WriteAt,
+    WriteHow,
+};
+
+use super::exclusive::{MAX_WRITE, Reservation};
+use super::holdings::Slot;
+use super::{LinkError, Shared};
+use crate::protocol::{Answer, Reply, Request};
+
+/// Events wait for so long at most.
+const DELAY: Duration = Duration::from_secs(1);
+
+impl Shared {
+    fn clocks(&self) -> (Time, Timestamp) {
+        (self.env.now(), Timestamp::of_nanos(self.env.wall_nanos()))
+    }
+
+    fn of_own(&self, attributes: Attributes) -> FileAnswer {
+        let valid = self.cache.lock().validity(self.env.now());
+        FileAnswer { attributes, valid }
+    }
+
+    /// Makes an inode without the server, if the directory is this client's alone, or becomes so.
+    pub(super) async fn make_alone(
+        self: &Arc<Self>,
+        parent: Ino,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Result<Option<FileAnswer>, FsError> {
+        let Some(after) = self.options.exclusive else { return Ok(None) };
+        let wants = self.cache.lock().wants(parent, after, self.env.now());
+        if wants {
+            self.acquire(parent).await?;
+        }
+        self.complete_own(parent).await?;
+        if self.cache.lock().is_own(parent) {
+            self.reserve_numbers().await?;
+        }
+        let made = self.cache.lock().make(parent, name, new, self.clocks());
+        match made {
+            None => Ok(None),
+            Some(made) => {
+                let made = made?;
+                self.pace().await?;
+                Ok(Some(self.of_own(made)))
+            }
+        }
+    }
+
+    pub(super) async fn set_alone(
+        self: &Arc<Self>,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<Option<FileAnswer>, FsError> {
+        self.complete_own(ino).await?;
+        let set = self.cache.lock().set(ino, change, self.clocks());
+        let Some(set) = set else { return Ok(None) };
+        self.pace().await?;
+        Ok(Some(self.of_own(set)))
+    }
+
+    pub(super) async fn write_alone(
+        self: &Arc<Self>,
+        ino: Ino,
+        at: WriteAt,
+        data: &[Bytes],
+        how: WriteHow,
+    ) -> Result<Option<u64>, FsError> {
+        let len: usize = data.iter().map(Bytes::len).sum();
+        if how.sync || len > MAX_WRITE || !self.cache.lock().is_own(ino) {
+            return Ok(None);
+        }
+        self.complete_own(ino).await?;
+        let at = match at {
+            WriteAt::Offset(offset) => Some(offset),
+            WriteAt::End => None,
+        };
+        // What the caller's buffers are part of may be much larger.
+        let data = Bytes::from(data.concat());
+        let wrote = self.cache.lock().write(ino, at, data, how.clear_suid, self.clocks());
+        if wrote.is_some() {
+            self.pace().await?;
+        }
+        Ok(wrote)
+    }
+
+    /// Asks for a directory.
+    async fn acquire(self: &Arc<Self>, directory: Ino) -> Result<(), FsError> {
+        let lease = self.session.lock().lease;
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            shared.take_inode(reply);
+            let mut cache = shared.cache.lock();
+            match reply.grants.exclusive {
+                true => cache.hold_exclusively(directory),
+                false => cache.refuse(directory, shared.env.now() + lease),
+            }
+        };
+        match self.call(Request::Acquire { ino: directory }, Vec::new(), take).await {
+            Ok(_) => Ok(()),
+            Err(error @ FsError::Store(_)) => Err(error),
+            // The change itself says what is wrong.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Has the attributes of an inode that is this client's alone.
+    async fn complete_own(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
+        let lacks = self.cache.lock().lacks_attributes(ino);
+        if lacks {
+            self.attributes(ino).await?;
+        }
+        Ok(())
+    }
+
+    /// Has numbers for new inodes.
+    async fn reserve_numbers(self: &Arc<Self>) -> Result<(), FsError> {
+        let wants = || self.cache.lock().pending.wants_numbers();
+        if !wants() {
+            return Ok(());
+        }
+        let _turn = self.reserving.lock().await;
+        if !wants() {
+            return Ok(());
+        }
+        let take = |shared: &Shared, reply: &Reply, _: &Bytes| {
+            if let Answer::Numbers { first, count, proof } = reply.answer {
+                let reserved = Reservation { first, count, proof };
+                shared.cache.lock().pending.add_numbers(reserved);
+            }
+        };
+        match self.call(Request::Reserve, Vec::new(), take).await {
+            // The server does not let this client have more; the inodes are made by calls.
+            Err(FsError::Invalid(_) | FsError::NotSupported) => Ok(()),
+            done => done.map(|_| ()),
+        }
+    }
+
+    /// Sends events when many wait, and waits for that when there are too many.
+    async fn pace(self: &Arc<Self>) -> Result<(), FsError> {
+        let (is_full, is_over_full) = {
+            let pending = &self.cache.lock().pending;
+            (pending.is_full(), pending.is_over_full())
+        };
+        if is_over_full {
+            return self.send_events(false).await;
+        }
+        if is_full && let Ok(turn) = self.sending.clone().try_lock_owned() {
+            let shared = self.clone();
+            let sending = async move {
+                if let Err(error) = shared.send_full(turn).await {
+                    tracing::error!(%error, "changes in a directory of this client alone are lost");
+                }
+            };
+            self.env.spawn(sending).detach();
+        }
+        Ok(())
+    }
+
+    /// Sends batches while many events wait.
+    async fn send_full(
+        self: &Arc<Self>,
+        _turn: tokio::sync::OwnedMutexGuard<()>,
+    ) -> Result<(), FsError> {
+        while self.cache.lock().pending.is_full() {
+            self.send_batch().await?;
+        }
+        Ok(())
+    }
+
+    /// Sends the events that wait; with `all`, returns when the server has every event that was made before.
+    pub(super) async fn send_events(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
+        let last = self.cache.lock().pending.last();
+        loop {
+            let _turn = self.sending.lock().await;
+            let is_done = {
+                let pending = &self.cache.lock().pending;
+                pending.has(last) || !(all || pending.is_full())
+            };
+            if is_done {
+                return Ok(());
+            }
+            self.send_batch().await?;
+        }
+    }
+
+    /// Sends one batch. One is under way at a time, so that they count in their order.
+    async fn send_batch(self: &Arc<Self>) -> Result<(), FsError> {
+        self.make_room().await?;
+        let batch = self.cache.lock().pending.take_batch();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let batch: Arc<[Event]> = batch.into();
+        let made: HashSet<Ino> = batch.iter().filter_map(|it| it.deed.made()).collect();
+        let named: HashSet<Ino> =
+            batch.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
+        let mut named: Vec<Ino> = named.into_iter().collect();
+        named.sort_unstable();
+        let payload = postcard::to_allocvec(&*batch).map_err(|_| LinkError::Unexpected)?;
+        let events = batch.clone();
+        let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
+            if reply.answer == Answer::Made {
+                let proofs: Vec<u64> = postcard::from_bytes(payload).unwrap_or_default();
+                shared.cache.lock().sent(&events, reply.stamp, &proofs);
+            }
+        };
+        let call = (Request::Batch, vec![payload.into()]);
+        let sent = self.call_in(Some(Slot::of_batch()), named.into(), call, take).await;
+        if let Err(error) = sent {
+            self.lose_events(&batch, &error);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// A batch does not count.
+    fn lose_events(&self, batch: &[Event], error: &FsError) {
+        tracing::error!(
+            %error,
+            changes = batch.len(),
+            "changes that this client has made in a directory of its own are lost"
+        );
+        let wrong = self.cache.lock().lose(batch);
+        self.holdings.lose(batch.len());
+        self.tell_watcher(wrong);
+    }
+
+    /// What has to be sent before a call: everything, if the call changes something; what this client has made of the inodes
+    /// that it names.
+    pub(super) async fn send_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
+        let waits = {
+            let cache = self.cache.lock();
+            let is_unsent = |ino: &Ino| cache.is_unsent(*ino);
+            let is_needed = || match request {
+                Request::Sync { .. } | Request::SyncAll | Request::Statistics => true,
+                Request::Release { .. } | Request::Reserve | Request::Acquire { .. } => false,
+                request => {
+                    let (inodes, changes) = request.touched();
+                    changes || inodes.iter().flatten().any(is_unsent)
+                }
+            };
+            cache.pending.len() > 0 && is_needed()
+        };
+        match waits {
+            true => Box::pin(self.send_events(true)).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Sends events that have waited for long enough, again and again.
+    pub(super) async fn tend_events(self: &Arc<Self>) {
+        loop {
+            self.env.sleep(DELAY / 4).await;
+            if self.is_closed() {
+                return;
+            }
+            let before = self.env.now().since(Time::default()).saturating_sub(DELAY);
+            let is_late = self.cache.lock().pending.waits_since(Time::default() + before);
+            if is_late && let Err(error) = self.send_events(true).await {
+                tracing::error!(%error, "changes in a directory of this client alone are lost");
+            }
+        }
+    }
+
+    /// Names are about to move between directories by a call: what they lead to is not this client's alone, unless it stays
+    /// below what is.
+    pub(super) fn share_moved(&self, from: Ino, to: Ino, targets: &[Option<Ino>; 2]) {
+        let mut cache = self.cache.lock();
+        if from == to {
+            return;
+        }
+        for (parent, target) in [from, to].into_iter().zip(targets) {
+            // Of an unknown inode all of the directory is shared.
+            cache.share_all_of(target.unwrap_or(parent));
+        }
+    }
+}

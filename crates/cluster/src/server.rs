@@ -7,6 +7,7 @@
 //! - `connection`: the calls of a connection, each carried out once; `job`: one of them;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on;
+//! - `report`: what an administrator sees; `recalls`: the invalidations under way;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
@@ -22,7 +23,9 @@ mod job;
 mod names;
 mod open_files;
 mod opens;
+mod recalls;
 mod recovery;
+mod report;
 mod session;
 mod undurable;
 
@@ -46,7 +49,9 @@ use capabilities::Capabilities;
 use changing::NameLocks;
 use connection::Connection;
 use open_files::OpenFiles;
+use recalls::Recalls;
 use recovery::{Recovery, info_of};
+pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use session::Session;
 use undurable::Undurable;
 
@@ -129,13 +134,22 @@ pub(in crate::server) struct Shared {
     serial: AtomicU64,
     capabilities: Capabilities,
     /// Ended sessions by serial number, until the records do not have them, and their clients use nothing of their caches.
-    leaving: Mutex<HashMap<u64, watch::Receiver<()>>>,
+    leaving: Mutex<HashMap<u64, Leaving>>,
+    recalls: Recalls,
     undurable: Undurable,
     recovery: Recovery,
     /// Tells clients this server from the one before it.
     incarnation: Uuid,
     names: NameLocks,
     open_files: OpenFiles,
+}
+
+/// An ended session.
+struct Leaving {
+    /// Its client's name.
+    client: String,
+    /// Told when it has left.
+    left: watch::Receiver<()>,
 }
 
 /// How a session ends.
@@ -164,7 +178,8 @@ impl Server {
         filesystem: Arc<dyn Filesystem>,
         options: Options,
     ) -> Result<Server, FsError> {
-        let (sessions, serial, capabilities, leaving, names, open_files) = Default::default();
+        let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
+        let capabilities = Capabilities::new(env);
         let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
         let incarnation = env.uuid();
         let shared = Arc::new_cyclic(|me| Shared {
@@ -176,6 +191,7 @@ impl Server {
             serial,
             capabilities,
             leaving,
+            recalls,
             undurable,
             recovery,
             incarnation,
@@ -295,7 +311,8 @@ impl Shared {
             Ending::Evicted(_) => self.lease_end(heard),
         };
         let (leaves, left) = watch::channel(());
-        self.leaving.lock().insert(session.serial, left);
+        let leaving = Leaving { client: name.clone(), left };
+        self.leaving.lock().insert(session.serial, leaving);
         self.sessions.lock().remove(&session.id);
         session.moved.notify_waiters();
         // Without a server, nothing waits for the client.

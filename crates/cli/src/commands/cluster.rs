@@ -1,5 +1,7 @@
 //! `thalweg cluster`: a filesystem that many machines share.
 
+mod caps;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +39,7 @@ pub(crate) enum ClusterCommand {
     Create(Create),
     Serve(Serve),
     Status(Status),
+    Caps(caps::Caps),
     #[command(subcommand)]
     Client(ClientCommand),
 }
@@ -144,6 +147,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
         ClusterCommand::Create(args) => create(env, args).await,
         ClusterCommand::Serve(args) => serve(env, args).await,
         ClusterCommand::Status(args) => status(env, args).await,
+        ClusterCommand::Caps(args) => caps::caps(env, args).await,
         ClusterCommand::Client(ClientCommand::Add(args)) => add(env, &args),
         ClusterCommand::Client(ClientCommand::List(args)) => key::list(&args),
         ClusterCommand::Client(ClientCommand::Revoke(args)) => key::revoke(&args),

@@ -8,7 +8,7 @@ use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::keys::Client;
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::volume::files::Files;
 use crate::volume::opened::Opened;
 
@@ -51,6 +51,17 @@ impl SharedFiles {
         Ok(
             json!({ "volume": self.volume, "clients": serde_json::to_value(self.server.sessions())? }),
         )
+    }
+
+    /// The holders of the inode of a path, as JSON.
+    pub(crate) async fn capabilities(&self, path: &str) -> Outcome<Value> {
+        let found = self.server.inode(path).await;
+        let found = found.map_err(|error| {
+            Failure::of(&error)
+                .while_doing(format!("cannot look up {path:?}"))
+                .help("name the file by its path from the root of the served filesystem: /home/alice/notes, say")
+        })?;
+        Ok(serde_json::to_value(found)?)
     }
 
     /// Ends the sessions of a client; how many.

@@ -12,9 +12,9 @@ use crate::files::{can_mount, text, wait_until};
 use crate::run::{Home, Server, bad, good, json, thalweg};
 
 /// A served filesystem, and clients with a folder of keys each, all on this machine. Everything is unmounted at the end.
-struct Scene {
-    home: Home,
-    server: Option<Server>,
+pub(crate) struct Scene {
+    pub(crate) home: Home,
+    pub(crate) server: Option<Server>,
     place: String,
 }
 
@@ -30,7 +30,7 @@ impl Scene {
     }
 
     /// A scene with mounts; `None`, with a message, if this machine cannot mount.
-    fn with_mounts() -> Option<Scene> {
+    pub(crate) fn with_mounts() -> Option<Scene> {
         can_mount().then(Scene::new)
     }
 
@@ -45,7 +45,7 @@ impl Scene {
     }
 
     /// A command with these keys.
-    fn with(&self, keys: &str, args: &[&str]) -> Command {
+    pub(crate) fn with(&self, keys: &str, args: &[&str]) -> Command {
         let mut command = thalweg(args.iter().copied());
         command.env("THALWEG_KEYS", self.home.path(keys));
         command
@@ -74,7 +74,7 @@ impl Scene {
     }
 
     /// Adds a client, and mounts what it sees.
-    fn mount(&self, name: &str, path: &str, access: &str) -> PathBuf {
+    pub(crate) fn mount(&self, name: &str, path: &str, access: &str) -> PathBuf {
         let token = self.token(name, path, access);
         good(self.mount_command(name, path).args(["--token", &token]));
         self.directory(name)

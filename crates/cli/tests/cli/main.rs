@@ -12,6 +12,7 @@ mod busy;
 mod ceph;
 mod clients;
 mod cluster;
+mod cluster_caps;
 mod files;
 mod in_place;
 mod kv;

@@ -7,7 +7,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use thalweg_env::HashMap;
+use thalweg_env::{Env, HashMap, Time};
 use thalweg_fs::Ino;
 
 use crate::protocol::Changed;
@@ -43,16 +43,17 @@ impl Held {
 }
 
 /// What the sessions may cache.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Capabilities(Mutex<Table>);
 
 /// The locked table.
 #[derive(Debug)]
 pub(super) struct Table {
+    env: Env,
     stamp: u64,
     slots: Vec<Slot>,
-    /// The sessions by their serial numbers.
-    holders: HashMap<Ino, SmallVec<[(u64, Held); 2]>>,
+    /// The sessions by their serial numbers, and since when each caches something of the inode.
+    holders: HashMap<Ino, SmallVec<[(u64, Held, Time); 2]>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,9 +64,10 @@ struct Slot {
     last: u64,
 }
 
-impl Default for Table {
-    fn default() -> Table {
-        Table { stamp: 0, slots: vec![Slot::default(); SLOTS], holders: HashMap::default() }
+impl Table {
+    fn new(env: &Env) -> Table {
+        let (slots, holders) = (vec![Slot::default(); SLOTS], HashMap::default());
+        Table { env: env.clone(), stamp: 0, slots, holders }
     }
 }
 
@@ -95,14 +97,18 @@ impl Table {
 
     fn add(&mut self, session: u64, ino: Ino, what: Held) {
         let holders = self.holders.entry(ino).or_default();
-        match holders.iter_mut().find(|(holder, _)| *holder == session) {
-            Some((_, held)) => held.add(what),
-            None => holders.push((session, what)),
+        match holders.iter_mut().find(|(holder, ..)| *holder == session) {
+            Some((_, held, _)) => held.add(what),
+            None => holders.push((session, what, self.env.now())),
         }
     }
 }
 
 impl Capabilities {
+    pub(super) fn new(env: &Env) -> Capabilities {
+        Capabilities(Mutex::new(Table::new(env)))
+    }
+
     /// The table. Nothing is granted and no change begins while it is locked.
     pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock()
@@ -132,7 +138,7 @@ impl Capabilities {
             slot.last = table.stamp;
             let Some(holders) = table.holders.get(&ino) else { continue };
             let drops = |session: &u64| *session != by || surprising.contains(&ino);
-            for (session, held) in holders.iter().filter(|(session, _)| drops(session)) {
+            for (session, held, _) in holders.iter().filter(|(session, ..)| drops(session)) {
                 let concerns = match change {
                     Changed::Attributes(_) => held.attributes,
                     Changed::Name { .. } => held.names,
@@ -158,9 +164,9 @@ impl Capabilities {
             let Some(holders) = table.holders.get_mut(ino) else { continue };
             holders
                 .iter_mut()
-                .filter(|(holder, _)| *holder == session)
-                .for_each(|(_, held)| held.attributes = false);
-            holders.retain(|(_, held)| !held.is_nothing());
+                .filter(|(holder, ..)| *holder == session)
+                .for_each(|(_, held, _)| held.attributes = false);
+            holders.retain(|(_, held, _)| !held.is_nothing());
             if holders.is_empty() {
                 table.holders.remove(ino);
             }
@@ -183,7 +189,7 @@ impl Capabilities {
     pub(super) fn forget(&self, session: u64, ino: Ino) {
         let mut table = self.0.lock();
         if let Some(holders) = table.holders.get_mut(&ino) {
-            holders.retain(|(holder, _)| *holder != session);
+            holders.retain(|(holder, ..)| *holder != session);
             if holders.is_empty() {
                 table.holders.remove(&ino);
             }
@@ -193,15 +199,20 @@ impl Capabilities {
     /// A session has ended.
     pub(super) fn drop_session(&self, session: u64) {
         self.0.lock().holders.retain(|_, holders| {
-            holders.retain(|(holder, _)| *holder != session);
+            holders.retain(|(holder, ..)| *holder != session);
             !holders.is_empty()
         });
+    }
+
+    /// The sessions that cache something of an inode: what, and since when.
+    pub(super) fn holders(&self, ino: Ino) -> Vec<(u64, Held, Time)> {
+        self.0.lock().holders.get(&ino).map(|holders| holders.to_vec()).unwrap_or_default()
     }
 
     /// Inodes of which the sessions cache something, counted for each session.
     pub(super) fn count(&self) -> HashMap<u64, u64> {
         let mut counts = HashMap::default();
-        for (session, _) in self.0.lock().holders.values().flatten() {
+        for (session, ..) in self.0.lock().holders.values().flatten() {
             *counts.entry(*session).or_default() += 1;
         }
         counts

@@ -100,12 +100,13 @@ impl Shared {
         let change = Change { capabilities: &self.capabilities, changes, job: by, undurable };
         // What is made again was invalidated the first time, and no client has seen it since.
         if !invalid.is_empty() && !by.is_again() {
-            self.invalidate(invalid).await;
+            self.invalidate(by, invalid).await;
         }
         change
     }
 
-    async fn invalidate(&self, invalid: Vec<(u64, Vec<Changed>)>) {
+    async fn invalidate(&self, by: &Job<'_>, invalid: Vec<(u64, Vec<Changed>)>) {
+        let recalling = &self.recalls.begin(by, self.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
             let session = self.sessions.lock().values().find(|it| it.serial == *serial).cloned();
             match session {
@@ -113,13 +114,14 @@ impl Shared {
                 None => self.leave(*serial).await,
             }
             self.capabilities.dropped(*serial, changes);
+            recalling.answered(*serial);
         });
         join_all(waits).await;
     }
 
     /// Waits until an ended session has left: its client uses nothing of its cache, and the records do not have it.
     async fn leave(&self, serial: u64) {
-        let left = self.leaving.lock().get(&serial).cloned();
+        let left = self.leaving.lock().get(&serial).map(|leaving| leaving.left.clone());
         if let Some(mut left) = left {
             let _ = left.changed().await;
         }

@@ -10,6 +10,7 @@ use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
 use thalweg_net::keys::Access;
 use thalweg_net::serving::Serving;
+use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
 use super::capabilities::{Held, Table};
@@ -302,6 +303,7 @@ impl Shared {
             ),
             false => (Job::plain(session, number, filesystem), None),
         };
+        let job = job.named(name_of(&request));
         let mut done = match before {
             Some(before) => self.answer_of(&job, &request, before.outcome).await,
             None => self.carry_out(&job, request, payload).await,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
 use thalweg_fs::ledger::{Committed, SlotRecord};
-use thalweg_fs::{FsError, Handle, Ino, LockOwner};
+use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
@@ -49,8 +49,8 @@ pub(super) struct SessionState {
     calls: BTreeMap<u64, CallState>,
     /// The client knows the answers to all calls before this one.
     oldest: u64,
-    /// Ends a wait for a lock, by the call's number.
-    waits: HashMap<u64, oneshot::Sender<()>>,
+    /// Waits for locks, by the numbers of the calls.
+    waits: HashMap<u64, LockWait>,
 }
 
 /// An open file of a client.
@@ -60,6 +60,20 @@ pub(super) struct OpenFile {
     pub(super) writes: bool,
     /// Its handle in the filesystem. The client's handle outlives the server.
     pub(super) at: Handle,
+    /// When it was opened here.
+    pub(super) since: Time,
+    /// When a lock was last taken through it here.
+    pub(super) locked: Option<Time>,
+}
+
+/// A call that waits for a lock.
+#[derive(Debug)]
+pub(super) struct LockWait {
+    pub(super) ino: Ino,
+    pub(super) lock: Lock,
+    pub(super) since: Time,
+    /// Dropped, it ends the wait.
+    _end: oneshot::Sender<()>,
 }
 
 /// Maximum number of unacknowledged calls of a session.
@@ -214,17 +228,22 @@ impl Session {
         }
     }
 
-    /// A way to end the wait of call `number`.
+    /// Call `number` waits for a lock from now on; a way to end the wait.
     ///
     /// # Errors
     /// [`FsError::TooManyLocks`].
-    pub(super) fn wait(&self, number: u64) -> Result<oneshot::Receiver<()>, FsError> {
-        let (sender, receiver) = oneshot::channel();
+    pub(super) fn wait(
+        &self,
+        number: u64,
+        (ino, lock): (Ino, Lock),
+        since: Time,
+    ) -> Result<oneshot::Receiver<()>, FsError> {
+        let (_end, receiver) = oneshot::channel();
         let mut state = self.state.lock();
         if state.waits.len() >= MAX_WAITS {
             return Err(FsError::TooManyLocks);
         }
-        state.waits.insert(number, sender);
+        state.waits.insert(number, LockWait { ino, lock, since, _end });
         Ok(receiver)
     }
 
@@ -319,6 +338,20 @@ impl SessionState {
         let told = std::mem::take(&mut self.told);
         let files = handles.into_values().collect();
         Some(Estate { files, inodes: told.into_keys().collect() })
+    }
+
+    /// A lock was taken through an open file, whose handle in the filesystem is `at`.
+    pub(super) fn locked(&mut self, at: Handle, now: Time) {
+        let file = self.handles.values_mut().find(|file| file.at == at);
+        file.into_iter().for_each(|file| file.locked = Some(now));
+    }
+
+    /// Whether the client knows an inode, its open files of it, and its calls that wait for locks on it, by their numbers.
+    pub(super) fn uses_of(&self, ino: Ino) -> (bool, Vec<OpenFile>, Vec<(&u64, &LockWait)>) {
+        let files = self.handles.values().filter(|file| file.ino == ino).copied();
+        let mut waits: Vec<_> = self.waits.iter().filter(|(_, wait)| wait.ino == ino).collect();
+        waits.sort_by_key(|(number, _)| **number);
+        (self.told.contains_key(&ino), files.collect(), waits)
     }
 
     /// How many inodes and open files it holds.

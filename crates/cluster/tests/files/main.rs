@@ -9,6 +9,7 @@ mod limits;
 mod linear;
 mod losses;
 mod model;
+mod reports;
 mod restarts;
 mod scene;
 #[path = "../../../fs/tests/steps/mod.rs"]

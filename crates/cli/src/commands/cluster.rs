@@ -1,6 +1,7 @@
 //! `thalweg cluster`: a filesystem that many machines share.
 
 mod caps;
+mod selftest;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,6 +41,9 @@ pub(crate) enum ClusterCommand {
     Serve(Serve),
     Status(Status),
     Caps(caps::Caps),
+    Selftest(selftest::Selftest),
+    #[command(hide = true)]
+    SelftestAgent(selftest::Agent),
     #[command(subcommand)]
     Client(ClientCommand),
 }
@@ -148,6 +152,8 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
         ClusterCommand::Serve(args) => serve(env, args).await,
         ClusterCommand::Status(args) => status(env, args).await,
         ClusterCommand::Caps(args) => caps::caps(env, args).await,
+        ClusterCommand::Selftest(args) => selftest::selftest(env, &args).await,
+        ClusterCommand::SelftestAgent(args) => selftest::serve(&args),
         ClusterCommand::Client(ClientCommand::Add(args)) => add(env, &args),
         ClusterCommand::Client(ClientCommand::List(args)) => key::list(&args),
         ClusterCommand::Client(ClientCommand::Revoke(args)) => key::revoke(&args),

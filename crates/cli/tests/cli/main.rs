@@ -13,6 +13,7 @@ mod ceph;
 mod clients;
 mod cluster;
 mod cluster_caps;
+mod cluster_selftest;
 mod files;
 mod in_place;
 mod kv;

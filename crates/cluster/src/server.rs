@@ -7,7 +7,7 @@
 //! - `connection`: the calls of a connection, each carried out once; `job`: one of them;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on;
-//! - `report`: what an administrator sees; `recalls`: the invalidations under way;
+//! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
@@ -19,6 +19,7 @@ mod capabilities;
 mod changing;
 mod connection;
 mod content;
+mod counters;
 mod job;
 mod names;
 mod open_files;
@@ -27,6 +28,7 @@ mod recalls;
 mod recovery;
 mod report;
 mod session;
+mod status;
 mod undurable;
 
 use std::fmt;
@@ -48,11 +50,14 @@ use crate::protocol::{HELLO, MAX_PAYLOAD};
 use capabilities::Capabilities;
 use changing::NameLocks;
 use connection::Connection;
+pub use counters::CallCounts;
+use counters::Counters;
 use open_files::OpenFiles;
 use recalls::Recalls;
 use recovery::{Recovery, info_of};
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use session::Session;
+pub use status::{InvalidationCounts, ServerStatus, SessionStatus};
 use undurable::Undurable;
 
 /// Limits and times.
@@ -96,27 +101,6 @@ pub struct Visitor {
     pub access: Access,
 }
 
-/// A session, for an administrator.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct SessionStatus {
-    /// The client's name.
-    pub client: String,
-    /// The directory that it sees as its root.
-    pub path: String,
-    /// Whether it may change nothing.
-    pub read_only: bool,
-    /// Whether it has a connection.
-    pub connected: bool,
-    /// Milliseconds since it was last heard.
-    pub silent_ms: u64,
-    /// Inodes that it knows.
-    pub inodes: usize,
-    /// Inodes of which it caches something.
-    pub cached: u64,
-    /// Open files.
-    pub open: usize,
-}
-
 /// Serves a filesystem. Clones are the same server; the sessions end with the last of them.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -142,6 +126,8 @@ pub(in crate::server) struct Shared {
     incarnation: Uuid,
     names: NameLocks,
     open_files: OpenFiles,
+    counters: Counters,
+    started: Time,
 }
 
 /// An ended session.
@@ -179,6 +165,7 @@ impl Server {
         options: Options,
     ) -> Result<Server, FsError> {
         let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
+        let (counters, started) = (Counters::default(), env.now());
         let capabilities = Capabilities::new(env);
         let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
         let incarnation = env.uuid();
@@ -197,6 +184,8 @@ impl Server {
             incarnation,
             names,
             open_files,
+            counters,
+            started,
         });
         let weak = Arc::downgrade(&shared);
         let (clock, pause) = (shared.env.clone(), shared.options.lease / 4);
@@ -223,7 +212,8 @@ impl Server {
     /// # Errors
     /// Errors of the connection, and a client that violates the protocol.
     pub async fn serve<S: Stream>(&self, mut stream: S, visitor: Visitor) -> io::Result<()> {
-        let Shared { env, options, .. } = &*self.shared;
+        let Shared { env, options, counters, .. } = &*self.shared;
+        let _connected = counters.connected();
         let greeted = env.timeout(options.patience, HELLO.exchange(&mut stream)).await;
         greeted.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
         let (reader, writer) = tokio::io::split(stream);
@@ -238,29 +228,6 @@ impl Server {
             // Its session has ended, or has another connection.
             () = channel.closed() => Ok(()),
         }
-    }
-
-    /// The sessions, by the names of their clients.
-    pub fn sessions(&self) -> Vec<SessionStatus> {
-        let cached = self.shared.capabilities.count();
-        let now = self.shared.env.now();
-        let status = |session: &Arc<Session>| {
-            let state = session.state.lock();
-            let (inodes, open) = state.holds();
-            SessionStatus {
-                client: session.visitor.name.clone(),
-                path: session.visitor.path.clone(),
-                read_only: session.visitor.access == Access::Read,
-                connected: state.channel.is_some(),
-                silent_ms: now.since(state.heard).as_millis() as u64,
-                inodes,
-                cached: cached.get(&session.serial).copied().unwrap_or_default(),
-                open,
-            }
-        };
-        let mut all: Vec<_> = self.shared.sessions.lock().values().map(status).collect();
-        all.sort_by(|a, b| (&a.client, &a.path).cmp(&(&b.client, &b.path)));
-        all
     }
 
     /// How many clients of the server before this one have not come back yet. Until they have, or their time is up, calls
@@ -304,6 +271,7 @@ impl Shared {
             (state.end(why), state.heard)
         };
         let Some(estate) = estate else { return };
+        counters::add(&self.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
         let Visitor { name, path, .. } = &session.visitor;
         tracing::info!(client = name, path, why, "a session ended");
         let until = match how {

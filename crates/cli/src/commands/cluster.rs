@@ -2,13 +2,13 @@
 
 mod caps;
 mod selftest;
+mod status;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
-use serde_json::Value;
 use thalweg_cluster::client::address::PORT;
 use thalweg_env::Env;
 use thalweg_net::keys::Access;
@@ -21,6 +21,7 @@ use crate::daemon::network::Network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::daemon::shared_files::SharedFiles;
+use crate::daemon::standby::Standby;
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::output;
@@ -39,7 +40,7 @@ use crate::volume::{files, opened::Opened};
 pub(crate) enum ClusterCommand {
     Create(Create),
     Serve(Serve),
-    Status(Status),
+    Status(status::Status),
     Caps(caps::Caps),
     Selftest(selftest::Selftest),
     #[command(hide = true)]
@@ -94,16 +95,6 @@ fn usual_address() -> String {
     format!("0.0.0.0:{PORT}")
 }
 
-/// Show the clients of a served filesystem
-#[derive(Debug, Args)]
-pub(crate) struct Status {
-    /// The volume's folder, or its device
-    volume: String,
-    /// Print a JSON object
-    #[arg(long)]
-    json: bool,
-}
-
 /// Choose which clients may connect, and end their sessions
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClientCommand {
@@ -150,7 +141,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
     match command {
         ClusterCommand::Create(args) => create(env, args).await,
         ClusterCommand::Serve(args) => serve(env, args).await,
-        ClusterCommand::Status(args) => status(env, args).await,
+        ClusterCommand::Status(args) => status::status(env, args).await,
         ClusterCommand::Caps(args) => caps::caps(env, args).await,
         ClusterCommand::Selftest(args) => selftest::selftest(env, &args).await,
         ClusterCommand::SelftestAgent(args) => selftest::serve(&args),
@@ -207,7 +198,7 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let address: ListenAddress = args.listen.parse().map_err(Failure::new)?;
     let opened = match args.standby {
-        true => Opened::open_when_free(env, &target, |why| eprintln!("standing by: {why}")).await?,
+        true => open_when_free(env, &target).await?,
         false => Opened::open(env, &target).await?,
     };
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Serve));
@@ -237,6 +228,19 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     }
 }
 
+/// Opens the volume when no other process has it open. Until then this process is seen to stand by.
+async fn open_when_free(env: &Env, target: &Target) -> Outcome<Opened> {
+    let mut standby = None;
+    Opened::open_when_free(env, target, |why| {
+        eprintln!("standing by: {why}");
+        match Standby::begin(target) {
+            Ok(begun) => standby = Some(begun),
+            Err(failure) => tracing::warn!(%failure, "cluster status does not show this standby"),
+        }
+    })
+    .await
+}
+
 fn add(env: &Env, args: &Add) -> Outcome<()> {
     let home = args.keys.home();
     home.own_key(env)?;
@@ -246,38 +250,6 @@ fn add(env: &Env, args: &Add) -> Outcome<()> {
             .help("write the path from the root without . and .."));
     }
     println!("{}", key::offer(env, &home, (&args.name, &args.path, access), args.expires)?);
-    Ok(())
-}
-
-async fn status(env: &Env, args: Status) -> Outcome<()> {
-    let found = ask(env, &Target::volume(&args.volume)?, Request::Clients, args.json).await?;
-    let Answer::Json(found) = found else { return Err(unexpected_answer()) };
-    if args.json {
-        println!("{found}");
-        return Ok(());
-    }
-    let clients = found["clients"].as_array().map_or(&[][..], Vec::as_slice);
-    println!(
-        "{:20} {:20} {:6} {:>9} {:>9} {:>6}",
-        "CLIENT", "PATH", "ACCESS", "INODES", "CACHED", "OPEN"
-    );
-    for client in clients {
-        let text = |key: &str| client[key].as_str().unwrap_or_default().to_owned();
-        let number = |key: &str| client[key].as_u64().unwrap_or_default();
-        let access = if client["read_only"] == Value::Bool(true) { "ro" } else { "rw" };
-        let silent = match client["connected"] == Value::Bool(true) {
-            true => String::new(),
-            false => format!("  not connected for {} s", number("silent_ms") / 1000),
-        };
-        println!(
-            "{:20} {:20} {access:6} {:>9} {:>9} {:>6}{silent}",
-            text("client"),
-            text("path"),
-            number("inodes"),
-            number("cached"),
-            number("open"),
-        );
-    }
     Ok(())
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use thalweg_cluster::server::{Options, Server, Visitor};
+use serde_json::Value;
+use thalweg_cluster::server::{Options, Server, ServerStatus, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::keys::Client;
@@ -46,11 +46,17 @@ impl SharedFiles {
         Ok(self.server.serve(stream, visitor).await?)
     }
 
-    /// The clients, as JSON.
+    /// The server and its clients.
+    pub(crate) fn server_status(&self) -> ServerStatus {
+        self.server.status()
+    }
+
+    /// The server and its clients, as JSON.
     pub(crate) fn status(&self) -> Outcome<Value> {
-        Ok(
-            json!({ "volume": self.volume, "clients": serde_json::to_value(self.server.sessions())? }),
-        )
+        let mut status = serde_json::to_value(self.server_status())?;
+        status["volume"] = self.volume.clone().into();
+        status["role"] = "serves".into();
+        Ok(status)
     }
 
     /// The holders of the inode of a path, as JSON.

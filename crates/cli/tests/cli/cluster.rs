@@ -19,7 +19,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub(crate) fn new() -> Scene {
         let home = Home::empty();
         let mut scene = Scene { home, server: None, place: "127.0.0.1:0".to_owned() };
         good(
@@ -36,8 +36,12 @@ impl Scene {
 
     /// Serves the volume, at the same address as before.
     fn serve(&mut self) {
+        self.serve_with(&[]);
+    }
+
+    pub(crate) fn serve_with(&mut self, args: &[&str]) {
         let mut command = self.with("server", &["cluster", "serve", "--json", "--lease", "2"]);
-        command.arg(self.home.volume()).args(["--listen", &self.place]);
+        command.args(args).arg(self.home.volume()).args(["--listen", &self.place]);
         let server = Server::of(command, self.home.path("unused"));
         let address = server.ready["addresses"][0].as_str().unwrap();
         self.place = address.strip_suffix(":/").unwrap().to_owned();
@@ -51,7 +55,7 @@ impl Scene {
         command
     }
 
-    fn client(&self, args: &[&str]) -> Command {
+    pub(crate) fn client(&self, args: &[&str]) -> Command {
         let all: Vec<&str> = ["cluster", "client"].iter().chain(args).copied().collect();
         self.with("server", &all)
     }
@@ -80,7 +84,7 @@ impl Scene {
         self.directory(name)
     }
 
-    fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         json(self.with("server", &["cluster", "status", "--json"]).arg(self.home.volume()))
     }
 

@@ -14,6 +14,7 @@ mod clients;
 mod cluster;
 mod cluster_caps;
 mod cluster_selftest;
+mod cluster_status;
 mod files;
 mod in_place;
 mod kv;

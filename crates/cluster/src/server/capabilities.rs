@@ -46,6 +46,8 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct Capabilities(Mutex<Table>);
 
+type Holders = SmallVec<[(u64, Held, Time); 2]>;
+
 /// The locked table.
 #[derive(Debug)]
 pub(super) struct Table {
@@ -53,7 +55,7 @@ pub(super) struct Table {
     stamp: u64,
     slots: Vec<Slot>,
     /// The sessions by their serial numbers, and since when each caches something of the inode.
-    holders: HashMap<Ino, SmallVec<[(u64, Held, Time); 2]>>,
+    holders: HashMap<Ino, Holders>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -11,6 +11,7 @@ use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::capabilities::Capabilities;
+use super::counters::add;
 use super::job::Job;
 use super::session::Session;
 use super::undurable::{Items, Undurable, items};
@@ -130,7 +131,11 @@ impl Shared {
     /// Returns when a client does not cache these things any more. One that does not answer is evicted.
     async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
         let call = FromServer::Invalidate(changes.to_vec());
+        let counts = &self.recalls.counts;
+        add(&counts.sent, 1);
         let delivered = self.env.timeout(self.options.lease, self.deliver(session, &call)).await;
+        add(&counts.answered, u64::from(delivered == Some(true)));
+        add(&counts.timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {
             self.end(session, Ending::Evicted("its client did not answer an invalidation"));
         }

@@ -14,6 +14,7 @@ use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
 use super::capabilities::{Held, Table};
+use super::counters::add;
 use super::job::{Job, Place};
 use super::session::{Admission, OpenFile, Session};
 use super::{Ending, Shared, Visitor};
@@ -272,14 +273,18 @@ impl Connection {
             _ => CALL_COST + payload.len() as u64 / BYTES_OF_A_CALL,
         };
         let (shared, channel) = (self.shared.clone(), self.channel.clone());
+        let (kind, began) = (name_of(&request), shared.env.now());
+        shared.begins(&session, &payload);
         let work = async move {
             shared.recovery.over().await;
             let result = shared.perform(&session, Place { number, slot }, request, payload).await;
             let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
-            let number = is_once.then_some(number);
+            let (number, failed) =
+                (is_once.then_some(number), matches!(outcome.answer, Answer::Failed(_)));
             if let Err(outcome) = shared.finish(&session, number, (&channel, id), outcome) {
                 shared.undo(&session, *outcome).await;
             }
+            shared.counters.answered(kind, shared.env.now().since(began), failed);
         };
         self.serving.run(cost, Box::pin(work)).await;
         Ok(())
@@ -287,6 +292,13 @@ impl Connection {
 }
 
 impl Shared {
+    /// Counts a call.
+    fn begins(&self, session: &Session, payload: &Bytes) {
+        add(&session.counters.calls, 1);
+        add(&session.counters.received, payload.len() as u64);
+        add(&self.counters.received, payload.len() as u64);
+    }
+
     /// Carries out a call, and waits until what its answer depends on is durable.
     async fn perform(
         &self,
@@ -344,6 +356,9 @@ impl Shared {
         if let Some(entries) = &outcome.entries {
             outcome.payload = vec![encode(entries)];
         }
+        let bytes: usize = outcome.payload.iter().map(Bytes::len).sum();
+        add(&session.counters.sent, bytes as u64);
+        add(&self.counters.sent, bytes as u64);
         let committed = outcome.committed;
         committed.into_iter().for_each(|it| state.keep(it.version));
         let reply = Reply { stamp, grants, committed, proof, answer: outcome.answer };

@@ -1,6 +1,7 @@
 //! The invalidations under way, for an administrator.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use thalweg_env::Time;
@@ -10,7 +11,21 @@ use crate::protocol::Changed;
 
 /// The invalidations under way, by number.
 #[derive(Debug, Default)]
-pub(super) struct Recalls(Mutex<State>);
+pub(super) struct Recalls {
+    state: Mutex<State>,
+    pub(super) counts: RecallCounts,
+}
+
+/// Counts since the server started.
+#[derive(Debug, Default)]
+pub(super) struct RecallCounts {
+    /// Messages to clients.
+    pub(super) sent: AtomicU64,
+    /// Clients' answers.
+    pub(super) answered: AtomicU64,
+    /// Clients that were evicted because they did not answer.
+    pub(super) timed_out: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -40,14 +55,14 @@ pub(super) struct Recalling<'a> {
 
 impl Drop for Recalling<'_> {
     fn drop(&mut self) {
-        self.recalls.0.lock().running.remove(&self.number);
+        self.recalls.state.lock().running.remove(&self.number);
     }
 }
 
 impl Recalling<'_> {
     /// A session does not cache it any more.
     pub(super) fn answered(&self, session: u64) {
-        if let Some(recall) = self.recalls.0.lock().running.get_mut(&self.number) {
+        if let Some(recall) = self.recalls.state.lock().running.get_mut(&self.number) {
             recall.unanswered.retain(|(asked, _)| *asked != session);
         }
     }
@@ -63,7 +78,7 @@ impl Recalls {
     ) -> Recalling<'_> {
         let client = by.session.visitor.name.clone();
         let recall = Recall { since, client, call: by.kind, unanswered: asked.to_vec() };
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.last += 1;
         let number = state.last;
         state.running.insert(number, recall);
@@ -72,6 +87,12 @@ impl Recalls {
 
     /// Those under way, the oldest first.
     pub(super) fn running(&self) -> Vec<Recall> {
-        self.0.lock().running.values().cloned().collect()
+        self.state.lock().running.values().cloned().collect()
+    }
+
+    /// How many are under way, and since when the first of them is.
+    pub(super) fn pending(&self) -> (usize, Option<Time>) {
+        let state = self.state.lock();
+        (state.running.len(), state.running.values().next().map(|recall| recall.since))
     }
 }

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
 use super::Visitor;
+use super::counters::SessionCounters;
 use crate::protocol::{FromServer, Grants, Reply};
 
 /// A session.
@@ -27,6 +28,7 @@ pub(super) struct Session {
     /// By numbers, the calls that were made again here, until the client knows that it has claimed everything.
     pub(super) again: Mutex<Option<HashMap<u64, Committed>>>,
     pub(super) state: Mutex<SessionState>,
+    pub(super) counters: SessionCounters,
     /// A connection came or went, or the session has ended.
     pub(super) moved: Notify,
 }
@@ -125,8 +127,8 @@ impl Session {
             waits: HashMap::default(),
         };
         let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
-        let state = Mutex::new(state);
-        Session { id, serial, visitor, root, recorded, again, state, moved }
+        let (state, counters) = (Mutex::new(state), SessionCounters::default());
+        Session { id, serial, visitor, root, recorded, again, state, counters, moved }
     }
 
     /// The client has a new connection: it sends its calls again. Ends the old one.
@@ -354,8 +356,9 @@ impl SessionState {
         (self.told.contains_key(&ino), files.collect(), waits)
     }
 
-    /// How many inodes and open files it holds.
-    pub(super) fn holds(&self) -> (usize, usize) {
-        (self.told.len(), self.handles.len())
+    /// How many inodes it knows, how many files it has open, and how many calls that are carried out once run.
+    pub(super) fn holds(&self) -> (usize, usize, usize) {
+        let running = self.calls.values().filter(|call| matches!(call, CallState::Running(_)));
+        (self.told.len(), self.handles.len(), running.count())
     }
 }

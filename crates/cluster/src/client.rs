@@ -31,6 +31,7 @@ use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
 use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use cache::Cache;
@@ -136,6 +137,8 @@ struct Shared {
     numbers: Mutex<Numbers>,
     cache: Mutex<Cache>,
     holdings: Holdings,
+    /// The server asks for inodes that are not used.
+    pressed: Notify,
     watcher: RwLock<Option<Watcher>>,
     /// What was sent.
     traffic: Traffic,
@@ -193,6 +196,7 @@ impl Client {
             numbers: Mutex::default(),
             cache: Mutex::default(),
             holdings: Holdings::default(),
+            pressed: Notify::new(),
             watcher: RwLock::default(),
             traffic: Traffic::default(),
         });

@@ -8,7 +8,8 @@
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on;
 //! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
-//! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
+//! - `names`, `attributes`, `content`, `opens`: the calls by what they are about;
+//! - `pressure`: clients that know too much are asked to forget some of it.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
 //! answer, it is evicted then: its session ends, and what it held is released. Otherwise its session goes on for
@@ -24,6 +25,7 @@ mod job;
 mod names;
 mod open_files;
 mod opens;
+mod pressure;
 mod recalls;
 mod recovery;
 mod report;
@@ -53,6 +55,7 @@ use connection::Connection;
 pub use counters::CallCounts;
 use counters::Counters;
 use open_files::OpenFiles;
+use pressure::Pressure;
 use recalls::Recalls;
 use recovery::{Recovery, info_of};
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
@@ -75,7 +78,13 @@ pub struct Options {
     pub patience: Duration,
     /// Changes are durable after so long at the latest.
     pub commit: Duration,
+    /// Inodes that the clients may know together, counted for each client, before the server asks for some back. Each takes
+    /// about [`KNOWN_BYTES`] of memory.
+    pub known: usize,
 }
+
+/// Bytes of memory that an inode takes which a client knows, about.
+pub const KNOWN_BYTES: usize = 256;
 
 impl Default for Options {
     fn default() -> Options {
@@ -86,6 +95,7 @@ impl Default for Options {
             budget: 4096,
             patience: Duration::from_secs(10),
             commit: Duration::from_secs(1),
+            known: (1 << 30) / KNOWN_BYTES,
         }
     }
 }
@@ -128,6 +138,7 @@ pub(in crate::server) struct Shared {
     open_files: OpenFiles,
     counters: Counters,
     started: Time,
+    pressure: Arc<Pressure>,
 }
 
 /// An ended session.
@@ -165,7 +176,7 @@ impl Server {
         options: Options,
     ) -> Result<Server, FsError> {
         let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
-        let (counters, started) = (Counters::default(), env.now());
+        let (counters, pressure, started) = (Counters::default(), Default::default(), env.now());
         let capabilities = Capabilities::new(env);
         let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
         let incarnation = env.uuid();
@@ -186,6 +197,7 @@ impl Server {
             open_files,
             counters,
             started,
+            pressure,
         });
         let weak = Arc::downgrade(&shared);
         let (clock, pause) = (shared.env.clone(), shared.options.lease / 4);
@@ -194,6 +206,7 @@ impl Server {
                 clock.sleep(pause).await;
                 let Some(shared) = weak.upgrade() else { return };
                 shared.expire();
+                shared.ask_back();
             }
         });
         let mut tasks = vec![reaper];

@@ -80,6 +80,10 @@ pub(crate) struct Serve {
     /// A client that is not heard for so many seconds loses what it caches
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
+    /// Memory for what clients know of files, about 256 bytes for each file that a client knows. When it is full, the clients
+    /// that know most are asked to forget files that they do not use
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
+    memory: Size,
     /// While another server has the filesystem, stand by, and go on in its place when it has ended
     #[arg(long)]
     standby: bool,
@@ -89,6 +93,13 @@ pub(crate) struct Serve {
     /// Print the addresses as one JSON object
     #[arg(long)]
     json: bool,
+}
+
+fn memory(text: &str) -> Result<Size, String> {
+    match text.parse()? {
+        Size(bytes) if bytes < 1 << 20 => Err("it takes at least 1 MiB".to_owned()),
+        size => Ok(size),
+    }
 }
 
 fn usual_address() -> String {
@@ -205,7 +216,7 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = async {
         let lease = Duration::from_secs(args.lease);
-        let shared = SharedFiles::open(env, &session.volumes[0], lease).await?;
+        let shared = SharedFiles::open(env, &session.volumes[0], lease, args.memory).await?;
         let _ = session.shared.set(shared);
         Network::start(&session, &address, args.keys.home()).await
     };

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use thalweg_cluster::server::{Options, Server, ServerStatus, Visitor};
+use thalweg_cluster::server::{KNOWN_BYTES, Options, Server, ServerStatus, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::keys::Client;
 
 use crate::failure::{Failure, Outcome};
+use crate::size::Size;
 use crate::volume::files::Files;
 use crate::volume::opened::Opened;
 
@@ -21,10 +22,16 @@ pub(crate) struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// Opens the filesystem of a volume, and a server for it.
-    pub(crate) async fn open(env: &Env, volume: &Opened, lease: Duration) -> Outcome<SharedFiles> {
+    /// Opens the filesystem of a volume, and a server for it that takes so much memory for what clients know.
+    pub(crate) async fn open(
+        env: &Env,
+        volume: &Opened,
+        lease: Duration,
+        memory: Size,
+    ) -> Outcome<SharedFiles> {
         let files = Files::open_served(env, volume).await?;
-        let options = Options { lease, expire: 6 * lease, ..Options::default() };
+        let known = usize::try_from(memory.0).unwrap_or(usize::MAX) / KNOWN_BYTES;
+        let options = Options { lease, expire: 6 * lease, known, ..Options::default() };
         let server = Server::start(env, files.filesystem(), options).await?;
         Ok(SharedFiles { volume: volume.target.name.clone(), files, server })
     }

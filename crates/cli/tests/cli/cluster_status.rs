@@ -5,8 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use serde_json::Value;
-use thalweg_env::Env;
-use thalweg_store::pool::{OpenOptions, Pool};
 
 use crate::clients::{free_port, scrape, value};
 use crate::cluster::Scene;
@@ -69,7 +67,7 @@ fn metrics_of_a_server_of_files() {
     scene.server.take().unwrap().end();
     let port = free_port();
     let metrics = format!("127.0.0.1:{port}");
-    scene.serve_with(&["--metrics", &metrics]);
+    scene.serve_with(&["--metrics", &metrics, "--memory", "64M"]);
     let one = scene.mount("one", "/", "--rw");
     let two = scene.mount("two", "/", "--rw");
     fs::write(one.join("a"), "text").unwrap();
@@ -94,36 +92,31 @@ fn metrics_of_a_server_of_files() {
     let said = good(scene.client(&["evict"]).arg(scene.home.volume()).arg("two"));
     assert!(said.contains("1 sessions of two"), "{said}");
     wait_until(|| value(&scrape(port), "thalweg_cluster_evictions_total", "") == 1.0);
+    let mut command = scene.with("server", &["cluster", "serve", "--memory", "1k"]);
+    let said = bad(command.arg(scene.home.volume()), 2);
+    assert!(said.contains("at least 1 MiB"), "{said}");
 }
 
-#[tokio::test]
-async fn a_standby_is_shown() {
+#[test]
+fn a_standby_is_shown() {
     let mut scene = Scene::new();
-    scene.server.take().unwrap().end();
-    // Another process has the volume open, one that answers no requests.
-    let pool =
-        Pool::open(&Env::real(), &scene.home.volume(), &OpenOptions::default()).await.unwrap();
     let mut standby = scene.with("server", &["cluster", "serve", "--standby"]);
     let mut standby =
         standby.arg(scene.home.volume()).args(["--listen", "127.0.0.1:0"]).spawn().unwrap();
-    wait_until(|| {
-        let output = scene
-            .with("server", &["cluster", "status", "--json"])
-            .arg(scene.home.volume())
-            .output();
-        String::from_utf8(output.unwrap().stdout).unwrap().contains("stands by")
-    });
+    let own = serde_json::json!([standby.id()]);
+    wait_until(|| scene.status()["standbys"] == own);
+    assert_eq!(scene.status()["role"], "serves");
+    // As on another machine, where no request reaches the server.
+    fs::remove_file(scene.home.volume().join("control.sock")).unwrap();
     let status = scene.status();
-    assert_eq!(status["standbys"], serde_json::json!([standby.id()]));
+    assert_eq!((&status["role"], &status["standbys"]), (&"stands by".into(), &own));
     let table = good(scene.with("server", &["cluster", "status"]).arg(scene.home.volume()));
     assert!(table.contains("stands by") && table.contains("no process"), "{table}");
-    pool.close().await.unwrap();
+    scene.server.take().unwrap().kill();
     wait_until(|| {
-        let output = scene
-            .with("server", &["cluster", "status", "--json"])
-            .arg(scene.home.volume())
-            .output();
-        String::from_utf8(output.unwrap().stdout).unwrap().contains("serves")
+        let mut status = scene.with("server", &["cluster", "status", "--json"]);
+        let output = status.arg(scene.home.volume()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().contains("\"serves\"")
     });
     assert_eq!(scene.status()["standbys"], serde_json::json!([]));
     good(std::process::Command::new("kill").args(["-TERM", &standby.id().to_string()]));

@@ -195,7 +195,13 @@ impl Connection {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
         let serial = shared.record_session(id, &self.visitor).await?;
-        let session = Session::new(id, serial, self.visitor.clone(), root, shared.env.now());
+        let session = Session::new(
+            (id, serial),
+            self.visitor.clone(),
+            root,
+            shared.env.now(),
+            &shared.pressure,
+        );
         let session = Arc::new(session);
         let mut sessions = shared.sessions.lock();
         shared.filesystem.reference(root);
@@ -343,7 +349,10 @@ impl Shared {
         if state.has_ended {
             return Err(Box::new(outcome));
         }
-        let grants = grant(&mut table, session.serial, &mut outcome);
+        let grants = match self.is_refused(state.asked) {
+            true => Grants::default(),
+            false => grant(&mut table, session.serial, &mut outcome),
+        };
         if let (Some(file), Answer::Opened { handle, .. }) = (outcome.opened, &outcome.answer) {
             state.open(*handle, file);
         }
@@ -373,6 +382,7 @@ impl Shared {
         }
         drop(state);
         drop(table);
+        self.ask_back();
         if let Some(ino) = extra {
             self.filesystem.unreference(ino, 1);
         }

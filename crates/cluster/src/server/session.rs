@@ -1,6 +1,7 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
@@ -12,6 +13,7 @@ use uuid::Uuid;
 
 use super::Visitor;
 use super::counters::SessionCounters;
+use super::pressure::{Asked, Pressure};
 use crate::protocol::{FromServer, Grants, Reply};
 
 /// A session.
@@ -48,6 +50,9 @@ pub(super) struct SessionState {
     told: HashMap<Ino, u64>,
     handles: HashMap<Handle, OpenFile>,
     last_handle: u64,
+    /// The client was asked to forget inodes, and still knows too many.
+    pub(super) asked: Option<Asked>,
+    pressure: Arc<Pressure>,
     calls: BTreeMap<u64, CallState>,
     /// The client knows the answers to all calls before this one.
     oldest: u64,
@@ -112,7 +117,14 @@ pub(super) struct Estate {
 }
 
 impl Session {
-    pub(super) fn new(id: Uuid, serial: u64, visitor: Visitor, root: Ino, now: Time) -> Session {
+    pub(super) fn new(
+        (id, serial): (Uuid, u64),
+        visitor: Visitor,
+        root: Ino,
+        now: Time,
+        pressure: &Arc<Pressure>,
+    ) -> Session {
+        pressure.add(1);
         let state = SessionState {
             channel: None,
             heard: now,
@@ -122,6 +134,8 @@ impl Session {
             told: HashMap::from_iter([(root, u64::MAX)]),
             handles: HashMap::default(),
             last_handle: 0,
+            asked: None,
+            pressure: pressure.clone(),
             calls: BTreeMap::new(),
             oldest: 0,
             waits: HashMap::default(),
@@ -230,6 +244,22 @@ impl Session {
         }
     }
 
+    /// Asks the client to know at most so many inodes, if it knows more.
+    pub(super) fn ask_back(&self, most: usize, now: Time) {
+        let mut state = self.state.lock();
+        if state.told.len() <= most {
+            state.asked = None;
+            return;
+        }
+        let since = state.asked.map_or(now, |asked| asked.since);
+        state.asked = Some(Asked { most, since });
+        if let Some(channel) = &state.channel {
+            // On another connection the client is asked again.
+            let _ = channel.tell_for("Release", &FromServer::Release(most as u64), &[]);
+            channel.flush_soon();
+        }
+    }
+
     /// Call `number` waits for a lock from now on; a way to end the wait.
     ///
     /// # Errors
@@ -274,6 +304,7 @@ impl SessionState {
                 }
             }
         }
+        self.pressure.add(new.len());
         (self.stamp, new)
     }
 
@@ -283,6 +314,8 @@ impl SessionState {
         let is_last = self.told.get(&ino) == Some(&stamp);
         if is_last {
             self.told.remove(&ino);
+            self.pressure.remove(1);
+            self.asked = self.asked.filter(|asked| !asked.is_met(self.told.len()));
         }
         is_last
     }
@@ -295,7 +328,9 @@ impl SessionState {
     /// The client claims that it knows an inode; whether that is news here.
     pub(super) fn claim(&mut self, ino: Ino, stamp: u64) -> bool {
         self.stamp = self.stamp.max(stamp);
-        self.told.insert(ino, stamp).is_none()
+        let is_new = self.told.insert(ino, stamp).is_none();
+        self.pressure.add(usize::from(is_new));
+        is_new
     }
 
     /// A handle that the client does not have.
@@ -338,6 +373,7 @@ impl SessionState {
         }
         let handles = std::mem::take(&mut self.handles);
         let told = std::mem::take(&mut self.told);
+        self.pressure.remove(told.len());
         let files = handles.into_values().collect();
         Some(Estate { files, inodes: told.into_keys().collect() })
     }

@@ -9,6 +9,7 @@ mod limits;
 mod linear;
 mod losses;
 mod model;
+mod pressure;
 mod reports;
 mod restarts;
 mod scene;

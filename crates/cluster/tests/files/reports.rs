@@ -83,6 +83,9 @@ fn a_report_shows_an_invalidation_until_it_ends() {
         assert_eq!((&*recall.client, &*recall.call), ("a", "Write"));
         assert_eq!((&recall.unanswered[..], recall.names.len()), (&["b".to_owned()][..], 0));
         assert!(scene.service.inode("/").await.unwrap().invalidations.is_empty());
+        let counts = scene.service.status().invalidations;
+        assert_eq!((counts.pending, counts.oldest_ms), (1, Some(recall.age_ms)));
+        assert_eq!((counts.sent, counts.answered, counts.timed_out), (1, 0, 0));
         // The client is evicted, and its lease runs on: it may use what it caches.
         let mut was_ended = false;
         while !writes.is_finished() {
@@ -96,6 +99,11 @@ fn a_report_shows_an_invalidation_until_it_ends() {
         let found = scene.service.inode("f").await.unwrap();
         assert!(found.invalidations.is_empty());
         assert_eq!(found.holders.len(), 1, "{found:?}");
+        let status = scene.service.status();
+        let counts = status.invalidations;
+        assert_eq!((counts.pending, counts.oldest_ms), (0, None));
+        assert_eq!((counts.sent, counts.answered, counts.timed_out), (1, 0, 1));
+        assert_eq!(status.evictions, 1);
         // A name in a directory.
         let c = scene.client("c").await;
         c.client.lookup(Ino::ROOT, b"g").await.unwrap();

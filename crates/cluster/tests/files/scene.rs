@@ -33,6 +33,7 @@ pub(crate) struct Scene {
     pub(crate) service: Server,
     /// What the files lie on, if they survive crashes.
     disk: Option<Disk>,
+    options: Options,
 }
 
 /// A client, and its machine.
@@ -70,21 +71,33 @@ impl Scene {
 
     /// A server of this filesystem.
     pub(crate) async fn of(env: &Env, files: Arc<dyn Filesystem>) -> Scene {
+        Scene::with(env, files, options()).await
+    }
+
+    /// A server with these limits.
+    pub(crate) async fn with(env: &Env, files: Arc<dyn Filesystem>, options: Options) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
         let process = env.node();
-        let service = serve(&process, &server, &files).await;
-        Scene { env: env.clone(), network, files, server, process, service, disk: None }
+        let service = serve(&process, &server, &files, &options).await;
+        let (env, disk) = (env.clone(), None);
+        Scene { env, network, files, server, process, service, disk, options }
     }
 
     /// A server of a filesystem on a volume that survives crashes.
     pub(crate) async fn durable(env: &Env) -> Scene {
+        Scene::durable_with(env, options()).await
+    }
+
+    /// The same, with these limits.
+    pub(crate) async fn durable_with(env: &Env, options: Options) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
         let (process, disk) = (env.node(), Disk::make(env).await);
         let files = disk.open(process.env()).await;
-        let service = serve(&process, &server, &files).await;
-        Scene { env: env.clone(), network, files, server, process, service, disk: Some(disk) }
+        let service = serve(&process, &server, &files, &options).await;
+        let (env, disk) = (env.clone(), Some(disk));
+        Scene { env, network, files, server, process, service, disk, options }
     }
 
     /// A client that has the name of its host.
@@ -123,7 +136,7 @@ impl Scene {
         self.process.kill();
         self.env.sleep(Duration::from_millis(1)).await;
         self.process = self.env.node();
-        self.service = serve(&self.process, &self.server, &self.files).await;
+        self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
     }
 
     /// Whether the files survive a crash of the server's machine.
@@ -143,7 +156,7 @@ impl Scene {
         let disk = self.disk.take().unwrap().crash(&self.env, left);
         self.files = disk.open(self.process.env()).await;
         self.disk = Some(disk);
-        self.service = serve(&self.process, &self.server, &self.files).await;
+        self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
     }
 
     /// The server's machine crashes, and starts again.
@@ -164,8 +177,13 @@ thread_local! {
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 
-async fn serve(process: &Node, host: &Host, files: &Arc<dyn Filesystem>) -> Server {
-    let service = Server::start(process.env(), files.clone(), options()).await.unwrap();
+async fn serve(
+    process: &Node,
+    host: &Host,
+    files: &Arc<dyn Filesystem>,
+    options: &Options,
+) -> Server {
+    let service = Server::start(process.env(), files.clone(), options.clone()).await.unwrap();
     let listener = host.listen(PORT).unwrap();
     let (serving, own) = (service.clone(), process.env().clone());
     let accept = async move {

@@ -6,6 +6,7 @@
 //!   that is served to other machines; `mounted_files`: what is mounted; `shared_mount`: a mount of such a filesystem;
 //! - `lifetime`: when the process ends; `signals`;
 //! - `running`: a session with its control sockets (`control`), metrics (`metrics`) and signals;
+//! - `standby`: servers that wait for the volume of another one;
 //! - `background`: starts this program as a daemon; `leftover`: removes the files of killed ones.
 
 pub(crate) mod answers;
@@ -29,4 +30,5 @@ pub(crate) mod session;
 pub(crate) mod shared_files;
 pub(crate) mod shared_mount;
 pub(crate) mod signals;
+pub(crate) mod standby;
 pub(crate) mod views;

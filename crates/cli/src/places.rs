@@ -14,6 +14,8 @@ pub(crate) const SERVER_FILES: [&str; 4] = [CONTROL, thalweg_ipc::SOCKET, MOUNT_
 
 /// The prefix of this user's folders with second sockets of volumes that have folders of their own.
 pub(crate) const SERVED: &str = "volume-";
+/// The prefix of this user's files of servers that stand by.
+pub(crate) const STANDBY: &str = "standby-";
 /// The prefix of this user's directories on which transactions' views are mounted.
 pub(crate) const VIEW: &str = "tx-";
 /// The type of our mounts in the mount table.

@@ -22,6 +22,11 @@ pub(crate) enum Request {
     Replicas,
     /// The clients of the shared filesystem.
     Clients,
+    /// The holders of an inode of the shared filesystem.
+    Capabilities {
+        /// A path from the filesystem's root.
+        path: String,
+    },
     /// End the sessions of a client of the shared filesystem.
     Evict {
         /// Its name.
@@ -157,6 +162,7 @@ impl Request {
             Request::Status
                 | Request::Replicas
                 | Request::Clients
+                | Request::Capabilities { .. }
                 | Request::Evict { .. }
                 | Request::ListSnapshots
                 | Request::CheckSnapshot { .. }

@@ -34,6 +34,7 @@ use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
 use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use cache::Cache;
@@ -144,6 +145,8 @@ struct Shared {
     numbers: Mutex<Numbers>,
     cache: Mutex<Cache>,
     holdings: Holdings,
+    /// The server asks for inodes that are not used.
+    pressed: Notify,
     watcher: RwLock<Option<Watcher>>,
     /// One batch of events at a time.
     sending: Arc<tokio::sync::Mutex<()>>,
@@ -207,6 +210,7 @@ impl Client {
             numbers: Mutex::default(),
             cache: Mutex::default(),
             holdings: Holdings::default(),
+            pressed: Notify::new(),
             watcher: RwLock::default(),
             sending: Arc::default(),
             reserving: tokio::sync::Mutex::default(),

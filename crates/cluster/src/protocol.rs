@@ -469,6 +469,9 @@ pub enum FromServer {
     Invalidate(Vec<Changed>),
     /// Is not answered. Changes up to this version survive a crash.
     Durable(u64),
+    /// Is not answered. The clients know more inodes than the server has memory for: this one is to forget those that its
+    /// caller does not refer to ([`Request::Forget`]), until it knows so many at most.
+    Release(u64),
 }
 
 /// What is about to change.

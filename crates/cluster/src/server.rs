@@ -8,7 +8,9 @@
 //! - `batch`: directories that are one client's alone, and what that client has made there;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on;
-//! - `names`, `attributes`, `content`, `opens`: the calls by what they are about.
+//! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
+//! - `names`, `attributes`, `content`, `opens`: the calls by what they are about;
+//! - `pressure`: clients that know too much are asked to forget some of it.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
 //! answer, it is evicted then: its session ends, and what it held is released. Otherwise its session goes on for
@@ -20,12 +22,17 @@ mod capabilities;
 mod changing;
 mod connection;
 mod content;
+mod counters;
 mod job;
 mod names;
 mod open_files;
 mod opens;
+mod pressure;
+mod recalls;
 mod recovery;
+mod report;
 mod session;
+mod status;
 mod undurable;
 
 use std::fmt;
@@ -47,9 +54,15 @@ use crate::protocol::{HELLO, MAX_PAYLOAD};
 use capabilities::Capabilities;
 use changing::NameLocks;
 use connection::Connection;
+pub use counters::CallCounts;
+use counters::Counters;
 use open_files::OpenFiles;
+use pressure::Pressure;
+use recalls::Recalls;
 use recovery::{Recovery, info_of};
+pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use session::Session;
+pub use status::{InvalidationCounts, ServerStatus, SessionStatus};
 use undurable::Undurable;
 
 /// Limits and times.
@@ -67,7 +80,13 @@ pub struct Options {
     pub patience: Duration,
     /// Changes are durable after so long at the latest.
     pub commit: Duration,
+    /// Inodes that the clients may know together, counted for each client, before the server asks for some back. Each takes
+    /// about [`KNOWN_BYTES`] of memory.
+    pub known: usize,
 }
+
+/// Bytes of memory that an inode takes which a client knows, about.
+pub const KNOWN_BYTES: usize = 256;
 
 impl Default for Options {
     fn default() -> Options {
@@ -78,6 +97,7 @@ impl Default for Options {
             budget: 4096,
             patience: Duration::from_secs(10),
             commit: Duration::from_secs(1),
+            known: (1 << 30) / KNOWN_BYTES,
         }
     }
 }
@@ -91,27 +111,6 @@ pub struct Visitor {
     pub path: String,
     /// What it may do.
     pub access: Access,
-}
-
-/// A session, for an administrator.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct SessionStatus {
-    /// The client's name.
-    pub client: String,
-    /// The directory that it sees as its root.
-    pub path: String,
-    /// Whether it may change nothing.
-    pub read_only: bool,
-    /// Whether it has a connection.
-    pub connected: bool,
-    /// Milliseconds since it was last heard.
-    pub silent_ms: u64,
-    /// Inodes that it knows.
-    pub inodes: usize,
-    /// Inodes of which it caches something.
-    pub cached: u64,
-    /// Open files.
-    pub open: usize,
 }
 
 /// Serves a filesystem. Clones are the same server; the sessions end with the last of them.
@@ -131,13 +130,25 @@ pub(in crate::server) struct Shared {
     serial: AtomicU64,
     capabilities: Capabilities,
     /// Ended sessions by serial number, until the records do not have them, and their clients use nothing of their caches.
-    leaving: Mutex<HashMap<u64, watch::Receiver<()>>>,
+    leaving: Mutex<HashMap<u64, Leaving>>,
+    recalls: Recalls,
     undurable: Undurable,
     recovery: Recovery,
     /// Tells clients this server from the one before it.
     incarnation: Uuid,
     names: NameLocks,
     open_files: OpenFiles,
+    counters: Counters,
+    started: Time,
+    pressure: Arc<Pressure>,
+}
+
+/// An ended session.
+struct Leaving {
+    /// Its client's name.
+    client: String,
+    /// Told when it has left.
+    left: watch::Receiver<()>,
 }
 
 /// How a session ends.
@@ -166,7 +177,9 @@ impl Server {
         filesystem: Arc<dyn Filesystem>,
         options: Options,
     ) -> Result<Server, FsError> {
-        let (sessions, serial, capabilities, leaving, names, open_files) = Default::default();
+        let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
+        let (counters, pressure, started) = (Counters::default(), Default::default(), env.now());
+        let capabilities = Capabilities::new(env);
         let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
         let incarnation = env.uuid();
         let shared = Arc::new_cyclic(|me| Shared {
@@ -178,11 +191,15 @@ impl Server {
             serial,
             capabilities,
             leaving,
+            recalls,
             undurable,
             recovery,
             incarnation,
             names,
             open_files,
+            counters,
+            started,
+            pressure,
         });
         let weak = Arc::downgrade(&shared);
         let (clock, pause) = (shared.env.clone(), shared.options.lease / 4);
@@ -191,6 +208,7 @@ impl Server {
                 clock.sleep(pause).await;
                 let Some(shared) = weak.upgrade() else { return };
                 shared.expire();
+                shared.ask_back();
             }
         });
         let mut tasks = vec![reaper];
@@ -209,7 +227,8 @@ impl Server {
     /// # Errors
     /// Errors of the connection, and a client that violates the protocol.
     pub async fn serve<S: Stream>(&self, mut stream: S, visitor: Visitor) -> io::Result<()> {
-        let Shared { env, options, .. } = &*self.shared;
+        let Shared { env, options, counters, .. } = &*self.shared;
+        let _connected = counters.connected();
         let greeted = env.timeout(options.patience, HELLO.exchange(&mut stream)).await;
         greeted.unwrap_or_else(|| Err(ErrorKind::TimedOut.into()))?;
         let (reader, writer) = tokio::io::split(stream);
@@ -224,29 +243,6 @@ impl Server {
             // Its session has ended, or has another connection.
             () = channel.closed() => Ok(()),
         }
-    }
-
-    /// The sessions, by the names of their clients.
-    pub fn sessions(&self) -> Vec<SessionStatus> {
-        let cached = self.shared.capabilities.count();
-        let now = self.shared.env.now();
-        let status = |session: &Arc<Session>| {
-            let state = session.state.lock();
-            let (inodes, open) = state.holds();
-            SessionStatus {
-                client: session.visitor.name.clone(),
-                path: session.visitor.path.clone(),
-                read_only: session.visitor.access == Access::Read,
-                connected: state.channel.is_some(),
-                silent_ms: now.since(state.heard).as_millis() as u64,
-                inodes,
-                cached: cached.get(&session.serial).copied().unwrap_or_default(),
-                open,
-            }
-        };
-        let mut all: Vec<_> = self.shared.sessions.lock().values().map(status).collect();
-        all.sort_by(|a, b| (&a.client, &a.path).cmp(&(&b.client, &b.path)));
-        all
     }
 
     /// How many clients of the server before this one have not come back yet. Until they have, or their time is up, calls
@@ -290,6 +286,7 @@ impl Shared {
             (state.end(why), state.heard)
         };
         let Some(estate) = estate else { return };
+        counters::add(&self.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
         let Visitor { name, path, .. } = &session.visitor;
         tracing::info!(client = name, path, why, "a session ended");
         let until = match how {
@@ -297,7 +294,8 @@ impl Shared {
             Ending::Evicted(_) => self.lease_end(heard),
         };
         let (leaves, left) = watch::channel(());
-        self.leaving.lock().insert(session.serial, left);
+        let leaving = Leaving { client: name.clone(), left };
+        self.leaving.lock().insert(session.serial, leaving);
         self.sessions.lock().remove(&session.id);
         session.moved.notify_waiters();
         // Without a server, nothing waits for the client.

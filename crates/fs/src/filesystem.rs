@@ -369,6 +369,9 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// A lock of another owner that excludes this one, if there is one.
     async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError>;
 
+    /// The locks on an inode, by their ranges. A filesystem behind a server knows those of its own callers only.
+    fn locks(&self, ino: Ino) -> Vec<Lock>;
+
     /// Sets the watcher, in place of an earlier one: it is told of every change that does not come through this
     /// handle.
     fn watch(&self, watcher: Watcher);

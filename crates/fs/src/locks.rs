@@ -263,6 +263,15 @@ impl LockTable {
         held
     }
 
+    /// The locks on one inode, by their ranges.
+    pub fn held_on(&self, ino: Ino) -> Vec<Lock> {
+        let state = self.0.lock();
+        let mut held: Vec<Lock> =
+            state.held.get(&ino).into_iter().flat_map(Ranges::iter).copied().collect();
+        held.sort_by_key(|lock| (lock.range, lock.owner));
+        held
+    }
+
     /// Releases all locks.
     pub fn clear(&self) {
         let mut state = self.0.lock();

@@ -330,5 +330,9 @@ impl Filesystem for Passthrough {
         Err(FsError::NotSupported)
     }
 
+    fn locks(&self, _: Ino) -> Vec<Lock> {
+        Vec::new()
+    }
+
     fn watch(&self, _: Watcher) {}
 }

@@ -28,6 +28,7 @@ pub(crate) async fn ask(
         Request::Status
             | Request::Replicas
             | Request::Clients
+            | Request::Capabilities { .. }
             | Request::ListSnapshots
             | Request::CheckSnapshot { .. }
     );

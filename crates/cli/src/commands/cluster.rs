@@ -1,11 +1,14 @@
 //! `thalweg cluster`: a filesystem that many machines share.
 
+mod caps;
+mod selftest;
+mod status;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
-use serde_json::Value;
 use thalweg_cluster::client::address::PORT;
 use thalweg_env::Env;
 use thalweg_net::keys::Access;
@@ -18,6 +21,7 @@ use crate::daemon::network::Network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::daemon::shared_files::SharedFiles;
+use crate::daemon::standby::Standby;
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::output;
@@ -36,7 +40,11 @@ use crate::volume::{files, opened::Opened};
 pub(crate) enum ClusterCommand {
     Create(Create),
     Serve(Serve),
-    Status(Status),
+    Status(status::Status),
+    Caps(caps::Caps),
+    Selftest(selftest::Selftest),
+    #[command(hide = true)]
+    SelftestAgent(selftest::Agent),
     #[command(subcommand)]
     Client(ClientCommand),
 }
@@ -72,6 +80,10 @@ pub(crate) struct Serve {
     /// A client that is not heard for so many seconds loses what it caches
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
+    /// Memory for what clients know of files, about 256 bytes for each file that a client knows. When it is full, the clients
+    /// that know most are asked to forget files that they do not use
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
+    memory: Size,
     /// While another server has the filesystem, stand by, and go on in its place when it has ended
     #[arg(long)]
     standby: bool,
@@ -83,18 +95,15 @@ pub(crate) struct Serve {
     json: bool,
 }
 
-fn usual_address() -> String {
-    format!("0.0.0.0:{PORT}")
+fn memory(text: &str) -> Result<Size, String> {
+    match text.parse()? {
+        Size(bytes) if bytes < 1 << 20 => Err("it takes at least 1 MiB".to_owned()),
+        size => Ok(size),
+    }
 }
 
-/// Show the clients of a served filesystem
-#[derive(Debug, Args)]
-pub(crate) struct Status {
-    /// The volume's folder, or its device
-    volume: String,
-    /// Print a JSON object
-    #[arg(long)]
-    json: bool,
+fn usual_address() -> String {
+    format!("0.0.0.0:{PORT}")
 }
 
 /// Choose which clients may connect, and end their sessions
@@ -143,7 +152,10 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
     match command {
         ClusterCommand::Create(args) => create(env, args).await,
         ClusterCommand::Serve(args) => serve(env, args).await,
-        ClusterCommand::Status(args) => status(env, args).await,
+        ClusterCommand::Status(args) => status::status(env, args).await,
+        ClusterCommand::Caps(args) => caps::caps(env, args).await,
+        ClusterCommand::Selftest(args) => selftest::selftest(env, &args).await,
+        ClusterCommand::SelftestAgent(args) => selftest::serve(&args),
         ClusterCommand::Client(ClientCommand::Add(args)) => add(env, &args),
         ClusterCommand::Client(ClientCommand::List(args)) => key::list(&args),
         ClusterCommand::Client(ClientCommand::Revoke(args)) => key::revoke(&args),
@@ -197,14 +209,14 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let address: ListenAddress = args.listen.parse().map_err(Failure::new)?;
     let opened = match args.standby {
-        true => Opened::open_when_free(env, &target, |why| eprintln!("standing by: {why}")).await?,
+        true => open_when_free(env, &target).await?,
         false => Opened::open(env, &target).await?,
     };
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Serve));
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = async {
         let lease = Duration::from_secs(args.lease);
-        let shared = SharedFiles::open(env, &session.volumes[0], lease).await?;
+        let shared = SharedFiles::open(env, &session.volumes[0], lease, args.memory).await?;
         let _ = session.shared.set(shared);
         Network::start(&session, &address, args.keys.home()).await
     };
@@ -227,6 +239,19 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     }
 }
 
+/// Opens the volume when no other process has it open. Until then this process is seen to stand by.
+async fn open_when_free(env: &Env, target: &Target) -> Outcome<Opened> {
+    let mut standby = None;
+    Opened::open_when_free(env, target, |why| {
+        eprintln!("standing by: {why}");
+        match Standby::begin(target) {
+            Ok(begun) => standby = Some(begun),
+            Err(failure) => tracing::warn!(%failure, "cluster status does not show this standby"),
+        }
+    })
+    .await
+}
+
 fn add(env: &Env, args: &Add) -> Outcome<()> {
     let home = args.keys.home();
     home.own_key(env)?;
@@ -236,38 +261,6 @@ fn add(env: &Env, args: &Add) -> Outcome<()> {
             .help("write the path from the root without . and .."));
     }
     println!("{}", key::offer(env, &home, (&args.name, &args.path, access), args.expires)?);
-    Ok(())
-}
-
-async fn status(env: &Env, args: Status) -> Outcome<()> {
-    let found = ask(env, &Target::volume(&args.volume)?, Request::Clients, args.json).await?;
-    let Answer::Json(found) = found else { return Err(unexpected_answer()) };
-    if args.json {
-        println!("{found}");
-        return Ok(());
-    }
-    let clients = found["clients"].as_array().map_or(&[][..], Vec::as_slice);
-    println!(
-        "{:20} {:20} {:6} {:>9} {:>9} {:>6}",
-        "CLIENT", "PATH", "ACCESS", "INODES", "CACHED", "OPEN"
-    );
-    for client in clients {
-        let text = |key: &str| client[key].as_str().unwrap_or_default().to_owned();
-        let number = |key: &str| client[key].as_u64().unwrap_or_default();
-        let access = if client["read_only"] == Value::Bool(true) { "ro" } else { "rw" };
-        let silent = match client["connected"] == Value::Bool(true) {
-            true => String::new(),
-            false => format!("  not connected for {} s", number("silent_ms") / 1000),
-        };
-        println!(
-            "{:20} {:20} {access:6} {:>9} {:>9} {:>6}{silent}",
-            text("client"),
-            text("path"),
-            number("inodes"),
-            number("cached"),
-            number("open"),
-        );
-    }
     Ok(())
 }
 

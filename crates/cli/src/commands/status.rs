@@ -44,7 +44,7 @@ pub(crate) struct Status {
     json: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let seconds = seconds.filter(|span| *span >= Duration::from_millis(100));
     seconds.ok_or_else(|| format!("{text:?} is not a number of seconds, 0.1 or more"))

@@ -52,6 +52,9 @@ impl Session {
         self.refuse_if_shared(volume, &request)?;
         match &request {
             Request::Clients => self.shared(volume)?.status().map(Answer::Json),
+            Request::Capabilities { path } => {
+                self.shared(volume)?.capabilities(path).await.map(Answer::Json)
+            }
             Request::Evict { client } => match self.shared(volume)?.evict(client) {
                 0 => Err(Failure::new(format!("{client} has no session"))
                     .help("thalweg cluster status lists the clients")),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use thalweg_fuse::{mounts, state};
 
-use crate::places::{NAME, SERVED, SERVER_FILES, VIEW};
+use crate::places::{NAME, SERVED, SERVER_FILES, STANDBY, VIEW};
 
 /// Removes a folder for sockets, unless it holds other files.
 pub(crate) fn clear(folder: &Path) {
@@ -34,6 +34,10 @@ pub(crate) fn remove_all() {
             if has_ended(rest.split('-').next()) {
                 clear(&place);
             }
+        } else if let Some(rest) = name.strip_prefix(STANDBY) {
+            if has_ended(Some(rest)) {
+                let _ = std::fs::remove_file(&place);
+            }
         } else if name.starts_with(mounts::NAME) && !place.exists() {
             let _ = std::fs::remove_file(&place);
         }
@@ -41,7 +45,7 @@ pub(crate) fn remove_all() {
 }
 
 /// Whether no process of this user and this program has this number.
-fn has_ended(number: Option<&str>) -> bool {
+pub(super) fn has_ended(number: Option<&str>) -> bool {
     let Some(number) = number.and_then(|number| number.parse::<u32>().ok()) else { return false };
     // A zombie still has a name in `comm`, but no program.
     let runs = std::fs::read_link(format!("/proc/{number}/exe")).is_ok();

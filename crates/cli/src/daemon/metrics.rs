@@ -3,6 +3,8 @@
 //! The store and the NBD server keep counters of their own; this module copies them to the exporter once a
 //! second.
 
+mod shared;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use thalweg_cluster::server::ServerStatus;
 use thalweg_env::{Env, HashMap, Task};
 use thalweg_fs::Statistics;
 use thalweg_nbd::ServerStats;
@@ -34,6 +37,8 @@ const STAGES: &str = "thalweg_stage_duration_seconds";
 pub(crate) trait Source: Send + Sync + 'static {
     /// The numbers of every volume.
     fn volumes(&self) -> impl Future<Output = Vec<Numbers>> + Send;
+    /// The server of a filesystem that clients on other machines share, if there is one.
+    fn shared(&self) -> Option<ServerStatus>;
     /// The NBD server's counters, if there is one.
     fn server(&self) -> Option<&ServerStats>;
 }
@@ -49,7 +54,7 @@ pub(crate) fn start(
         failure.help("choose a free port of this machine, such as --metrics 127.0.0.1:9464")
     };
     let builder = PrometheusBuilder::new().with_http_listener(address);
-    let builder = [LATENCY, SEND, STAGES]
+    let builder = [LATENCY, SEND, STAGES, shared::CALLS]
         .into_iter()
         .try_fold(builder, |builder, metric| {
             builder.set_buckets_for_metric(Matcher::Full(metric.to_owned()), &bounds())
@@ -66,6 +71,7 @@ pub(crate) fn start(
     let env2 = env.clone();
     let refresh = env.spawn(async move {
         let (mut requests, mut stages) = (SeenRequests::default(), SeenStages::default());
+        let mut calls = shared::SeenCalls::default();
         loop {
             for volume in source.volumes().await {
                 record_volume(&volume);
@@ -78,6 +84,9 @@ pub(crate) fn start(
             }
             if let Some(stats) = source.server() {
                 record_server(stats, &mut requests);
+            }
+            if let Some(status) = source.shared() {
+                shared::record(&status, &mut calls);
             }
             env2.sleep(INTERVAL).await;
         }
@@ -158,6 +167,7 @@ fn describe() {
         describe_gauge!(name, unit, about);
     }
     describe_durations();
+    shared::describe();
 }
 
 fn describe_durations() {

@@ -10,6 +10,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use thalweg_cluster::server::ServerStatus;
 use thalweg_env::Env;
 use thalweg_nbd::{ServerConfig, ServerStats};
 
@@ -122,6 +123,10 @@ impl metrics::Source for Session {
             all.push(Numbers { files, mount_stages, ..volume.numbers() });
         }
         all
+    }
+
+    fn shared(&self) -> Option<ServerStatus> {
+        self.shared.get().map(SharedFiles::server_status)
     }
 
     fn server(&self) -> Option<&ServerStats> {

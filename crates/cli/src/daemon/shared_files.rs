@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use thalweg_cluster::server::{Options, Server, Visitor};
+use serde_json::Value;
+use thalweg_cluster::server::{KNOWN_BYTES, Options, Server, ServerStatus, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::keys::Client;
 
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
+use crate::size::Size;
 use crate::volume::files::Files;
 use crate::volume::opened::Opened;
 
@@ -21,10 +22,16 @@ pub(crate) struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// Opens the filesystem of a volume, and a server for it.
-    pub(crate) async fn open(env: &Env, volume: &Opened, lease: Duration) -> Outcome<SharedFiles> {
+    /// Opens the filesystem of a volume, and a server for it that takes so much memory for what clients know.
+    pub(crate) async fn open(
+        env: &Env,
+        volume: &Opened,
+        lease: Duration,
+        memory: Size,
+    ) -> Outcome<SharedFiles> {
         let files = Files::open_served(env, volume).await?;
-        let options = Options { lease, expire: 6 * lease, ..Options::default() };
+        let known = usize::try_from(memory.0).unwrap_or(usize::MAX) / KNOWN_BYTES;
+        let options = Options { lease, expire: 6 * lease, known, ..Options::default() };
         let server = Server::start(env, files.filesystem(), options).await?;
         Ok(SharedFiles { volume: volume.target.name.clone(), files, server })
     }
@@ -46,11 +53,28 @@ impl SharedFiles {
         Ok(self.server.serve(stream, visitor).await?)
     }
 
-    /// The clients, as JSON.
+    /// The server and its clients.
+    pub(crate) fn server_status(&self) -> ServerStatus {
+        self.server.status()
+    }
+
+    /// The server and its clients, as JSON.
     pub(crate) fn status(&self) -> Outcome<Value> {
-        Ok(
-            json!({ "volume": self.volume, "clients": serde_json::to_value(self.server.sessions())? }),
-        )
+        let mut status = serde_json::to_value(self.server_status())?;
+        status["volume"] = self.volume.clone().into();
+        status["role"] = "serves".into();
+        Ok(status)
+    }
+
+    /// The holders of the inode of a path, as JSON.
+    pub(crate) async fn capabilities(&self, path: &str) -> Outcome<Value> {
+        let found = self.server.inode(path).await;
+        let found = found.map_err(|error| {
+            Failure::of(&error)
+                .while_doing(format!("cannot look up {path:?}"))
+                .help("name the file by its path from the root of the served filesystem: /home/alice/notes, say")
+        })?;
+        Ok(serde_json::to_value(found)?)
     }
 
     /// Ends the sessions of a client; how many.

@@ -12,14 +12,14 @@ use crate::files::{can_mount, text, wait_until};
 use crate::run::{Home, Server, bad, good, json, thalweg};
 
 /// A served filesystem, and clients with a folder of keys each, all on this machine. Everything is unmounted at the end.
-struct Scene {
-    home: Home,
-    server: Option<Server>,
+pub(crate) struct Scene {
+    pub(crate) home: Home,
+    pub(crate) server: Option<Server>,
     place: String,
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub(crate) fn new() -> Scene {
         let home = Home::empty();
         let mut scene = Scene { home, server: None, place: "127.0.0.1:0".to_owned() };
         good(
@@ -30,14 +30,18 @@ impl Scene {
     }
 
     /// A scene with mounts; `None`, with a message, if this machine cannot mount.
-    fn with_mounts() -> Option<Scene> {
+    pub(crate) fn with_mounts() -> Option<Scene> {
         can_mount().then(Scene::new)
     }
 
     /// Serves the volume, at the same address as before.
     fn serve(&mut self) {
+        self.serve_with(&[]);
+    }
+
+    pub(crate) fn serve_with(&mut self, args: &[&str]) {
         let mut command = self.with("server", &["cluster", "serve", "--json", "--lease", "2"]);
-        command.arg(self.home.volume()).args(["--listen", &self.place]);
+        command.args(args).arg(self.home.volume()).args(["--listen", &self.place]);
         let server = Server::of(command, self.home.path("unused"));
         let address = server.ready["addresses"][0].as_str().unwrap();
         self.place = address.strip_suffix(":/").unwrap().to_owned();
@@ -45,13 +49,13 @@ impl Scene {
     }
 
     /// A command with these keys.
-    fn with(&self, keys: &str, args: &[&str]) -> Command {
+    pub(crate) fn with(&self, keys: &str, args: &[&str]) -> Command {
         let mut command = thalweg(args.iter().copied());
         command.env("THALWEG_KEYS", self.home.path(keys));
         command
     }
 
-    fn client(&self, args: &[&str]) -> Command {
+    pub(crate) fn client(&self, args: &[&str]) -> Command {
         let all: Vec<&str> = ["cluster", "client"].iter().chain(args).copied().collect();
         self.with("server", &all)
     }
@@ -74,13 +78,13 @@ impl Scene {
     }
 
     /// Adds a client, and mounts what it sees.
-    fn mount(&self, name: &str, path: &str, access: &str) -> PathBuf {
+    pub(crate) fn mount(&self, name: &str, path: &str, access: &str) -> PathBuf {
         let token = self.token(name, path, access);
         good(self.mount_command(name, path).args(["--token", &token]));
         self.directory(name)
     }
 
-    fn status(&self) -> Value {
+    pub(crate) fn status(&self) -> Value {
         json(self.with("server", &["cluster", "status", "--json"]).arg(self.home.volume()))
     }
 

@@ -25,6 +25,8 @@ pub(super) struct Cache {
     pub(super) lease_end: Time,
     /// What this client has made by itself.
     pub(super) pending: Pending,
+    /// The server has asked for no more inodes than this.
+    most: Option<usize>,
 }
 
 /// An inode.
@@ -309,6 +311,17 @@ impl Cache {
     /// The server may not have been told of these.
     pub(super) fn put_back_gone(&mut self, gone: Vec<(Ino, u64)>) {
         self.gone.extend(gone);
+    }
+
+    /// The server asks for no more inodes than this.
+    pub(super) fn set_most(&mut self, most: usize) {
+        self.most = Some(most);
+    }
+
+    /// Whether there are more inodes than the server has asked for.
+    pub(super) fn is_too_large(&mut self) -> bool {
+        self.most = self.most.filter(|most| self.nodes.len() > *most);
+        self.most.is_some()
     }
 
     /// Removes inodes that the caller does not refer to and that were not used since the last sweep.

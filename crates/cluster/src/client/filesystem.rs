@@ -263,6 +263,10 @@ impl Filesystem for Client {
         self.shared.conflicting_lock(self.theirs(ino), *lock).await
     }
 
+    fn locks(&self, ino: Ino) -> Vec<Lock> {
+        self.shared.holdings.locks.held_on(self.theirs(ino))
+    }
+
     fn watch(&self, watcher: Watcher) {
         *self.shared.watcher.write() = Some(watcher);
     }

@@ -21,6 +21,9 @@ const LONGEST_PAUSE: u32 = 16;
 /// Renewals in the time of a lease, which is the time between two sweeps of the cache.
 const RENEWALS: u32 = 4;
 
+/// Time between two sweeps that the server asks for: so many in the time of a lease.
+const SWEEPS: u32 = 16;
+
 /// The way to the server.
 #[derive(Clone, Debug)]
 pub(super) enum Link {
@@ -52,6 +55,11 @@ impl Handler for Invalidator {
             FromServer::Invalidate(changes) => changes,
             FromServer::Durable(version) => {
                 self.0.holdings.kept.lock().durable(version);
+                return Ok(());
+            }
+            FromServer::Release(most) => {
+                self.0.cache.lock().set_most(usize::try_from(most).unwrap_or(usize::MAX));
+                self.0.pressed.notify_one();
                 return Ok(());
             }
         };
@@ -277,17 +285,25 @@ impl Shared {
 
     /// Renews the lease, and forgets inodes that are not used.
     pub(super) async fn tend(self: &Arc<Self>) {
-        let mut renewals = 0;
+        let (mut renewals, mut sweeps) = (0, 0);
         loop {
             let lease = self.session.lock().lease.max(Duration::from_millis(1));
-            self.env.sleep(lease / RENEWALS).await;
+            let pause = if sweeps > 0 { lease / SWEEPS } else { lease / RENEWALS };
+            tokio::select! {
+                biased;
+                // The first sweep may find nothing unused. Callers refer to what they use before the second one.
+                () = self.pressed.notified() => sweeps = 2,
+                () = self.env.sleep(pause) => {}
+            }
             if self.is_closed() {
                 return;
             }
             let Link::Up(channel) = self.link.borrow().clone() else { continue };
             renewals += 1;
             let generation = self.session.lock().generation;
-            let gone = self.forget_unused(&channel, renewals % RENEWALS == 0);
+            let is_pressed = sweeps > 0 && self.cache.lock().is_too_large();
+            sweeps = if is_pressed { sweeps - 1 } else { 0 };
+            let gone = self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0);
             let (shared, sent) = (self.clone(), self.env.now());
             let call = Call::outside(Request::Renew);
             // A server that does not answer for so long is not there: the connection is made again.

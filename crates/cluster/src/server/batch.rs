@@ -68,7 +68,7 @@ impl Shared {
     /// Makes a directory a client's alone, unless another one has used it lately.
     pub(super) async fn acquire(&self, job: &Job<'_>, ino: Ino) -> Result<Outcome, FsError> {
         let serial = job.session.serial;
-        let is_free = self.capabilities.lock().is_free(ino, serial, self.env.now());
+        let is_free = self.capabilities.lock().is_free(ino, serial);
         let inherits = async || match self.filesystem.xattr(ino, DEFAULT_ACL).await {
             Err(FsError::NoAttribute) => Ok(false),
             found => found.map(|_| true),

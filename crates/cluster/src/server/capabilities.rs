@@ -7,7 +7,7 @@
 
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use thalweg_env::{HashMap, Time};
+use thalweg_env::{Env, HashMap, Time};
 use thalweg_fs::Ino;
 
 use crate::protocol::Changed;
@@ -51,16 +51,19 @@ impl Held {
 }
 
 /// What the sessions may cache.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Capabilities(Mutex<Table>);
+
+type Holders = SmallVec<[(u64, Held, Time); 2]>;
 
 /// The locked table.
 #[derive(Debug)]
 pub(super) struct Table {
+    env: Env,
     stamp: u64,
     slots: Vec<Slot>,
-    /// The sessions by their serial numbers.
-    holders: HashMap<Ino, SmallVec<[(u64, Held); 2]>>,
+    /// The sessions by their serial numbers, and since when each caches something of the inode.
+    holders: HashMap<Ino, Holders>,
     /// Directories that were taken back from a session, and when they may be one session's alone again.
     shared: HashMap<Ino, Time>,
 }
@@ -73,10 +76,10 @@ struct Slot {
     last: u64,
 }
 
-impl Default for Table {
-    fn default() -> Table {
-        let (holders, shared) = Default::default();
-        Table { stamp: 0, slots: vec![Slot::default(); SLOTS], holders, shared }
+impl Table {
+    fn new(env: &Env) -> Table {
+        let (slots, (holders, shared)) = (vec![Slot::default(); SLOTS], Default::default());
+        Table { env: env.clone(), stamp: 0, slots, holders, shared }
     }
 }
 
@@ -97,8 +100,8 @@ impl Table {
 
     /// Makes a directory a session's alone, if no other one caches or changes something of it; whether it did.
     pub(super) fn acquire(&mut self, session: u64, ino: Ino) -> bool {
-        let others = self.holders.get(&ino).into_iter().flatten();
-        if self.slots[slot(ino)].running > 0 || others.into_iter().any(|(it, _)| *it != session) {
+        let mut others = self.holders.get(&ino).into_iter().flatten();
+        if self.slots[slot(ino)].running > 0 || others.any(|(it, ..)| *it != session) {
             return false;
         }
         self.add(session, ino, Held::EXCLUSIVE);
@@ -106,7 +109,8 @@ impl Table {
     }
 
     /// Whether a directory may become a session's alone now: no other one has it so, or has asked for it lately.
-    pub(super) fn is_free(&mut self, ino: Ino, session: u64, now: Time) -> bool {
+    pub(super) fn is_free(&mut self, ino: Ino, session: u64) -> bool {
+        let now = self.env.now();
         if self.shared.get(&ino).is_some_and(|until| *until > now) {
             return false;
         }
@@ -117,7 +121,9 @@ impl Table {
     /// The other session whose alone a directory is.
     fn exclusive(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
-        holders.find(|(other, held)| held.exclusive && *other != session).map(|(other, _)| *other)
+        holders
+            .find(|(other, held, _)| held.exclusive && *other != session)
+            .map(|(other, ..)| *other)
     }
 }
 
@@ -131,9 +137,9 @@ impl Table {
 
     fn add(&mut self, session: u64, ino: Ino, what: Held) {
         let holders = self.holders.entry(ino).or_default();
-        match holders.iter_mut().find(|(holder, _)| *holder == session) {
-            Some((_, held)) => held.add(what),
-            None => holders.push((session, what)),
+        match holders.iter_mut().find(|(holder, ..)| *holder == session) {
+            Some((_, held, _)) => held.add(what),
+            None => holders.push((session, what, self.env.now())),
         }
     }
 }
@@ -148,6 +154,10 @@ fn add_change(all: &mut Vec<(u64, Vec<Changed>)>, session: u64, change: Changed)
 }
 
 impl Capabilities {
+    pub(super) fn new(env: &Env) -> Capabilities {
+        Capabilities(Mutex::new(Table::new(env)))
+    }
+
     /// The table. Nothing is granted and no change begins while it is locked.
     pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock()
@@ -177,7 +187,7 @@ impl Capabilities {
             slot.last = table.stamp;
             let Some(holders) = table.holders.get(&ino) else { continue };
             let drops = |session: &u64| *session != by || surprising.contains(&ino);
-            for (session, held) in holders.iter().filter(|(session, _)| drops(session)) {
+            for (session, held, _) in holders.iter().filter(|(session, ..)| drops(session)) {
                 let concerns = match change {
                     Changed::Exclusive(_) => false,
                     Changed::Attributes(_) => held.attributes,
@@ -213,14 +223,14 @@ impl Capabilities {
         for change in changes {
             let ino = change.ino();
             let Some(holders) = table.holders.get_mut(&ino) else { continue };
-            let own = holders.iter_mut().filter(|(holder, _)| *holder == session);
-            own.for_each(|(_, held)| match change {
+            let own = holders.iter_mut().filter(|(holder, ..)| *holder == session);
+            own.for_each(|(_, held, _)| match change {
                 Changed::Exclusive(_) => held.exclusive = false,
                 Changed::Attributes(_) => held.attributes = false,
                 Changed::Names(_) => held.names = false,
                 Changed::Name { .. } | Changed::Content { .. } => {}
             });
-            holders.retain(|(_, held)| !held.is_nothing());
+            holders.retain(|(_, held, _)| !held.is_nothing());
             if holders.is_empty() {
                 table.holders.remove(&ino);
             }
@@ -249,7 +259,7 @@ impl Capabilities {
     pub(super) fn forget(&self, session: u64, ino: Ino) {
         let mut table = self.0.lock();
         if let Some(holders) = table.holders.get_mut(&ino) {
-            holders.retain(|(holder, _)| *holder != session);
+            holders.retain(|(holder, ..)| *holder != session);
             if holders.is_empty() {
                 table.holders.remove(&ino);
             }
@@ -259,15 +269,20 @@ impl Capabilities {
     /// A session has ended.
     pub(super) fn drop_session(&self, session: u64) {
         self.0.lock().holders.retain(|_, holders| {
-            holders.retain(|(holder, _)| *holder != session);
+            holders.retain(|(holder, ..)| *holder != session);
             !holders.is_empty()
         });
+    }
+
+    /// The sessions that cache something of an inode: what, and since when.
+    pub(super) fn holders(&self, ino: Ino) -> Vec<(u64, Held, Time)> {
+        self.0.lock().holders.get(&ino).map(|holders| holders.to_vec()).unwrap_or_default()
     }
 
     /// Inodes of which the sessions cache something, counted for each session.
     pub(super) fn count(&self) -> HashMap<u64, u64> {
         let mut counts = HashMap::default();
-        for (session, _) in self.0.lock().holders.values().flatten() {
+        for (session, ..) in self.0.lock().holders.values().flatten() {
             *counts.entry(*session).or_default() += 1;
         }
         counts

@@ -11,6 +11,7 @@ use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::capabilities::Capabilities;
+use super::counters::add;
 use super::job::Job;
 use super::session::Session;
 use super::undurable::{Items, Undurable, items};
@@ -100,12 +101,13 @@ impl Shared {
         let change = Change { capabilities: &self.capabilities, changes, job: by, undurable };
         // What is made again was invalidated the first time, and no client has seen it since.
         if !invalid.is_empty() && !by.is_again() {
-            self.invalidate(invalid).await;
+            self.invalidate(by, invalid).await;
         }
         change
     }
 
-    pub(super) async fn invalidate(&self, invalid: Vec<(u64, Vec<Changed>)>) {
+    pub(super) async fn invalidate(&self, by: &Job<'_>, invalid: Vec<(u64, Vec<Changed>)>) {
+        let recalling = &self.recalls.begin(by, self.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
             let session = self.sessions.lock().values().find(|it| it.serial == *serial).cloned();
             match session {
@@ -114,13 +116,14 @@ impl Shared {
             }
             let until = self.env.now() + self.options.lease / 2;
             self.capabilities.dropped(*serial, changes, until);
+            recalling.answered(*serial);
         });
         join_all(waits).await;
     }
 
     /// Waits until an ended session has left: its client uses nothing of its cache, and the records do not have it.
     async fn leave(&self, serial: u64) {
-        let left = self.leaving.lock().get(&serial).cloned();
+        let left = self.leaving.lock().get(&serial).map(|leaving| leaving.left.clone());
         if let Some(mut left) = left {
             let _ = left.changed().await;
         }
@@ -129,7 +132,11 @@ impl Shared {
     /// Returns when a client does not cache these things any more. One that does not answer is evicted.
     async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
         let call = FromServer::Invalidate(changes.to_vec());
+        let counts = &self.recalls.counts;
+        add(&counts.sent, 1);
         let delivered = self.env.timeout(self.options.lease, self.deliver(session, &call)).await;
+        add(&counts.answered, u64::from(delivered == Some(true)));
+        add(&counts.timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {
             self.end(session, Ending::Evicted("its client did not answer an invalidation"));
         }

@@ -10,9 +10,11 @@ use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
 use thalweg_net::keys::Access;
 use thalweg_net::serving::Serving;
+use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
 use super::capabilities::{Held, Table};
+use super::counters::add;
 use super::job::{Job, Place};
 use super::session::{Admission, OpenFile, Session};
 use super::{Ending, Shared, Visitor};
@@ -199,7 +201,13 @@ impl Connection {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
         let serial = shared.record_session(id, &self.visitor).await?;
-        let session = Session::new(id, serial, self.visitor.clone(), root, shared.env.now());
+        let session = Session::new(
+            (id, serial),
+            self.visitor.clone(),
+            root,
+            shared.env.now(),
+            &shared.pressure,
+        );
         let session = Arc::new(session);
         let mut sessions = shared.sessions.lock();
         shared.filesystem.reference(root);
@@ -277,14 +285,18 @@ impl Connection {
             _ => CALL_COST + payload.len() as u64 / BYTES_OF_A_CALL,
         };
         let (shared, channel) = (self.shared.clone(), self.channel.clone());
+        let (kind, began) = (name_of(&request), shared.env.now());
+        shared.begins(&session, &payload);
         let work = async move {
             shared.recovery.over().await;
             let result = shared.perform(&session, Place { number, slot }, request, payload).await;
             let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
-            let number = is_once.then_some(number);
+            let (number, failed) =
+                (is_once.then_some(number), matches!(outcome.answer, Answer::Failed(_)));
             if let Err(outcome) = shared.finish(&session, number, (&channel, id), outcome) {
                 shared.undo(&session, *outcome).await;
             }
+            shared.counters.answered(kind, shared.env.now().since(began), failed);
         };
         self.serving.run(cost, Box::pin(work)).await;
         Ok(())
@@ -292,6 +304,13 @@ impl Connection {
 }
 
 impl Shared {
+    /// Counts a call.
+    fn begins(&self, session: &Session, payload: &Bytes) {
+        add(&session.counters.calls, 1);
+        add(&session.counters.received, payload.len() as u64);
+        add(&self.counters.received, payload.len() as u64);
+    }
+
     /// Carries out a call, and waits until what its answer depends on is durable.
     async fn perform(
         &self,
@@ -308,6 +327,7 @@ impl Shared {
             ),
             false => (Job::plain(session, number, filesystem), None),
         };
+        let job = job.named(name_of(&request));
         let mut done = match before {
             Some(before) => self.answer_of(&job, &request, &payload, before.outcome).await,
             None => self.carry_out_alone(&job, request, payload).await,
@@ -341,7 +361,7 @@ impl Shared {
             if let Ok(outcome) = done {
                 self.undo(job.session, outcome).await;
             }
-            self.invalidate(recalls).await;
+            self.invalidate(job, recalls).await;
         }
     }
 
@@ -359,7 +379,10 @@ impl Shared {
         if state.has_ended {
             return Err(Box::new(outcome));
         }
-        let grants = grant(&mut table, session.serial, &mut outcome);
+        let grants = match self.is_refused(state.asked) {
+            true => Grants::default(),
+            false => grant(&mut table, session.serial, &mut outcome),
+        };
         if let (Some(file), Answer::Opened { handle, .. }) = (outcome.opened, &outcome.answer) {
             state.open(*handle, file);
         }
@@ -372,6 +395,9 @@ impl Shared {
         if let Some(entries) = &outcome.entries {
             outcome.payload = vec![encode(entries)];
         }
+        let bytes: usize = outcome.payload.iter().map(Bytes::len).sum();
+        add(&session.counters.sent, bytes as u64);
+        add(&self.counters.sent, bytes as u64);
         let committed = outcome.committed;
         committed.into_iter().for_each(|it| state.keep(it.version));
         let reply = Reply { stamp, grants, committed, proof, answer: outcome.answer };
@@ -388,6 +414,7 @@ impl Shared {
         }
         drop(state);
         drop(table);
+        self.ask_back();
         if let Some(ino) = extra {
             self.filesystem.unreference(ino, 1);
         }

@@ -23,6 +23,8 @@ pub(super) struct Place {
 pub(super) struct Job<'a> {
     pub(super) session: &'a Session,
     pub(super) number: u64,
+    /// What kind of call it is, for an administrator.
+    pub(super) kind: &'static str,
     /// Changes that are made through it are recorded.
     pub(super) filesystem: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
@@ -40,7 +42,12 @@ impl<'a> Job<'a> {
     ) -> Job<'a> {
         let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
         let seen = Mutex::default();
-        Job { session, number, filesystem, recorder: None, depends, seen }
+        Job { session, number, kind: "", filesystem, recorder: None, depends, seen }
+    }
+
+    /// The same call; its kind has this name.
+    pub(super) fn named(self, kind: &'static str) -> Job<'a> {
+        Job { kind, ..self }
     }
 
     /// A call that changes something. It may have been made before.

@@ -71,10 +71,15 @@ impl Shared {
         let is_shared = others.writing || (flags.write && others.open);
         let pages = if is_shared { PageCache::Bypass } else { opened.pages };
         let wants = Wants { since, content: (!is_shared).then_some(ino), ..Wants::default() };
-        let file = OpenFile { ino, writes: flags.write, at: opened.handle };
+        let file = self.opened(ino, flags, opened.handle);
         let handle = session.state.lock().new_handle();
         let answer = Answer::Opened { handle, pages, flush: opened.flush };
         Ok(Outcome { wants, opened: Some(file), ..Outcome::of(answer) })
+    }
+
+    /// A file that is open from now on.
+    fn opened(&self, ino: Ino, flags: OpenFlags, at: Handle) -> OpenFile {
+        OpenFile { ino, writes: flags.write, at, since: self.env.now(), locked: None }
     }
 
     /// A file that the client had open is open again.
@@ -91,7 +96,7 @@ impl Shared {
         }
         let opened = self.filesystem.open(caller, ino, flags).await?;
         self.open_files.open(session.serial, ino, flags.write);
-        let file = OpenFile { ino, writes: flags.write, at: opened.handle };
+        let file = self.opened(ino, flags, opened.handle);
         session.state.lock().claim_handle(handle, file);
         Ok(())
     }
@@ -105,7 +110,9 @@ impl Shared {
     ) -> Result<(), FsError> {
         let file = session.opened(lock.handle, ino)?;
         let lock = Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock };
-        self.filesystem.lock(ino, &lock, false).await
+        self.filesystem.lock(ino, &lock, false).await?;
+        session.state.lock().locked(lock.handle, self.env.now());
+        Ok(())
     }
 
     /// Closes a file of a session.
@@ -122,7 +129,7 @@ impl Shared {
     ) -> Result<Outcome, FsError> {
         let (session, number) = (job.session, job.number);
         if wait {
-            let cancelled = session.wait(number)?;
+            let cancelled = session.wait(number, (ino, lock), self.env.now())?;
             let locked = tokio::select! {
                 biased;
                 locked = self.filesystem.lock(ino, &lock, true) => locked,
@@ -133,8 +140,13 @@ impl Shared {
         } else {
             self.filesystem.lock(ino, &lock, false).await?;
         }
+        let has_ended = {
+            let mut state = session.state.lock();
+            state.locked(lock.handle, self.env.now());
+            state.has_ended
+        };
         // The session may have ended, and released its locks, in the meantime.
-        if session.state.lock().has_ended {
+        if has_ended {
             self.filesystem.release(ino, lock.handle).await;
         }
         Ok(Outcome::done())

@@ -122,7 +122,7 @@ impl Shared {
                 }
                 Err(error) => return Err(error),
             };
-            let session = Session::new(id, number, visitor, root, self.env.now());
+            let session = Session::new((id, number), visitor, root, self.env.now(), &self.pressure);
             *session.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
             *session.again.lock() = Some(HashMap::default());
             self.filesystem.reference(root);

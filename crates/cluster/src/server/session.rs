@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
 use thalweg_fs::ledger::{Committed, SlotRecord};
-use thalweg_fs::{FsError, Handle, Ino, LockOwner};
+use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
 
 use super::Visitor;
+use super::counters::SessionCounters;
+use super::pressure::{Asked, Pressure};
 use crate::protocol::{FromServer, Grants, Reply};
 
 /// A session.
@@ -29,6 +32,7 @@ pub(super) struct Session {
     /// By numbers, the calls that were made again here, until the client knows that it has claimed everything.
     pub(super) again: Mutex<Option<HashMap<u64, Committed>>>,
     pub(super) state: Mutex<SessionState>,
+    pub(super) counters: SessionCounters,
     /// A connection came or went, or the session has ended.
     pub(super) moved: Notify,
 }
@@ -48,11 +52,14 @@ pub(super) struct SessionState {
     told: HashMap<Ino, u64>,
     handles: HashMap<Handle, OpenFile>,
     last_handle: u64,
+    /// The client was asked to forget inodes, and still knows too many.
+    pub(super) asked: Option<Asked>,
+    pressure: Arc<Pressure>,
     calls: BTreeMap<u64, CallState>,
     /// The client knows the answers to all calls before this one.
     oldest: u64,
-    /// Ends a wait for a lock, by the call's number.
-    waits: HashMap<u64, oneshot::Sender<()>>,
+    /// Waits for locks, by the numbers of the calls.
+    waits: HashMap<u64, LockWait>,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
     numbers: Vec<(Range<u64>, bool)>,
 }
@@ -64,6 +71,20 @@ pub(super) struct OpenFile {
     pub(super) writes: bool,
     /// Its handle in the filesystem. The client's handle outlives the server.
     pub(super) at: Handle,
+    /// When it was opened here.
+    pub(super) since: Time,
+    /// When a lock was last taken through it here.
+    pub(super) locked: Option<Time>,
+}
+
+/// A call that waits for a lock.
+#[derive(Debug)]
+pub(super) struct LockWait {
+    pub(super) ino: Ino,
+    pub(super) lock: Lock,
+    pub(super) since: Time,
+    /// Dropped, it ends the wait.
+    _end: oneshot::Sender<()>,
 }
 
 /// Maximum number of unacknowledged calls of a session.
@@ -101,7 +122,14 @@ pub(super) struct Estate {
 }
 
 impl Session {
-    pub(super) fn new(id: Uuid, serial: u64, visitor: Visitor, root: Ino, now: Time) -> Session {
+    pub(super) fn new(
+        (id, serial): (Uuid, u64),
+        visitor: Visitor,
+        root: Ino,
+        now: Time,
+        pressure: &Arc<Pressure>,
+    ) -> Session {
+        pressure.add(1);
         let state = SessionState {
             channel: None,
             heard: now,
@@ -111,14 +139,16 @@ impl Session {
             told: HashMap::from_iter([(root, u64::MAX)]),
             handles: HashMap::default(),
             last_handle: 0,
+            asked: None,
+            pressure: pressure.clone(),
             calls: BTreeMap::new(),
             oldest: 0,
             waits: HashMap::default(),
             numbers: Vec::new(),
         };
         let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
-        let state = Mutex::new(state);
-        Session { id, serial, visitor, root, recorded, again, state, moved }
+        let (state, counters) = (Mutex::new(state), SessionCounters::default());
+        Session { id, serial, visitor, root, recorded, again, state, counters, moved }
     }
 
     /// The client has a new connection: it sends its calls again. Ends the old one.
@@ -221,17 +251,38 @@ impl Session {
         }
     }
 
-    /// A way to end the wait of call `number`.
+    /// Asks the client to know at most so many inodes, if it knows more.
+    pub(super) fn ask_back(&self, most: usize, now: Time) {
+        let mut state = self.state.lock();
+        if state.told.len() <= most {
+            state.asked = None;
+            return;
+        }
+        let since = state.asked.map_or(now, |asked| asked.since);
+        state.asked = Some(Asked { most, since });
+        if let Some(channel) = &state.channel {
+            // On another connection the client is asked again.
+            let _ = channel.tell_for("Release", &FromServer::Release(most as u64), &[]);
+            channel.flush_soon();
+        }
+    }
+
+    /// Call `number` waits for a lock from now on; a way to end the wait.
     ///
     /// # Errors
     /// [`FsError::TooManyLocks`].
-    pub(super) fn wait(&self, number: u64) -> Result<oneshot::Receiver<()>, FsError> {
-        let (sender, receiver) = oneshot::channel();
+    pub(super) fn wait(
+        &self,
+        number: u64,
+        (ino, lock): (Ino, Lock),
+        since: Time,
+    ) -> Result<oneshot::Receiver<()>, FsError> {
+        let (_end, receiver) = oneshot::channel();
         let mut state = self.state.lock();
         if state.waits.len() >= MAX_WAITS {
             return Err(FsError::TooManyLocks);
         }
-        state.waits.insert(number, sender);
+        state.waits.insert(number, LockWait { ino, lock, since, _end });
         Ok(receiver)
     }
 
@@ -260,6 +311,7 @@ impl SessionState {
                 }
             }
         }
+        self.pressure.add(new.len());
         (self.stamp, new)
     }
 
@@ -269,6 +321,8 @@ impl SessionState {
         let is_last = self.told.get(&ino) == Some(&stamp);
         if is_last {
             self.told.remove(&ino);
+            self.pressure.remove(1);
+            self.asked = self.asked.filter(|asked| !asked.is_met(self.told.len()));
         }
         is_last
     }
@@ -281,7 +335,9 @@ impl SessionState {
     /// The client claims that it knows an inode; whether that is news here.
     pub(super) fn claim(&mut self, ino: Ino, stamp: u64) -> bool {
         self.stamp = self.stamp.max(stamp);
-        self.told.insert(ino, stamp).is_none()
+        let is_new = self.told.insert(ino, stamp).is_none();
+        self.pressure.add(usize::from(is_new));
+        is_new
     }
 
     /// Inode numbers are the client's; with `is_new`, no inode ever had one.
@@ -346,14 +402,30 @@ impl SessionState {
         }
         let handles = std::mem::take(&mut self.handles);
         let told = std::mem::take(&mut self.told);
+        self.pressure.remove(told.len());
         let files = handles.into_values().collect();
         let numbers = std::mem::take(&mut self.numbers);
         let numbers = numbers.into_iter().filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect();
         Some(Estate { files, inodes: told.into_keys().collect(), numbers })
     }
 
-    /// How many inodes and open files it holds.
-    pub(super) fn holds(&self) -> (usize, usize) {
-        (self.told.len(), self.handles.len())
+    /// A lock was taken through an open file, whose handle in the filesystem is `at`.
+    pub(super) fn locked(&mut self, at: Handle, now: Time) {
+        let file = self.handles.values_mut().find(|file| file.at == at);
+        file.into_iter().for_each(|file| file.locked = Some(now));
+    }
+
+    /// Whether the client knows an inode, its open files of it, and its calls that wait for locks on it, by their numbers.
+    pub(super) fn uses_of(&self, ino: Ino) -> (bool, Vec<OpenFile>, Vec<(&u64, &LockWait)>) {
+        let files = self.handles.values().filter(|file| file.ino == ino).copied();
+        let mut waits: Vec<_> = self.waits.iter().filter(|(_, wait)| wait.ino == ino).collect();
+        waits.sort_by_key(|(number, _)| **number);
+        (self.told.contains_key(&ino), files.collect(), waits)
+    }
+
+    /// How many inodes it knows, how many files it has open, and how many calls that are carried out once run.
+    pub(super) fn holds(&self) -> (usize, usize, usize) {
+        let running = self.calls.values().filter(|call| matches!(call, CallState::Running(_)));
+        (self.told.len(), self.handles.len(), running.count())
     }
 }

@@ -144,6 +144,19 @@ impl Undurable {
         !self.state.lock().recent.is_empty()
     }
 
+    /// How many things the sessions have changed since the last sync, counted for each session; those that several have are
+    /// counted for none of them, under another number.
+    pub(super) fn count(&self) -> HashMap<u64, u64> {
+        let state = self.state.lock();
+        let mut counts = HashMap::default();
+        let again = |item: &&Item| !state.syncing.contains_key(*item);
+        let recent = state.recent.iter().filter(|(item, _)| again(item));
+        for (_, session) in recent.chain(&state.syncing) {
+            *counts.entry(*session).or_default() += 1;
+        }
+        counts
+    }
+
     /// Whether an inode has changed, or is about to.
     pub(super) fn has_changed(&self, ino: Ino) -> bool {
         // No session has this number.

@@ -10,9 +10,11 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_cluster::client::Client;
+use thalweg_cluster::server::Options;
 use thalweg_env::{Env, Rng, Time};
 use thalweg_fs::{Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
+use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::{campaign, run};
 
 use crate::linear::{Recorded, is_linearizable};
@@ -283,9 +285,12 @@ struct Tally {
 /// The calls of a life.
 fn life(seed: u64, is_durable: bool) -> (History, Tally) {
     run(seed, |env| async move {
+        // In a third of the lives the clients know more inodes than they may.
+        let known = if seed % 3 == 1 { 8 } else { usize::MAX };
+        let options = Options { known, ..options() };
         let scene = match is_durable {
-            true => Scene::durable(&env).await,
-            false => Scene::new(&env).await,
+            true => Scene::durable_with(&env, options).await,
+            false => Scene::with(&env, Arc::new(NaiveFiles::new(&env)), options).await,
         };
         let (crashes, network) = (Arc::new(AtomicU64::new(0)), scene.network.clone());
         let history = Arc::<Mutex<History>>::default();
@@ -316,6 +321,7 @@ fn life(seed: u64, is_durable: bool) -> (History, Tally) {
                 history: history.clone(),
             };
             actor.find_again().await;
+            files.iter().chain([&directory]).for_each(|ino| machine.client.reference(*ino));
             actors.push(env.spawn(actor.run()));
         }
         let acting = async {

@@ -269,6 +269,42 @@ fn an_invalidation_is_answered_once() {
 }
 
 #[test]
+fn a_peer_that_forgets_nothing_is_granted_nothing_more() {
+    run(1, |env| async move {
+        let scene = crate::pressure::scene_with_files(&env, 100, 320).await;
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let peer = Peer::attached(&scene, &host, 1).await;
+        let look_up = async |number: u64| {
+            let name = Bytes::from((number % 320).to_string());
+            let call = call(number, Request::Lookup { parent: Ino::ROOT, name });
+            let (reply, _) = peer.channel.call::<_, Reply>(&call, &[]).await.unwrap();
+            let Answer::Inode(found) = reply.answer else { panic!("{reply:?}") };
+            (found.ino, reply.stamp, reply.grants.attributes)
+        };
+        let mut told = Vec::new();
+        for number in 1..300 {
+            let (ino, stamp, _) = look_up(number).await;
+            told.push((ino, stamp));
+        }
+        env.sleep(LEASE).await;
+        // It keeps what it has. Its calls are answered, and it may cache no more.
+        let (ino, stamp, is_granted) = look_up(310).await;
+        assert!(!is_granted);
+        told.push((ino, stamp));
+        let sessions = scene.service.sessions();
+        let own = sessions.iter().find(|it| it.client == "peer").unwrap();
+        assert!(own.inodes > 300 && own.cached < 301, "{own:?}");
+        // Those that know little are not concerned.
+        let found = others.machine.client.find(Ino::ROOT, b"5").await.unwrap();
+        assert!(!found.valid.attributes.is_zero());
+        others.go_on().await;
+        peer.tell(Request::Forget, postcard::to_allocvec(&told).unwrap());
+        assert!(look_up(641).await.2);
+        others.go_on().await;
+    });
+}
+
+#[test]
 fn a_session_of_another_client_is_not_resumed() {
     run(1, |env| async move {
         let scene = Scene::new(&env).await;

@@ -10,6 +10,8 @@ mod limits;
 mod linear;
 mod losses;
 mod model;
+mod pressure;
+mod reports;
 mod restarts;
 mod scene;
 #[path = "../../../fs/tests/steps/mod.rs"]

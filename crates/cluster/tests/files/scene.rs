@@ -71,12 +71,17 @@ impl Scene {
 
     /// A server of this filesystem.
     pub(crate) async fn of(env: &Env, files: Arc<dyn Filesystem>) -> Scene {
+        Scene::with(env, files, options()).await
+    }
+
+    /// A server with these limits.
+    pub(crate) async fn with(env: &Env, files: Arc<dyn Filesystem>, options: Options) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
         let process = env.node();
-        let service = serve(&process, &server, &files, &options()).await;
-        let (env, options) = (env.clone(), options());
-        Scene { env, network, files, server, process, service, disk: None, options }
+        let service = serve(&process, &server, &files, &options).await;
+        let (env, disk) = (env.clone(), None);
+        Scene { env, network, files, server, process, service, disk, options }
     }
 
     /// A server of a filesystem on a volume that survives crashes.
@@ -84,7 +89,7 @@ impl Scene {
         Scene::durable_with(env, options()).await
     }
 
-    /// The same, with these options of the server.
+    /// The same, with these limits.
     pub(crate) async fn durable_with(env: &Env, options: Options) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");

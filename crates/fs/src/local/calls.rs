@@ -393,6 +393,10 @@ impl Filesystem for Local {
         Ok(self.inner.locks.conflict(ino, lock))
     }
 
+    fn locks(&self, ino: Ino) -> Vec<Lock> {
+        self.inner.locks.held_on(ino)
+    }
+
     fn watch(&self, watcher: Watcher) {
         self.inner.watch(watcher);
     }

@@ -277,6 +277,10 @@ impl Filesystem for NaiveFiles {
         Ok(self.shared.locks.conflict(ino, lock))
     }
 
+    fn locks(&self, ino: Ino) -> Vec<Lock> {
+        self.shared.locks.held_on(ino)
+    }
+
     fn may_change_everything(&self) -> bool {
         true
     }

@@ -7,6 +7,7 @@
 //! | figure | meaning |
 //! |---|---|
 //! | `creates_per_s_1`, `_16` | files made in a second by 1 and 16 clients together |
+//! | `alone_creates_per_s_1`, `_16` | the same when each client may hold its directory exclusively, until all are at the server |
 //! | `stats_per_s_1`, `_16` | attributes asked for by name and not cached: each is one call |
 //! | `opens_per_s_1`, `_16` | files opened and closed: two calls |
 //! | `cached_stats_per_s_1`, `_16` | attributes by name that the client caches: no call |
@@ -46,7 +47,7 @@ const FILES: f64 = 8_000.0;
 const ROUNDS: u32 = 5;
 const CLIENTS: [u32; 2] = [1, 16];
 /// The kinds of calls that are timed.
-const KINDS: [&str; 4] = ["creates", "stats", "cached_stats", "opens"];
+const KINDS: [&str; 5] = ["creates", "stats", "cached_stats", "opens", "alone_creates"];
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let scale = rig::scale(options, 1.0)?;
@@ -58,7 +59,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let measured = runtime.block_on(async move { measure(&Env::real(), files).await })?;
     for (clients, (served, local)) in CLIENTS.iter().zip(&measured.rates) {
         for (nth, kind) in KINDS.iter().enumerate() {
-            let of = |rounds: &[[f64; 4]]| median(rounds.iter().map(|round| round[nth]).collect());
+            let of = |rounds: &[[f64; 5]]| median(rounds.iter().map(|round| round[nth]).collect());
             let (served, local) = (of(served), of(local));
             report
                 .figure(&format!("{kind}_per_s_{clients}"), rounded(served))
@@ -75,7 +76,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 }
 
 /// The rates of each round, at the server and without it; by the number of clients.
-type Rates = (Vec<[f64; 4]>, Vec<[f64; 4]>);
+type Rates = (Vec<[f64; 5]>, Vec<[f64; 5]>);
 
 struct Measured {
     rates: Vec<Rates>,
@@ -120,7 +121,7 @@ async fn round(
     (wire, local, is_served): (&Wire, &thalweg_fs::local::Local, bool),
     number: u32,
     (clients, files): (u32, u32),
-) -> Result<[f64; 4], BenchError> {
+) -> Result<[f64; 5], BenchError> {
     let each = files / clients;
     let mut callers: Vec<(Arc<dyn Filesystem>, Ino)> = Vec::new();
     for client in 0..clients {
@@ -132,7 +133,7 @@ async fn round(
         let made = fs.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
         callers.push((fs, made.map_err(failed)?.ino));
     }
-    let mut rates = [0.0; 4];
+    let mut rates = [0.0; 5];
     // A client that ends tells the server, so that no later change waits for it.
     rates[0] = timed(env, &callers, each, Kind::Create).await?;
     // Other clients, which cache nothing.
@@ -146,12 +147,23 @@ async fn round(
     rates[1] = timed(env, &callers, each, Kind::Stat).await?;
     rates[2] = timed(env, &callers, each, Kind::Stat).await?;
     rates[3] = timed(env, &callers, each, Kind::Open).await?;
+    for (client, (fs, directory)) in callers.iter_mut().enumerate() {
+        if is_served {
+            *fs = Arc::new(wire.client_alone().await?);
+        }
+        let name = format!("a{number}-{client}");
+        let made = fs.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
+        *directory = made.map_err(failed)?.ino;
+    }
+    rates[4] = timed(env, &callers, each, Kind::Make).await?;
     Ok(rates)
 }
 
 #[derive(Clone, Copy)]
 enum Kind {
     Create,
+    /// The same, and in the end the server has all.
+    Make,
     Stat,
     Open,
 }
@@ -181,7 +193,7 @@ async fn call(fs: &dyn Filesystem, directory: Ino, each: u32, kind: Kind) -> Res
     for file in 0..each {
         let name = format!("file{file}");
         match kind {
-            Kind::Create => {
+            Kind::Create | Kind::Make => {
                 // As the kernel does it: it looks first.
                 if let Lookup::Found(_) = fs.lookup(directory, name.as_bytes()).await? {
                     return Err(FsError::Exists);
@@ -197,6 +209,9 @@ async fn call(fs: &dyn Filesystem, directory: Ino, each: u32, kind: Kind) -> Res
                 fs.release(ino, opened.handle).await;
             }
         }
+    }
+    if matches!(kind, Kind::Make) {
+        fs.sync(directory, false).await?;
     }
     Ok(())
 }

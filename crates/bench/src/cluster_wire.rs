@@ -83,12 +83,21 @@ impl Wire {
         *self.served.lock() = server;
     }
 
-    /// A new client, which runs in `env`.
+    /// A new client, which runs in `env` and makes each change by a call.
     pub(crate) async fn client_in(&self, env: &Env) -> Result<Client, BenchError> {
         let client = TlsClient::new(&self.own, Some(self.theirs.public())).map_err(failed)?;
         let entrance = Entrance { client, place: self.place };
-        let options = client::Options::default();
+        let options = client::Options { exclusive: None, ..client::Options::default() };
         Client::connect(env, Box::new(entrance), options).await.map_err(failed)
+    }
+
+    /// A new client that holds directories exclusively when it makes names in them.
+    pub(crate) async fn client_alone(&self) -> Result<Client, BenchError> {
+        let client = TlsClient::new(&self.own, Some(self.theirs.public())).map_err(failed)?;
+        let entrance = Entrance { client, place: self.place };
+        Client::connect(&self.env, Box::new(entrance), client::Options::default())
+            .await
+            .map_err(failed)
     }
 
     /// A new client.

@@ -21,6 +21,7 @@
 //! - [`kv`]: our stores beside other engines under load;
 //! - [`txn_put`]: bytes and flushes that a durable small put costs a device;
 //! - [`mod@fs`]: filesystems on the same disk, ours and others;
+//! - [`cluster_creates`]: clients make files in directories of their own, with and without interference;
 //! - [`cluster_restart`]: a server of files is killed under its clients;
 //! - [`cluster_server`]: a server of files, beside its filesystem alone;
 //! - [`fs_many`]: a filesystem with millions of files;
@@ -46,6 +47,7 @@ pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+pub mod cluster_creates;
 pub mod cluster_restart;
 pub mod cluster_server;
 mod cluster_wire;
@@ -159,6 +161,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_power::ENTRY,
     chain_reads::ENTRY,
     chain_restart::ENTRY,
+    cluster_creates::ENTRY,
     cluster_restart::ENTRY,
     cluster_server::ENTRY,
     fs::ENTRY,

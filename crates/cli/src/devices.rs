@@ -1,29 +1,57 @@
 //! The kinds of devices that this program opens, beside files and block devices.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use thalweg_env::Env;
+use thalweg_fs::{Contents, ContentsKind};
 use thalweg_store::device::DeviceKinds;
 use thalweg_store::device::kinds::kind_of;
 
 use crate::failure::{Failure, Outcome};
 
+/// The kinds of devices that this program opens, and of the contents of files beside them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Kinds {
+    pub(crate) devices: DeviceKinds,
+    contents: Option<Arc<dyn ContentsKind>>,
+}
+
+impl Kinds {
+    /// The contents of the files of a filesystem beside `device`, which is open; `None` where there can be none.
+    pub(crate) async fn contents(
+        &self,
+        device: &Path,
+        filesystem: &str,
+    ) -> Outcome<Option<Arc<dyn Contents>>> {
+        match &self.contents {
+            Some(kind) => Ok(kind.beside(device, filesystem).await?),
+            None => Ok(None),
+        }
+    }
+}
+
 /// The kinds that this program was built with. Nothing is connected before a device is opened. A command that
 /// opens devices calls [`close`] at its end, so that their locks are released before the process ends.
-pub(crate) fn known(env: &Env) -> DeviceKinds {
+pub(crate) fn all(env: &Env) -> Kinds {
     #[cfg(feature = "librados")]
     let kinds = {
-        use std::sync::Arc;
         use thalweg_rados::{ClusterOptions, ClusterPools, Opener, RadosKind};
         let pools = Arc::new(ClusterPools::new(env, ClusterOptions::of_environment()));
-        DeviceKinds::new(vec![Arc::new(RadosKind::new(env, pools, Opener::this_process()))])
+        let rados = Arc::new(RadosKind::new(env, pools, Opener::this_process()));
+        Kinds { devices: DeviceKinds::new(vec![rados.clone()]), contents: Some(rados) }
     };
     #[cfg(not(feature = "librados"))]
     let kinds = {
         let _ = env;
-        DeviceKinds::default()
+        Kinds::default()
     };
     kinds
+}
+
+/// As [`all`], for a command that opens devices only.
+pub(crate) fn known(env: &Env) -> DeviceKinds {
+    all(env).devices
 }
 
 /// Releases the devices of `kinds`, whatever the outcome of the work on them. Its failure goes first.

@@ -205,6 +205,17 @@ pub(crate) struct NewFilesystem {
     pub(crate) mode: u16,
     /// Replace an existing one.
     pub(crate) force: bool,
+    /// Where the contents of files are kept.
+    pub(crate) contents: ContentsPlace,
+}
+
+/// Where the contents of files are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub(crate) enum ContentsPlace {
+    /// On the volume, with the names of the files
+    Volume,
+    /// In objects of their own, beside the image rados:POOL/IMAGE that has the names
+    Objects,
 }
 
 /// How to mount.

@@ -111,6 +111,8 @@ impl From<FsError> for WireError {
             | FsError::Newer(_)
             | FsError::NoFilesystem(_)
             | FsError::Foreign(_)
+            | FsError::ContentsElsewhere
+            | FsError::ContentsWithin
             | FsError::Ended => failed(Action::GiveUp, &error),
         }
     }

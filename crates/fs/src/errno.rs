@@ -36,6 +36,7 @@ pub fn of(error: &FsError) -> i32 {
         FsError::Deadlock => libc::EDEADLK,
         FsError::TooManyLocks => libc::ENOLCK,
         FsError::Ended | FsError::NoFilesystem(_) | FsError::Foreign(_) => libc::EIO,
+        FsError::ContentsElsewhere | FsError::ContentsWithin => libc::EIO,
         FsError::Store(failure) | FsError::Aborted(failure) => of_action(failure.action()),
     }
 }

@@ -83,6 +83,14 @@ pub enum FsError {
     /// Give up: the names lie in directory trees with quotas of their own.
     #[error("not from one quota to another")]
     CrossQuota,
+    /// Give up, or supply them: the contents of files are kept elsewhere.
+    #[error(
+        "the contents of its files are kept outside of the volume, and this program cannot reach them from here"
+    )]
+    ContentsElsewhere,
+    /// Give up: contents were supplied for a filesystem that has its own.
+    #[error("the contents of its files are kept on the volume, not outside of it")]
+    ContentsWithin,
     /// Use a newer program.
     #[error("the filesystem has format version {0}, which is newer than this program")]
     Newer(u16),

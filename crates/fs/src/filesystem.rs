@@ -446,6 +446,12 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// [`FsError::Invalid`] when some were never reserved, were returned before, or an inode has one.
     async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError>;
 
+    /// Whether [`Ledger::apply`] takes changes of bytes and sizes. Where contents are kept elsewhere, these are not in the
+    /// transaction.
+    fn applies_bytes(&self) -> bool {
+        true
+    }
+
     /// Applies events in their order: all of them in one transaction, or none.
     ///
     /// # Errors

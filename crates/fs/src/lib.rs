@@ -6,6 +6,7 @@
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
+//! - [`contents`]: contents of files that are kept outside of the filesystem;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
 //! - [`acl`]: access control lists; [`payload`]: bytes of writes;
 //! - [`local`]: files and directories in two partitions of a volume.
@@ -13,6 +14,7 @@
 pub mod acl;
 pub mod answer;
 pub mod attributes;
+pub mod contents;
 pub mod errno;
 pub mod error;
 pub mod event;
@@ -28,6 +30,7 @@ pub use local::check;
 
 pub use answer::{Answer, Lookup, Validity};
 pub use attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
+pub use contents::{Contents, ContentsKind};
 pub use error::{Action, Failure, FsError};
 pub use filesystem::{
     Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Node, Rename, Seek, SetXattr,

@@ -13,6 +13,7 @@ mod calls;
 pub mod check;
 mod content;
 mod effects;
+mod elsewhere;
 mod ended;
 mod events;
 mod extents;
@@ -21,6 +22,7 @@ mod growth;
 mod holdings;
 mod inner;
 mod keeper;
+mod leftovers;
 mod make;
 mod names;
 mod numbers;
@@ -57,7 +59,7 @@ use effects::Effects;
 pub use growth::{Growth, room, size};
 use holdings::Reservation;
 use inner::Inner;
-pub use make::{make, remove};
+pub use make::{is_elsewhere, make, make_elsewhere, remove};
 use op::Op;
 pub use options::{Atime, Format, Options};
 pub use quota::Quota;
@@ -352,8 +354,12 @@ impl Local {
         // The keeper may be in the middle of work that it took over: this waits for it.
         self.inner.finish_reservations().await?;
         self.inner.finish_freed().await?;
+        self.inner.finish_leftovers().await?;
         self.inner.flush_accesses().await?;
         self.inner.save_counts().await?;
+        if let Some(elsewhere) = &self.inner.elsewhere {
+            elsewhere.contents.settle().await?;
+        }
         self.inner.sync(None).await
     }
 

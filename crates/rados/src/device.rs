@@ -7,7 +7,7 @@
 mod open;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,7 +19,8 @@ use tokio::sync::Semaphore;
 
 use crate::ObjectError;
 use crate::fence::{Fence, LOCK};
-use crate::format::Header;
+use crate::files::FileObjects;
+use crate::format::{Header, files_prefix};
 use crate::object::{LockName, ObjectStoreRef};
 use crate::striped::{Names, Striped};
 
@@ -92,8 +93,8 @@ struct Shared {
     header_object: String,
     cookie: String,
     opening: Opening,
-    fence: Fence,
-    closed: AtomicBool,
+    /// Closed with the device.
+    fence: Arc<Fence>,
     /// Closed when nothing refers to the device any more.
     released: Arc<Semaphore>,
 }
@@ -106,7 +107,19 @@ impl RadosDevice {
 
     /// Whether it was closed; every request fails.
     pub fn is_closed(&self) -> bool {
-        self.shared.closed.load(Ordering::Acquire)
+        self.shared.fence.is_closed()
+    }
+
+    /// Contents of the files of a filesystem whose names lie on this device. They have the device's lock and its fence,
+    /// and end with it.
+    ///
+    /// # Errors
+    /// [`ObjectError::Invalid`] when the device's objects have no bytes.
+    pub fn files(&self, filesystem: &str) -> Result<FileObjects, ObjectError> {
+        let shared = &*self.shared;
+        let prefix = files_prefix(&shared.image, filesystem);
+        let (store, stripe) = (shared.store.clone(), shared.header.object_size);
+        FileObjects::new(store, &prefix, stripe, shared.fence.clone())
     }
 
     /// The number of openings for writing so far, this one included.
@@ -139,7 +152,7 @@ impl RadosDevice {
     /// The objects, if the device is open and not fenced.
     fn objects(&self) -> Result<Striped<'_>, ObjectError> {
         let shared = &*self.shared;
-        shared.admit()?;
+        shared.fence.admit()?;
         Ok(Striped {
             store: &*shared.store,
             fence: &shared.fence,
@@ -186,7 +199,7 @@ impl RadosDevice {
 
     fn error(&self, operation: Operation) -> impl FnOnce(ObjectError) -> DeviceError {
         let name = self.name();
-        let closed = self.shared.closed.load(Ordering::Acquire);
+        let closed = self.is_closed();
         move |error| match closed {
             true => DeviceError::Closed { device: name },
             false => error.of_device(&name, operation),
@@ -200,16 +213,8 @@ impl Shared {
         format!("{}/{}", self.store.name(), self.header_object)
     }
 
-    /// Admits a request to an open device that is not fenced.
-    fn admit(&self) -> Result<(), ObjectError> {
-        if self.closed.load(Ordering::Acquire) {
-            return Err(ObjectError::NotConnected { reason: "the device is closed".to_owned() });
-        }
-        self.fence.admit()
-    }
-
     async fn close(&self) -> Result<(), ObjectError> {
-        if self.closed.swap(true, Ordering::AcqRel) || self.fence.is_lost() {
+        if self.fence.close() || self.fence.is_lost() {
             return Ok(());
         }
         if self.opening == Opening::Unlocked {
@@ -241,9 +246,7 @@ impl Drop for Shared {
 
 impl Drop for RadosDevice {
     fn drop(&mut self) {
-        if self.shared.closed.load(Ordering::Acquire)
-            || tokio::runtime::Handle::try_current().is_err()
-        {
+        if self.is_closed() || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
         let shared = self.shared.clone();

@@ -39,6 +39,8 @@ const ATTEMPTS: usize = 16;
 pub struct Fence {
     epoch: u64,
     lost: AtomicBool,
+    /// The device is closed, whose fence it is.
+    closed: AtomicBool,
     /// A change ended without an answer, and may be made later.
     doubtful: AtomicBool,
     /// Numbers of the objects that are known to have this epoch.
@@ -51,6 +53,7 @@ impl Fence {
         Fence {
             epoch,
             lost: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             doubtful: AtomicBool::new(false),
             stamped: Mutex::new(HashSet::default()),
         }
@@ -71,11 +74,24 @@ impl Fence {
         self.doubtful.load(Ordering::Acquire)
     }
 
-    /// Admits a request, unless the fence is lost.
+    /// Admits no request from now on: the lock will be released.
+    pub(crate) fn close(&self) -> bool {
+        self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether it was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Admits a request, unless the fence is lost or closed.
     pub(crate) fn admit(&self) -> Result<(), ObjectError> {
-        match self.is_lost() {
-            true => Err(ObjectError::Fenced),
-            false => Ok(()),
+        match (self.is_closed(), self.is_lost()) {
+            (true, _) => {
+                Err(ObjectError::NotConnected { reason: "the device is closed".to_owned() })
+            }
+            (false, true) => Err(ObjectError::Fenced),
+            (false, false) => Ok(()),
         }
     }
 

@@ -3,11 +3,16 @@
 //! Sizes and times of files are kept elsewhere: a byte that was never written reads as zero, whether the file has it
 //! or not. Several clients may write with the same epoch, as the server of the namespace permits them; a client with
 //! an older epoch changes no object that one with a newer epoch has written.
+//!
+//! [`RadosDevice::files`](crate::RadosDevice::files) are those of a filesystem whose names lie on the device. They have the
+//! device's fence, and end with it. Their names begin with `IMAGE@FILESYSTEM`, which is the name of no image.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_fs::contents::{Space, Stored};
 
 use crate::ObjectError;
 use crate::fence::Fence;
@@ -93,16 +98,28 @@ impl FileObjects {
         self.truncate(inode, size, 0).await
     }
 
-    /// The inodes with objects, and how many each has. It lists the whole pool.
+    /// Has a range of a file read as zeros, and removes objects that lie in it. The range must end below 2⁶⁴.
+    ///
+    /// # Errors
+    /// As for [`FileObjects::write`].
+    pub async fn zero(&self, inode: u64, range: Range<u64>) -> Result<(), ObjectError> {
+        let len = range.end.saturating_sub(range.start);
+        self.file(inode).discard(range.start, len).await
+    }
+
+    /// What is stored of each inode that has objects. It lists the whole pool.
     ///
     /// # Errors
     /// Any [`ObjectError`] but [`ObjectError::NotFound`].
-    pub async fn list(&self) -> Result<BTreeMap<u64, u64>, ObjectError> {
+    pub async fn list(&self) -> Result<BTreeMap<u64, Stored>, ObjectError> {
         self.fence.admit()?;
-        let mut files = BTreeMap::new();
+        let mut files = BTreeMap::<u64, Stored>::new();
         for name in self.fence.learn(self.store.list().await)? {
-            if let Some((inode, _)) = stripe_number(&self.prefix, &name) {
-                *files.entry(inode).or_default() += 1;
+            if let Some((inode, stripe)) = stripe_number(&self.prefix, &name) {
+                let stored = files.entry(inode).or_default();
+                stored.objects += 1;
+                stored.last = stored.last.max(stripe.saturating_mul(self.stripe));
+                stored.end = stored.last.saturating_add(self.stripe);
             }
         }
         Ok(files)
@@ -115,6 +132,20 @@ impl FileObjects {
     pub async fn settle(&self) -> Result<(), ObjectError> {
         self.fence.admit()?;
         self.file(0).settle().await
+    }
+
+    /// How full the cluster is, for objects of this pool.
+    ///
+    /// # Errors
+    /// Any [`ObjectError`].
+    pub async fn space(&self) -> Result<Space, ObjectError> {
+        self.fence.admit()?;
+        self.fence.learn(self.store.space().await)
+    }
+
+    /// The pool, and what the names of the objects begin with.
+    pub(crate) fn shown(&self) -> String {
+        format!("{}/{}", self.store.name(), self.prefix)
     }
 
     fn check(&self, inode: u64, offset: u64, len: u64) -> Result<(), ObjectError> {

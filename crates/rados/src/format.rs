@@ -9,7 +9,7 @@
 //!
 //! An absent data object is zeros, and so are bytes behind an object's end. Each data object has the attribute
 //! [`EPOCH`]: the epoch of the opening that wrote it last, as 16 hexadecimal digits. Objects of contents of files have
-//! it too, named `PREFIX.INODE.STRIPE` in as many digits each.
+//! it too, named `IMAGE@FILESYSTEM.INODE.STRIPE` in as many digits each.
 
 use bytes::Bytes;
 use thalweg_store::checksum::crc32c;
@@ -194,6 +194,24 @@ pub(crate) fn stripe_number(prefix: &str, name: &str) -> Option<(u64, u64)> {
     Some((number(inode)?, number(stripe)?))
 }
 
+/// What the names of objects with contents of files begin with, for a filesystem on `image`. No image has such a name:
+/// `@` is no part of them.
+pub(crate) fn files_prefix(image: &str, filesystem: &str) -> String {
+    format!("{image}@{filesystem}")
+}
+
+/// Whether an object has contents of files of any filesystem on `image`.
+pub(crate) fn is_of_files(image: &str, name: &str) -> bool {
+    let of_files = name.strip_prefix(image).and_then(|rest| rest.strip_prefix('@'));
+    // A filesystem's name may have points too.
+    let numbers = of_files.and_then(|rest| rest.len().checked_sub("..".len() + 2 * 16));
+    let stripe = of_files.zip(numbers).and_then(|(rest, len)| {
+        let filesystem = rest.get(..len)?;
+        stripe_number(&files_prefix(image, filesystem), name)
+    });
+    stripe.is_some()
+}
+
 /// The value of [`EPOCH`]: 16 hexadecimal digits, which compare as texts like the numbers that they are of.
 pub(crate) fn epoch_value(epoch: u64) -> Bytes {
     format!("{epoch:016x}").into()
@@ -258,5 +276,12 @@ mod tests {
         assert_eq!(stripe_number("fs", &name), Some((7, 8)));
         assert_eq!(stripe_number("fs", "fs.7.8"), None);
         assert!(epoch_value(9) < epoch_value(10));
+        let name = stripe_name(&files_prefix("a.b", "f.s"), 7, 8);
+        assert_eq!(name, "a.b@f.s.0000000000000007.0000000000000008");
+        assert!(is_of_files("a.b", &name) && !is_of_files("a", &name));
+        assert!(!is_of_files("a.b", "a.b@fs.7.8") && !is_of_files("a.b", "a.b@"));
+        assert!(
+            !is_of_files("a.b", &header_name("a.b")) && !is_of_files("a.b", &data_name("a.b", 1))
+        );
     }
 }

@@ -1,10 +1,12 @@
 //! Devices by name: `rados:POOL/IMAGE`, or `rados:POOL/NAMESPACE/IMAGE`.
 
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashMap};
+use thalweg_fs::{Contents, ContentsKind, FsError};
 use thalweg_store::device::{Access, Device, DeviceError, DeviceKind, DeviceRef, Operation, kinds};
 
 use crate::ObjectError;
@@ -239,6 +241,21 @@ impl DeviceKind for RadosKind {
             }
         }
         outcome
+    }
+}
+
+#[async_trait]
+impl ContentsKind for RadosKind {
+    async fn beside(
+        &self,
+        device: &Path,
+        filesystem: &str,
+    ) -> Result<Option<Arc<dyn Contents>>, FsError> {
+        let Some((KIND, name)) = kinds::kind_of(device) else { return Ok(None) };
+        match self.own(name).await {
+            Some((device, _)) => Ok(Some(Arc::new(device.files(filesystem)?))),
+            None => Ok(None),
+        }
     }
 }
 

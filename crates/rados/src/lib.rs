@@ -4,6 +4,7 @@
 //! - [`device`]: [`RadosDevice`], a device of the store that is striped over objects;
 //! - [`kind`]: [`RadosKind`], which opens devices by their names `rados:POOL/IMAGE`;
 //! - [`files`]: [`FileObjects`], contents of files in objects named by inode and stripe;
+//! - `contents`: the same as a filesystem sees them;
 //! - [`fence`]: the exclusive lock, and the guard on every write; [`opener`]: the process that has the lock;
 //! - [`format`](mod@format): names and bytes of objects;
 //! - `librados`: the client of a real cluster, behind the feature of that name.
@@ -12,6 +13,7 @@
 //!
 //! Each lock is held alone, and none across a request.
 
+mod contents;
 pub mod device;
 mod error;
 pub mod fence;

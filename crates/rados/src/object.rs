@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_fs::contents::Space;
 
 use crate::ObjectError;
 
@@ -38,6 +39,9 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// The names of all objects. Every placement group answers for itself, with the map of the cluster that this
     /// client has, or a newer one.
     async fn list(&self) -> Result<Vec<String>, ObjectError>;
+
+    /// How full the cluster is, as objects of this pool count.
+    async fn space(&self) -> Result<Space, ObjectError>;
 
     /// Takes a lock on an object, which is made if it is absent. Other holders may have it too if all of them take it
     /// `shared`.

@@ -1,6 +1,7 @@
 //! Simulated disks in virtual time, crashes, faults and reference models for Thalweg.
 //!
 //! - [`runtime`]: runs a future in virtual time, as a function of a seed;
+//! - [`contents`]: contents of files in memory, which survive crashes;
 //! - [`content`]: the content of a simulated medium, sparse and cheap to clone; [`ramdisk`]: the same
 //!   as a device that takes no time;
 //! - [`hdd`], [`ssd`]: a hard disk and a solid-state drive with the timing of real ones;
@@ -29,6 +30,7 @@ pub mod busy;
 pub mod campaign;
 pub mod conformance;
 pub mod content;
+pub mod contents;
 pub mod crash;
 pub mod faults;
 pub mod files;

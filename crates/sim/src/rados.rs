@@ -36,6 +36,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::{Env, Rng, Task, Time, watch};
+use thalweg_fs::contents::Space;
 use thalweg_store::device::DeviceRef;
 use tokio::sync::mpsc;
 
@@ -144,6 +145,17 @@ struct ClusterState {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("servers", &self.servers.len()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// What the drives of all servers have, for one copy of each object.
+    fn space(&self) -> Space {
+        let spec = &self.spec;
+        let size = spec.filesystem.size * spec.servers as u64 / spec.copies as u64;
+        let state = self.state.lock();
+        let used: u64 = state.objects.values().map(Object::size).sum();
+        Space { size, free: if state.full { 0 } else { size.saturating_sub(used) } }
     }
 }
 

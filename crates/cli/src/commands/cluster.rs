@@ -4,7 +4,7 @@ mod caps;
 mod selftest;
 mod status;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,28 +12,33 @@ use clap::{ArgGroup, Args, Subcommand};
 use thalweg_cluster::client::address::PORT;
 use thalweg_env::Env;
 use thalweg_net::keys::Access;
+use thalweg_store::device::kinds::kind_of;
 use thalweg_store::open::VolumePath;
+use thalweg_store::pool::PoolError;
 
 use super::ask::ask;
 use super::key::{self, KeysFolder, Span};
 use super::volume::create::{self, Create as CreateVolume};
+use super::volume::in_place;
 use crate::daemon::network::Network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::daemon::shared_files::SharedFiles;
 use crate::daemon::standby::Standby;
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::output;
 use crate::progress;
-use crate::request::{Answer, NewFilesystem, Request, unexpected_answer};
+use crate::request::{Answer, ContentsPlace, NewFilesystem, Request, unexpected_answer};
 use crate::size::Size;
 use crate::target::Target;
 use crate::volume::{files, opened::Opened};
 
 /// Share a filesystem with other machines
 ///
-/// On the server: `thalweg cluster create FOLDER --size SIZE` makes a filesystem, or prepares an existing one;
+/// On the server: `thalweg cluster create FOLDER --size SIZE` (on a Ceph cluster, `thalweg cluster create rados:POOL/IMAGE`)
+/// makes a filesystem, or prepares an existing one;
 /// `thalweg cluster serve FOLDER` serves it; `thalweg cluster client add NAME --path PATH --rw` prints a token. On a client:
 /// `thalweg mount SERVER:/PATH DIRECTORY --token TOKEN`, and from then on without the token.
 #[derive(Debug, Subcommand)]
@@ -52,16 +57,26 @@ pub(crate) enum ClusterCommand {
 /// Make a filesystem to be shared, on a new volume or an existing one
 ///
 /// A filesystem that is there stays as it is. The server's key is made if this user has none.
+///
+/// On a Ceph cluster, the filesystem lies on an image, which is made if it is missing: names, sizes and times of files.
+/// The contents of files are objects beside it.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     #[command(flatten)]
     keys: KeysFolder,
-    /// The volume's folder
+    /// The volume's folder, or an image rados:POOL/IMAGE
     folder: PathBuf,
-    /// Make the volume first, of this size; its files take the space that is used
+    /// Make the volume first, of this size; its files take the space that is used [default for an image: 64G]
     #[arg(long, value_name = "SIZE")]
     size: Option<Size>,
+    /// Where to keep the contents of files of a new filesystem: on the volume, or in objects of their own beside an image
+    /// [default for an image: objects]
+    #[arg(long, value_name = "PLACE", hide_possible_values = true)]
+    contents: Option<ContentsPlace>,
 }
+
+/// The size of an image for names, where none is given. It takes the space that is used.
+const IMAGE: Size = Size(64 << 30);
 
 /// Serve a filesystem to clients on other machines
 ///
@@ -164,9 +179,18 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
 }
 
 async fn create(env: &Env, args: Create) -> Outcome<()> {
-    let Create { keys, folder, size } = args;
+    let Create { keys, folder, size, contents } = args;
     let shown = folder.display().to_string();
-    match (VolumePath::find(&folder).is_ok(), size) {
+    let is_image = kind_of(&folder).is_some();
+    if contents == Some(ContentsPlace::Objects) && !is_image {
+        return Err(files::no_objects(&folder));
+    }
+    let usual = if is_image { ContentsPlace::Objects } else { ContentsPlace::Volume };
+    match (is_volume(env, &folder).await?, size) {
+        (false, size) if is_image => {
+            let new = in_place::New::default();
+            in_place::create(env, &folder, Some(size.unwrap_or(IMAGE)), &new, false).await?;
+        }
         (false, Some(size)) => {
             let plain = CreateVolume::plain(&folder, size)?;
             create::create(env, &plain, &*progress::for_user(false)).await?;
@@ -182,23 +206,53 @@ async fn create(env: &Env, args: Create) -> Outcome<()> {
         (true, None) => {}
     }
     let target = Target::volume(&shown)?;
-    make_if_absent(env, &target).await?;
+    make_if_absent(env, &target, contents, usual).await?;
     let home = keys.home();
     home.own_key(env)?;
     println!("{shown} can be served: thalweg cluster serve {shown}");
     Ok(())
 }
 
-/// Makes a filesystem, unless there is one.
-async fn make_if_absent(env: &Env, target: &Target) -> Outcome<()> {
+/// Whether there is a volume, or an image with one.
+async fn is_volume(env: &Env, place: &Path) -> Outcome<bool> {
+    let kinds = devices::known(env);
+    let exists = async {
+        match kinds.find(place).map_err(PoolError::from)? {
+            Some((kind, name)) => Ok(kind.exists(name).await.map_err(PoolError::from)?),
+            None => Ok(VolumePath::find(place).is_ok()),
+        }
+    };
+    let exists = exists.await;
+    devices::close(&kinds, exists).await
+}
+
+/// Makes a filesystem, unless there is one. That one has the contents of its files where they were asked for.
+async fn make_if_absent(
+    env: &Env,
+    target: &Target,
+    asked: Option<ContentsPlace>,
+    usual: ContentsPlace,
+) -> Outcome<()> {
     let volume = Opened::open(env, target).await?;
     let made = async {
-        if files::room(&volume).await?.is_some() {
-            return Ok(());
+        if let Some(has_objects) = files::has_objects(env, &volume).await? {
+            let (found, place) = match has_objects {
+                true => (ContentsPlace::Objects, "in objects"),
+                false => (ContentsPlace::Volume, "on the volume"),
+            };
+            return match asked {
+                Some(asked) if asked != found => Err(Failure::new(format!(
+                    "{} has a filesystem already, which keeps the contents of its files {place}",
+                    target.place().display()
+                ))
+                .help("leave --contents out to use it; thalweg mkfs --force replaces it, which loses its files")),
+                _ => Ok(()),
+            };
         }
         // SAFETY: the calls only read the process's identity and cannot fail.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-        let new = NewFilesystem { uid, gid, mode: 0o755, force: false };
+        let contents = asked.unwrap_or(usual);
+        let new = NewFilesystem { uid, gid, mode: 0o755, force: false, contents };
         files::make(env, &volume, &new).await
     };
     let made = made.await;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use thalweg_env::Env;
-use thalweg_fs::check::{How, LostRange, Report};
+use thalweg_fs::check::{EmptyFile, How, LostRange, Report};
 
 use super::ask::ask;
 use crate::control::Client;
@@ -25,6 +25,10 @@ const LEFT: u8 = 4;
 /// or served, except read-only. A snapshot, FOLDER@SNAPSHOT, can be checked while its volume is in use; the
 /// store below is then not scrubbed. Without -y or -a no byte changes: a journal or a log is replayed in
 /// memory. With them, a journal that is damaged in the middle is replayed up to the damage.
+///
+/// Where the contents of files are objects of their own, they are compared with the files. Objects that belong to no file,
+/// or lie behind the end of one, are what a server leaves that was killed; -y removes them. A file of which nothing is
+/// stored is listed, and is no damage.
 ///
 /// If blocks of a file cannot be found again, a repair records which bytes of it are lost. Reads of them
 /// fail, and every check lists them, until they are written anew or the file is deleted.
@@ -204,6 +208,16 @@ fn show_files(report: &Report, target: &Target) {
         "{}: {} inodes, {} of them directories; {} names; {} blocks in {} extents",
         target.name, report.inodes, report.directories, report.names, report.blocks, report.extents
     );
+    if let Some(contents) = &report.contents {
+        println!("{}: the contents of files are {} objects", target.name, contents.objects);
+        for EmptyFile { ino, path, size } in &contents.empty {
+            println!(
+                "{}: nothing is stored of its {size} bytes (inode {ino}), which read as zeros; that is no damage if they \
+                 were never written",
+                check::path(path).as_deref().unwrap_or("a file without a name"),
+            );
+        }
+    }
     if !report.lost.is_empty() {
         println!(
             "Reads of what is lost fail. Write these files anew, from a backup, or delete them; until \

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use thalweg_env::Env;
+use thalweg_store::device::kinds::kind_of;
 use thalweg_store::open::VolumePath;
 
 use super::ask::ask;
@@ -11,15 +12,19 @@ use super::volume::create::{self, Create};
 use super::volume::in_place;
 use crate::failure::{Failure, Outcome};
 use crate::progress;
-use crate::request::{NewFilesystem, Request};
+use crate::request::{ContentsPlace, NewFilesystem, Request};
 use crate::size::Size;
 use crate::target::Target;
+use crate::volume::files;
 
 /// Make a filesystem on a volume
 ///
 /// On a device, in a file or on an image in a pool of a Ceph cluster, this makes an in-place volume with a
 /// journal, and the filesystem on it. A new file or image is made with --in-place and a size. With a link mkfs.thalweg to this program in /sbin, mkfs(8) knows
 /// the type thalweg.
+///
+/// With --contents objects, the image has the names, sizes and times of files, and their bytes are objects of the same
+/// pool. Transactions (thalweg tx) cannot change the bytes of such files, and fallocate sets no space aside.
 ///
 /// On a chained volume, which is a folder, the filesystem takes the largest free range of the volume;
 /// key-value stores may lie beside it. With --size, a missing volume is made first, with the defaults of
@@ -39,6 +44,9 @@ pub(crate) struct Mkfs {
     /// The same as --volume-size
     #[arg(long = "size", value_name = "SIZE", group = "sizes")]
     volume_size: Option<Size>,
+    /// Where to keep the contents of files: on the volume, or in objects of their own beside an image rados:POOL/IMAGE
+    #[arg(long, value_name = "PLACE", default_value = "volume", hide_possible_values = true)]
+    contents: ContentsPlace,
     /// Replace an existing filesystem; its files are lost
     #[arg(short, short_alias = 'F', long)]
     force: bool,
@@ -66,6 +74,9 @@ fn mode(text: &str) -> Result<u16, String> {
 
 pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
     let place = Path::new(&args.volume);
+    if args.contents == ContentsPlace::Objects && kind_of(place).is_none() {
+        return Err(files::no_objects(place));
+    }
     let is_device = matches!(VolumePath::find(place), Ok(VolumePath::Device(_)));
     let target = match args.in_place || is_device {
         true => in_place(env, place, &args).await?,
@@ -74,7 +85,8 @@ pub(crate) async fn run(env: &Env, args: Mkfs) -> Outcome<()> {
     // SAFETY: the calls only read the process's identity and cannot fail.
     let caller = || unsafe { (libc::geteuid(), libc::getegid()) };
     let (uid, gid) = args.root_owner.unwrap_or_else(caller);
-    let new = NewFilesystem { uid, gid, mode: args.root_mode, force: args.force };
+    let (mode, force, contents) = (args.root_mode, args.force, args.contents);
+    let new = NewFilesystem { uid, gid, mode, force, contents };
     ask(env, &target, Request::MakeFilesystem(new), false).await?;
     if !args.quiet {
         println!("made a filesystem on {}", target.place().display());

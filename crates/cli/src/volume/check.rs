@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use thalweg_env::Env;
-use thalweg_fs::check::{self, Damage, Finding, LostRange, Report};
+use thalweg_fs::check::{self, Damage, EmptyFile, Finding, LostRange, Report};
 use thalweg_store::inplace::Mend;
 
 use super::files;
@@ -116,6 +116,8 @@ impl Checked {
             "extents": report.extents,
             "blocks": report.blocks,
             "unfinished": report.unfinished,
+            "objects": report.contents.as_ref().map(|contents| contents.objects),
+            "empty": report.contents.as_ref().map(|contents| empty_files(&contents.empty)),
         })
     }
 }
@@ -177,6 +179,11 @@ pub(crate) async fn check_snapshot(
         unchecked: None,
     };
     Ok(checked.as_json())
+}
+
+fn empty_files(empty: &[EmptyFile]) -> Vec<serde_json::Value> {
+    let file = |EmptyFile { ino, path, size }: &EmptyFile| serde_json::json!({ "path": self::path(path), "inode": ino, "size": size });
+    empty.iter().map(file).collect()
 }
 
 /// The next step for damage that a check has left.

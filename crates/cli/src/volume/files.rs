@@ -1,18 +1,20 @@
 //! The filesystem of one open volume.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use thalweg_env::Env;
 use thalweg_fs::check;
+use thalweg_fs::contents::{self, Contents};
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fs::{Action, Filesystem, FsError};
 use thalweg_store::txn::{Begin, Durability, Retry, Transact, TxnError};
 
 use super::opened::Opened;
 use crate::failure::{Failure, Outcome};
-use crate::request::NewFilesystem;
 use crate::request::mount_options::MountOptions;
 use crate::request::sizes::{Grown, Room};
+use crate::request::{ContentsPlace, NewFilesystem};
 
 /// The filesystem of one open volume.
 #[derive(Debug)]
@@ -55,14 +57,74 @@ fn transact_on(env: &Env, volume: &Opened, snapshot: Option<&str>) -> Outcome<Ar
 
 /// Makes an empty filesystem on a volume.
 pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Outcome<()> {
-    let volume = transact(volume);
     let format = Format { mode: new.mode, uid: new.uid, gid: new.gid, ..Format::default() };
-    match local::make(env, &volume, &format).await {
+    let beside = volume.contents(&format.name).await?;
+    let contents = match new.contents {
+        ContentsPlace::Volume => None,
+        ContentsPlace::Objects => {
+            Some(beside.as_deref().ok_or_else(|| no_objects(volume.target.place()))?)
+        }
+    };
+    let volume = transact(volume);
+    let make = async || match contents {
+        Some(contents) => local::make_elsewhere(env, &volume, &format, contents).await,
+        None => local::make(env, &volume, &format).await,
+    };
+    match make().await {
         Err(FsError::Exists) if new.force => {
             local::remove(env, &volume, &format.name).await?;
-            Ok(local::make(env, &volume, &format).await?)
+            make().await?;
         }
-        made => Ok(made?),
+        made => made?,
+    }
+    match beside {
+        // Those of the filesystem that this one replaces.
+        Some(contents) if new.force => Ok(contents::empty(&*contents).await?),
+        _ => Ok(()),
+    }
+}
+
+/// The failure for a place beside which there are no objects.
+pub(crate) fn no_objects(place: &Path) -> Failure {
+    let message =
+        format!("{} is no image, so the contents of files cannot be objects", place.display());
+    Failure::new(message).help("name an image, rados:POOL/IMAGE, or leave out --contents objects")
+}
+
+/// Whether the files of a volume's filesystem have their contents in objects; `None` without a filesystem.
+pub(crate) async fn has_objects(env: &Env, volume: &Opened) -> Outcome<Option<bool>> {
+    match local::is_elsewhere(env, &transact(volume), &Format::default().name).await {
+        Err(FsError::NoFilesystem(_) | FsError::Foreign(_)) => Ok(None),
+        found => Ok(Some(found?)),
+    }
+}
+
+/// The contents of the files of a volume's filesystem, if they are kept elsewhere.
+async fn contents_of(
+    env: &Env,
+    volume: &Opened,
+    transact: &Arc<dyn Transact>,
+) -> Outcome<Option<Arc<dyn Contents>>> {
+    let name = Format::default().name;
+    match local::is_elsewhere(env, transact, &name).await? {
+        true => volume.contents(&name).await,
+        false => Ok(None),
+    }
+}
+
+/// The same for a check, which may find the filesystem damaged so that it does not say.
+async fn contents_to_check(env: &Env, volume: &Opened) -> Outcome<Option<Arc<dyn Contents>>> {
+    let name = Format::default().name;
+    match local::is_elsewhere(env, &transact(volume), &name).await {
+        Ok(false) => return Ok(None),
+        Ok(true) => return volume.contents(&name).await,
+        Err(FsError::Damaged(_)) => {}
+        Err(error) if error.is_damage_below() => {}
+        Err(error) => return Err(error.into()),
+    }
+    match volume.contents(&name).await? {
+        Some(contents) if !contents.list().await?.is_empty() => Ok(Some(contents)),
+        _ => Ok(None),
     }
 }
 
@@ -70,7 +132,9 @@ pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Out
 pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Grown> {
     let name = Format::default().name;
     let options = local::Options::default();
-    let local = Local::open(env, transact(volume), &name, options).await?;
+    let transact = transact(volume);
+    let contents = contents_of(env, volume, &transact).await?;
+    let local = Local::open_with(env, transact, &name, options, contents).await?;
     let grown = local.grow(None).await;
     local.close().await?;
     Ok(grown?.into())
@@ -89,7 +153,9 @@ pub(crate) async fn room(volume: &Opened) -> Outcome<Option<Room>> {
 
 /// Checks the filesystem of a volume that no other process has open.
 pub(crate) async fn check(env: &Env, volume: &Opened, how: check::How) -> Outcome<check::Report> {
-    Ok(check::check(env, transact(volume), &Format::default().name, how).await?)
+    let contents = contents_to_check(env, volume).await?;
+    let name = Format::default().name;
+    Ok(check::check_with(env, transact(volume), &name, how, contents).await?)
 }
 
 /// Checks a snapshot's filesystem on a thread of its own, since the volume is served meanwhile.
@@ -118,9 +184,12 @@ impl Files {
         options: &MountOptions,
     ) -> Outcome<Files> {
         volume.keep_journal(&options.journal)?;
-        let volume = transact_on(env, volume, snapshot)?;
+        let transact = transact_on(env, volume, snapshot)?;
         let name = Format::default().name;
-        let local = Local::open(env, volume.clone(), &name, options.for_files()).await?;
+        let contents = contents_of(env, volume, &transact).await?;
+        let volume = transact;
+        let options = options.for_files();
+        let local = Local::open_with(env, volume.clone(), &name, options, contents).await?;
         let files = Files { local, volume };
         files.end_sessions().await?;
         Ok(files)
@@ -128,9 +197,12 @@ impl Files {
 
     /// Opens the filesystem of a volume for a server of it.
     pub(crate) async fn open_served(env: &Env, volume: &Opened) -> Outcome<Files> {
-        let volume = transact(volume);
+        let transact = transact(volume);
+        let contents = contents_of(env, volume, &transact).await?;
+        let volume = transact;
         let options = local::Options { keep_orphans: true, ..local::Options::default() };
-        let local = Local::open(env, volume.clone(), &Format::default().name, options).await?;
+        let name = Format::default().name;
+        let local = Local::open_with(env, volume.clone(), &name, options, contents).await?;
         Ok(Files { local, volume })
     }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use thalweg_env::Env;
+use thalweg_fs::Contents;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::ChainError;
+use thalweg_store::device::Access;
 use thalweg_store::device::kinds::kind_of;
-use thalweg_store::device::{Access, DeviceKinds};
 use thalweg_store::inplace::{self, InPlaceError};
 use thalweg_store::open::{AnyVolume, InPlaceVolume, OpenError, Options};
 use thalweg_store::pool::{ExtendRequest, MemberState, Pool, PoolError, ShrinkRequest};
@@ -16,7 +17,7 @@ use thalweg_store::txn::{Transact, TransactionManager};
 use thalweg_store::volume::{StoreVolume, VolumeRef};
 
 use super::numbers::{Numbers, Part, StoreNumbers};
-use crate::devices;
+use crate::devices::{self, Kinds};
 use crate::failure::{Failure, Outcome};
 use crate::progress::{Report, share_done};
 use crate::request::Change;
@@ -34,7 +35,7 @@ pub(crate) struct Opened {
     pub(crate) target: Target,
     pub(super) store: AnyVolume,
     /// What opened its devices.
-    kinds: DeviceKinds,
+    kinds: Kinds,
     /// Held during changes of the volume's devices, size and snapshots.
     changes: tokio::sync::Mutex<()>,
 }
@@ -87,14 +88,14 @@ impl Opened {
     ) -> Outcome<Opened> {
         let mut waits = Some(waits);
         loop {
-            let kinds = devices::known(env);
-            let options = Options { kinds: kinds.clone(), ..Options::default() };
+            let kinds = devices::all(env);
+            let options = Options { kinds: kinds.devices.clone(), ..Options::default() };
             match AnyVolume::open(env, &target.place, &options).await {
                 Err(error) if error.is_locked() => {
                     if let Some(waits) = waits.take() {
                         waits(&Failure::of(&error));
                     }
-                    let _ = kinds.close().await;
+                    let _ = kinds.devices.close().await;
                     env.sleep(LOOK_AGAIN).await;
                 }
                 opened => return Opened::finish(target, kinds, opened).await,
@@ -103,15 +104,15 @@ impl Opened {
     }
 
     async fn with(env: &Env, target: &Target, options: &Options) -> Outcome<Opened> {
-        let kinds = devices::known(env);
-        let options = Options { kinds: kinds.clone(), ..options.clone() };
+        let kinds = devices::all(env);
+        let options = Options { kinds: kinds.devices.clone(), ..options.clone() };
         let opened = AnyVolume::open(env, &target.place, &options).await;
         Opened::finish(target, kinds, opened).await
     }
 
     async fn finish(
         target: &Target,
-        kinds: DeviceKinds,
+        kinds: Kinds,
         opened: Result<AnyVolume, OpenError>,
     ) -> Outcome<Opened> {
         let opened = opened.map_err(|error| match &error {
@@ -124,7 +125,7 @@ impl Opened {
         });
         let store = match opened {
             Ok(store) => store,
-            failed => devices::close(&kinds, failed).await?,
+            failed => devices::close(&kinds.devices, failed).await?,
         };
         match &store {
             AnyVolume::Chained(pool) => {
@@ -136,6 +137,11 @@ impl Opened {
         }
         let changes = tokio::sync::Mutex::default();
         Ok(Opened { target: target.clone(), store, kinds, changes })
+    }
+
+    /// The contents of the files of a filesystem beside the volume's device; `None` where there can be none.
+    pub(crate) async fn contents(&self, filesystem: &str) -> Outcome<Option<Arc<dyn Contents>>> {
+        self.kinds.contents(self.target.place(), filesystem).await
     }
 
     /// Whether it is open read-only.
@@ -369,7 +375,7 @@ impl Opened {
     /// Makes everything durable, stops the volume, and releases its images.
     pub(crate) async fn close(&self) -> Outcome<()> {
         let closed = self.store.close().await.map_err(Failure::from);
-        devices::close(&self.kinds, closed).await
+        devices::close(&self.kinds.devices, closed).await
     }
 
     /// The volume's size in bytes.

@@ -1,5 +1,7 @@
 //! Volumes on a real Ceph cluster.
 
+mod shared;
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -82,6 +84,7 @@ fn on_a_real_cluster() {
     killed_mounts_lose_nothing(&in_place);
     good(&mut in_place.thalweg(&["resize", &in_place.volume, "80M"]));
     images_are_destroyed(&in_place);
+    shared::contents_are_objects(&mini);
     errors_are_clear(&mini);
 }
 

@@ -69,6 +69,7 @@ impl Filesystem for Local {
         if change.accessed.is_some() && self.within.is_none() {
             self.inner.drop_access(ino.0);
         }
+        let _alone = self.prepare_size(ino, change.size).await?;
         let set = self
             .change(async |txn| {
                 let mut op = self.op(&txn);
@@ -166,6 +167,9 @@ impl Filesystem for Local {
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+        if let Some(elsewhere) = &self.inner.elsewhere {
+            return self.read_elsewhere(elsewhere, ino, offset, len).await;
+        }
         self.look(async |txn| {
             let mut op = self.op(&txn);
             let buffers = op.read(ino.0, offset, len).await?;
@@ -182,6 +186,9 @@ impl Filesystem for Local {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
+        if let Some(elsewhere) = self.elsewhere_to_change()? {
+            return self.write_elsewhere(elsewhere, ino, at, data, how).await;
+        }
         let durable = match how.sync {
             true => Durability::Synced,
             false => Durability::Visible,
@@ -223,13 +230,16 @@ impl Filesystem for Local {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
-        if let Some(unrecorded) = self.unrecorded() {
-            unrecorded.allocate(ino, offset, len, how).await?;
-            return self.record(0, Durability::Visible).await;
-        }
         let end = offset.checked_add(len).ok_or(FsError::FileTooLarge)?;
         if len == 0 {
             return Err(FsError::Invalid("nothing is to be allocated"));
+        }
+        if let Some(elsewhere) = self.elsewhere_to_change()? {
+            return self.allocate_elsewhere(elsewhere, ino, (offset, end), how).await;
+        }
+        if let Some(unrecorded) = self.unrecorded() {
+            unrecorded.allocate(ino, offset, len, how).await?;
+            return self.record(0, Durability::Visible).await;
         }
         match how {
             Allocation::Punch => {
@@ -341,12 +351,18 @@ impl Filesystem for Local {
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
         let used = self.inner.inodes();
-        // The table of reservations is no file's.
-        let table = u64::from(self.inner.table.get().is_some());
+        let (blocks, free) = match &self.inner.elsewhere {
+            Some(elsewhere) => self.inner.blocks_elsewhere(elsewhere).await?,
+            None => {
+                // The table of reservations is no file's.
+                let table = u64::from(self.inner.table.get().is_some());
+                (self.inner.area.blocks() - table, self.inner.space.free())
+            }
+        };
         Ok(Statistics {
             block: BLOCK as u32,
-            blocks: self.inner.area.blocks() - table,
-            free: self.inner.space.free(),
+            blocks,
+            free,
             inodes: (used, used.max(self.inner.max_inodes.load(Ordering::Relaxed))),
         })
     }

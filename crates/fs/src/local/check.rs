@@ -8,6 +8,7 @@
 //!
 //! No other process may have the filesystem open.
 
+mod contents;
 mod damage;
 mod lost;
 mod repair;
@@ -22,8 +23,10 @@ use thalweg_env::Env;
 use thalweg_store::txn::Transact;
 
 use super::inner::{Found, Inner};
+use super::make::elsewhere;
 use super::options::Options;
 use super::space::Space;
+use crate::contents::Contents;
 use crate::error::FsError;
 pub use damage::Damage;
 use damage::Stage;
@@ -75,6 +78,27 @@ pub struct LostRange {
     pub bytes: Range<u64>,
 }
 
+/// A file with a size of which nothing is stored, where contents are kept elsewhere. It reads as zeros: it may never
+/// have been written, or its content may be lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EmptyFile {
+    /// The file.
+    pub ino: u64,
+    /// Its path, when a name leads to it.
+    pub path: Option<Bytes>,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// What a check found of contents that are kept elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContentsReport {
+    /// Objects of all files.
+    pub objects: u64,
+    /// Files of which nothing is stored. This is no damage.
+    pub empty: Vec<EmptyFile>,
+}
+
 /// What a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -95,6 +119,8 @@ pub struct Report {
     /// Pending work, which is no damage: inodes that a crash or an open handle has left without names or
     /// with blocks behind their ends, and runs of blocks to free.
     pub unfinished: u64,
+    /// The contents of files, if they are kept elsewhere.
+    pub contents: Option<ContentsReport>,
 }
 
 impl Report {
@@ -122,11 +148,28 @@ pub async fn check(
     name: &str,
     how: How,
 ) -> Result<Report, FsError> {
+    check_with(env, volume, name, how, None).await
+}
+
+/// Checks the filesystem of that name with the contents of its files, if they are kept elsewhere. If its superblock is
+/// lost, a repair makes one according to whether there are contents.
+///
+/// # Errors
+/// As [`check`]; [`FsError::ContentsElsewhere`], [`FsError::ContentsWithin`], and those of the contents.
+pub async fn check_with(
+    env: &Env,
+    volume: Arc<dyn Transact>,
+    name: &str,
+    how: How,
+    contents: Option<Arc<dyn Contents>>,
+) -> Result<Report, FsError> {
     let (mut findings, mut rounds) = (Vec::new(), 0..ROUNDS);
     let mut missing = Missing::default();
     loop {
-        let parts = salvage::find(env, &volume, name, how, (&mut findings, &mut missing)).await?;
+        let so_far = (&mut findings, &mut missing);
+        let parts = salvage::find(env, &volume, name, how, contents.is_some(), so_far).await?;
         let Some(parts) = parts else { return Ok(Report { findings, ..Report::default() }) };
+        let elsewhere = elsewhere(&parts.record, contents.clone())?;
         let found = Found {
             tree: parts.tree,
             area: parts.area,
@@ -137,6 +180,7 @@ pub async fn check(
             inodes: 0,
             max_inodes: parts.max_inodes,
             copies: parts.copies,
+            elsewhere,
         };
         let inner = Inner::new(env, volume.clone(), found, Options::default());
         let so_far = (&mut findings, &mut missing);

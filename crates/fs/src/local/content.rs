@@ -298,7 +298,7 @@ impl Op<'_> {
     }
 
     /// The content of a file has changed: its record becomes that of now.
-    fn touch_file(&mut self, ino: u64, mut record: InodeRecord) {
+    pub(super) fn touch_file(&mut self, ino: u64, mut record: InodeRecord) {
         self.touch_content(ino, &mut record);
         self.set_inode(ino, record);
         self.note_content(ino);
@@ -378,6 +378,9 @@ impl Op<'_> {
     ) -> Result<(), FsError> {
         if size > MAX_FILE {
             return Err(FsError::FileTooLarge);
+        }
+        if self.inner.elsewhere.is_some() {
+            return self.set_size_elsewhere(ino, record, size).await;
         }
         let before = record.size.get();
         if size > before {
@@ -587,6 +590,10 @@ impl Op<'_> {
         let size = self.file(ino).await?.size.get();
         if offset >= size {
             return Err(FsError::NothingThere);
+        }
+        if self.inner.elsewhere.is_some() {
+            // Where the holes are is not known here.
+            return Ok(if what == Seek::Data { offset } else { size });
         }
         let mut at = offset / BLOCK;
         loop {

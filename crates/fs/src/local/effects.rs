@@ -24,6 +24,10 @@ pub(super) struct Effects {
     pub(super) orphans: Vec<u64>,
     /// Whether blocks are recorded as to be freed.
     pub(super) freed: bool,
+    /// Whether contents elsewhere are recorded as to be removed.
+    pub(super) removed: bool,
+    /// Files that became shorter and have contents elsewhere.
+    pub(super) cuts: Vec<u64>,
     /// The call was recorded: its time and its outcome.
     pub(super) recorded: Option<(Timestamp, u64)>,
 }
@@ -51,6 +55,8 @@ impl Effects {
         self.count += later.count;
         self.orphans.extend(later.orphans);
         self.freed |= later.freed;
+        self.removed |= later.removed;
+        self.cuts.extend(later.cuts);
         self.recorded = later.recorded.or(self.recorded);
     }
 }

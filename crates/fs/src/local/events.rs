@@ -15,7 +15,14 @@ use crate::filesystem::WriteAt;
 
 impl Local {
     /// [`Ledger::apply`](crate::Ledger::apply).
+    ///
+    /// # Errors
+    /// [`FsError::NotSupported`] for a change of bytes or of a size where contents are kept elsewhere: these do not change
+    /// together with the names.
     pub(super) async fn apply_all(&self, events: &[Event]) -> Result<(), FsError> {
+        if self.inner.elsewhere.is_some() && events.iter().any(|event| changes_bytes(&event.deed)) {
+            return Err(FsError::NotSupported);
+        }
         self.change(async |txn| {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
@@ -36,12 +43,7 @@ impl Local {
         let mut op = self.op(txn);
         let (recorder, now) = (op.recorder.take(), op.now);
         for Event { time, deed } in events {
-            let changes_bytes = match deed {
-                Deed::Write { .. } => true,
-                Deed::SetAttributes { change, .. } => change.size.is_some(),
-                Deed::Create { .. } => false,
-            };
-            if changes_bytes && !written.insert(deed.ino()) {
+            if changes_bytes(deed) && !written.insert(deed.ino()) {
                 effects.add(op.finish().await?);
                 op = self.op(txn);
                 op.recorder = None;
@@ -58,6 +60,14 @@ impl Local {
         (op.recorder, op.now) = (recorder, now);
         effects.add(op.finish().await?);
         Ok(effects)
+    }
+}
+
+fn changes_bytes(deed: &Deed) -> bool {
+    match deed {
+        Deed::Write { .. } => true,
+        Deed::SetAttributes { change, .. } => change.size.is_some(),
+        Deed::Create { .. } => false,
     }
 }
 

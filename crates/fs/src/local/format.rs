@@ -18,6 +18,7 @@
 //! 0     | Reservations               the block of the data with the table of reservations
 //! 0     | Session | number           what a server has written down of a client's session
 //! 0     | Session | number | slot    number and outcome of the last call of a slot
+//! 0     | Removed | inode           its stored reach: the content, kept elsewhere, is to be removed
 //! ```
 //!
 //! `NAME.data` begins with bitmap pages ([`BitmapHeader`]), with one bit for each block behind them that is
@@ -54,12 +55,17 @@ use crate::attributes::{Kind, Timestamp};
 use crate::error::FsError;
 
 /// The newest version of a filesystem that is known here; one with a higher version is not opened.
-pub const FORMAT_VERSION: u16 = LOST_VERSION;
+pub const FORMAT_VERSION: u16 = ELSEWHERE_VERSION;
 /// The version that a filesystem is made with.
 pub const FIRST_VERSION: u16 = 1;
 /// The version of a filesystem in which extents may be [lost](Extent::is_lost). A repair raises it when
 /// it records the first one.
 pub const LOST_VERSION: u16 = 2;
+/// The version that a filesystem is made with whose files have their contents [elsewhere](ELSEWHERE).
+pub const ELSEWHERE_VERSION: u16 = 3;
+/// Flag of a superblock: the contents of files are kept elsewhere. There are no extents then, and the blocks of a
+/// file are those that its size has.
+pub const ELSEWHERE: u8 = 1;
 /// Version of a page of bits.
 pub const BITMAP_VERSION: u16 = 1;
 /// First bytes of the superblock.
@@ -125,13 +131,15 @@ pub enum Tag {
     Reservations = 23,
     /// Of the filesystem: a session of a client of its server.
     Session = 24,
+    /// Of the filesystem: a removed file whose content is kept elsewhere.
+    Removed = 25,
 }
 
 /// All tags.
 #[rustfmt::skip]
-const TAGS: [Tag; 14] = [
+const TAGS: [Tag; 15] = [
     Tag::Inode, Tag::Target, Tag::Xattr, Tag::Entry, Tag::Extent, Tag::Super, Tag::Numbers, Tag::Counts, Tag::Orphan,
-    Tag::Freed, Tag::Quota, Tag::Usage, Tag::Reservations, Tag::Session,
+    Tag::Freed, Tag::Quota, Tag::Usage, Tag::Reservations, Tag::Session, Tag::Removed,
 ];
 
 impl Tag {
@@ -165,7 +173,7 @@ pub fn parse_key(key: &[u8]) -> Option<(u64, Tag, &[u8])> {
     ((ino == 0) == (tag >= Tag::Super)).then_some((ino, tag, rest))
 }
 
-/// The inode carries blocks behind its end that are being freed.
+/// The inode carries blocks behind its end that are being freed, or bytes elsewhere that are to be removed.
 pub const TRUNCATING: u8 = 1;
 /// The inode has extended attributes.
 pub const HAS_XATTRS: u8 = 2;
@@ -199,7 +207,7 @@ pub struct InodeRecord {
     pub changed: U64,
     /// Bytes; of a directory its names; of a symbolic link the bytes of its target.
     pub size: U64,
-    /// Blocks of data.
+    /// Blocks of data; with contents elsewhere, those that the size has.
     pub blocks: U64,
     /// [`encode_time`].
     pub accessed: U64,
@@ -211,8 +219,8 @@ pub struct InodeRecord {
     pub gid: U32,
     /// Of a device: its number.
     pub rdev: U32,
-    /// Zero.
-    pub spare: U32,
+    /// Of a file whose content is kept elsewhere: no bytes lie at `(reach + 1) * 4 MiB` or behind. Of others: zero.
+    pub reach: U32,
     /// Of a directory: its parent. Of other inodes: the directory in which they were created.
     pub parent: U64,
     /// The root of the quota that it counts for, or 0.
@@ -229,8 +237,10 @@ pub struct SuperRecord {
     pub version: U16,
     /// Bits of names' hashes: [`HASH_BITS`].
     pub hash_bits: u8,
+    /// [`ELSEWHERE`], or zero.
+    pub flags: u8,
     /// Zeros.
-    pub spare: [u8; 5],
+    pub spare: [u8; 4],
     /// The filesystem's identity.
     pub uuid: [u8; 16],
     /// The identity of the partition with the data.
@@ -248,6 +258,11 @@ pub struct SuperRecord {
 }
 
 impl SuperRecord {
+    /// Whether the contents of files are kept elsewhere.
+    pub fn is_elsewhere(&self) -> bool {
+        self.flags & ELSEWHERE != 0
+    }
+
     /// The checksum that it should have.
     pub fn sum(&self) -> u32 {
         crc32c(&self.as_bytes()[..size_of::<SuperRecord>() - 8])

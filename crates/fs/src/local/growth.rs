@@ -132,7 +132,10 @@ impl Inner {
         if more < LEAST {
             return Ok(Growth { before: now * BLOCK, size: now * BLOCK });
         }
-        let metadata = before.metadata_of(more);
+        let metadata = match self.elsewhere {
+            Some(_) => more,
+            None => before.metadata_of(more),
+        };
         let additions =
             [metadata, more - metadata].into_iter().zip(names).filter(|(blocks, _)| *blocks > 0);
         let additions = additions.map(|(blocks, name)| growth::Addition { name, blocks });

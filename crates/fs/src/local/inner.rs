@@ -2,9 +2,10 @@
 //!
 //! # Lock order
 //!
-//! Four locks are held across transactions, the first before the others: `Within::order` (of calls in a caller's
-//! transaction), `Inner::growing`, `Inner::freeing`, `Inner::numbers`. A transaction takes the volume's locks, so
-//! none of these four is taken under one of the volume's.
+//! Six locks are held across transactions, the first before the others: `Within::order` (of calls in a caller's
+//! transaction), `Elsewhere::turn`, the gate of a file, `Inner::growing`, `Inner::freeing`, `Inner::numbers`. A
+//! transaction takes the volume's locks, so none of these six is taken under one of the volume's. Nothing waits for a
+//! gate under another one.
 //!
 //! All other locks are held for a moment, are never held at an `await`, and are taken one at a time. Two
 //! exceptions: under `Inner::duties`, `freeing` is tried and not waited for; under `Reservation::state` come the
@@ -23,6 +24,7 @@ use tokio::sync::Notify;
 
 use super::area::DataArea;
 use super::effects::Effects;
+use super::elsewhere::Elsewhere;
 use super::holdings::Owner;
 use super::options::{Atime, Options};
 use super::space::Space;
@@ -54,6 +56,8 @@ pub(super) struct Inner {
     pub(super) growing: tokio::sync::Mutex<()>,
     /// The copies of the superblock outside of the tree.
     pub(super) copies: Copies,
+    /// The contents of files, if they are kept elsewhere.
+    pub(super) elsewhere: Option<Elsewhere>,
     /// The block of the table of reservations.
     pub(super) table: OnceLock<u64>,
     /// Serializes the freeing of blocks that records mark for it.
@@ -102,6 +106,10 @@ pub(super) struct Duties {
     pub(super) orphans: HashSet<u64>,
     pub(super) due: Vec<u64>,
     pub(super) freed: bool,
+    /// Contents of removed files are noted to be removed.
+    pub(super) removed: bool,
+    /// Files that became shorter and have contents elsewhere.
+    pub(super) cuts: HashSet<u64>,
     /// Pages of bits that are to be counted again.
     pub(super) recount: Vec<u64>,
     /// A transaction that had reserved blocks has ended.
@@ -126,6 +134,7 @@ pub(super) struct Found {
     pub(super) inodes: i64,
     pub(super) max_inodes: u64,
     pub(super) copies: Copies,
+    pub(super) elsewhere: Option<Elsewhere>,
 }
 
 impl Inner {
@@ -148,6 +157,7 @@ impl Inner {
             max_inodes: found.max_inodes.into(),
             growing: tokio::sync::Mutex::default(),
             copies: found.copies,
+            elsewhere: found.elsewhere,
             table: OnceLock::new(),
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
@@ -228,11 +238,17 @@ impl Inner {
                 atimes.retain(|ino, _| !effects.inodes.contains_key(ino));
             }
         }
-        if effects.orphans.is_empty() && !effects.freed {
+        if effects.orphans.is_empty()
+            && !effects.freed
+            && !effects.removed
+            && effects.cuts.is_empty()
+        {
             return;
         }
         let mut duties = self.duties.lock();
         duties.freed |= effects.freed;
+        duties.removed |= effects.removed;
+        duties.cuts.extend(effects.cuts);
         for ino in effects.orphans {
             duties.orphans.insert(ino);
             duties.due.push(ino);
@@ -300,6 +316,14 @@ impl Inner {
             }
             durable.now
         };
+        self.volume.sync().await?;
+        self.durable.lock().sync(until);
+        Ok(())
+    }
+
+    /// Returns when everything that is visible survives a crash, whichever handle has changed it.
+    pub(super) async fn sync_volume(&self) -> Result<(), FsError> {
+        let until = self.moment();
         self.volume.sync().await?;
         self.durable.lock().sync(until);
         Ok(())

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use thalweg_env::Time;
+
 use super::effects::Effects;
 use super::holdings::Owner;
 use super::inner::Inner;
@@ -11,6 +13,8 @@ use crate::error::FsError;
 
 /// How long the last reads of inodes wait to be noted.
 const ATIME_PERIOD: Duration = Duration::from_secs(10);
+/// How long contents that are not needed wait to be removed.
+const LEFTOVERS_PERIOD: Duration = Duration::from_secs(1);
 
 impl Inner {
     /// Takes over work that an earlier opening has left.
@@ -19,6 +23,7 @@ impl Inner {
         duties.due.extend(&orphans);
         duties.orphans.extend(orphans);
         duties.freed = true;
+        duties.removed = true;
         duties.ended = true;
         drop(duties);
         self.wake.notify_one();
@@ -76,9 +81,9 @@ impl Inner {
                 self.duties.lock().ended = true;
             }
             // The transaction may have aborted: the work itself finds out.
-            let Effects { orphans, freed, pages, .. } = effects;
+            let Effects { orphans, freed, removed, pages, .. } = effects;
             self.duties.lock().recount.extend(pages.into_keys());
-            self.settle(Effects { orphans, freed, ..Effects::default() }, None);
+            self.settle(Effects { orphans, freed, removed, ..Effects::default() }, None);
         }
         is_open
     }
@@ -96,13 +101,36 @@ impl Inner {
         }
     }
 
+    /// Removes contents that are not needed, once some have waited for a while: one sync is for all of them. Returns
+    /// whether some wait.
+    async fn clear_leftovers(&self, waits_since: &mut Option<Time>) -> bool {
+        if self.elsewhere.is_none() || !self.has_leftovers() {
+            *waits_since = None;
+            return false;
+        }
+        let now = self.env.now();
+        if now.since(*waits_since.get_or_insert(now)) >= LEFTOVERS_PERIOD {
+            *waits_since = None;
+            if let Err(error) = self.finish_leftovers().await {
+                tracing::warn!(%error, "contents of removed files stay for now");
+            }
+        }
+        self.has_leftovers()
+    }
+
     /// Waits for something to do, and does it, until the filesystem is closed.
     pub(super) async fn keep(self: Arc<Inner>) {
+        let mut waits_since = None;
         loop {
             // The callers that need this work run it too, and get the error then.
             self.do_duties().await.ok();
             let is_open = self.collect_ended();
-            let period = if is_open { ATIME_PERIOD / 20 } else { ATIME_PERIOD };
+            let has_leftovers = self.clear_leftovers(&mut waits_since).await;
+            let period = match () {
+                () if is_open => ATIME_PERIOD / 20,
+                () if has_leftovers => LEFTOVERS_PERIOD,
+                () => ATIME_PERIOD,
+            };
             if self.env.timeout(period, self.wake.notified()).await.is_none() || self.has_atimes() {
                 self.flush_accesses().await.ok();
             }

@@ -14,9 +14,10 @@ use zerocopy::IntoBytes;
 
 use super::Local;
 use super::area::{BitmapPage, DataArea};
+use super::elsewhere::Elsewhere;
 use super::format::{
-    DATA_SUFFIX, FIRST_VERSION, HASH_BITS, InodeRecord, META_SUFFIX, SUPER_MAGIC, SUPER_SUFFIX,
-    SuperRecord, Tag, encode_kind, key,
+    DATA_SUFFIX, ELSEWHERE, ELSEWHERE_VERSION, FIRST_VERSION, HASH_BITS, InodeRecord, META_SUFFIX,
+    SUPER_MAGIC, SUPER_SUFFIX, SuperRecord, Tag, encode_kind, key,
 };
 use super::inner::{Found, Inner};
 use super::options::{Format, Options};
@@ -24,12 +25,15 @@ use super::records::stored_time;
 use super::space::{Covered, Space};
 use super::superblock::{Copies, stored_record};
 use crate::attributes::{Ino, Kind};
+use crate::contents::{self, Contents};
 use crate::error::FsError;
 
 /// The partition of the metadata takes one block in so many.
 pub(super) const METADATA_SHARE: u64 = 16;
 /// Blocks of the smallest partition of metadata.
 const MIN_METADATA: u64 = 32;
+/// Blocks of the partition of data at most, where contents are kept elsewhere.
+const MAX_LISTS: u64 = 1024;
 /// Pages of bits that are read at a time.
 const PAGES_AT_ONCE: u64 = 64;
 /// Inodes for which a block of metadata may be enough.
@@ -43,6 +47,40 @@ const INODES_PER_BLOCK: u64 = 12;
 /// those of the catalogue of partitions.
 #[async_recursion]
 pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Result<(), FsError> {
+    make_with(env, volume, format, None).await
+}
+
+/// Makes an empty filesystem whose files have their contents elsewhere. Contents that are there are removed.
+///
+/// # Errors
+/// As [`make`]; those of the contents.
+pub async fn make_elsewhere(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    format: &Format,
+    contents: &dyn Contents,
+) -> Result<(), FsError> {
+    make_with(env, volume, format, Some(contents)).await
+}
+
+/// Whether the files of a filesystem have their contents elsewhere.
+///
+/// # Errors
+/// [`FsError::Damaged`], [`FsError::Newer`], and those of the catalogue of partitions.
+pub async fn is_elsewhere(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    name: &str,
+) -> Result<bool, FsError> {
+    Ok(read_super(env, volume, name).await?.record.is_elsewhere())
+}
+
+async fn make_with(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    format: &Format,
+    contents: Option<&dyn Contents>,
+) -> Result<(), FsError> {
     let [meta, data] = [META_SUFFIX, DATA_SUFFIX].map(|suffix| format.name.clone() + suffix);
     match catalogue::list(&**volume).await {
         Ok(there) if there.iter().any(|it| it.name == meta || it.name == data) => {
@@ -58,7 +96,11 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
         Some(blocks) => blocks,
         None => largest_gap(volume).await?,
     };
-    let share = (all / METADATA_SHARE).max(MIN_METADATA);
+    let share = match contents {
+        // The data are the lists of callers' transactions.
+        Some(_) => all - (all / METADATA_SHARE).min(MAX_LISTS),
+        None => (all / METADATA_SHARE).max(MIN_METADATA),
+    };
     let metadata = format.metadata_blocks.unwrap_or(share);
     // One is for the copy of the superblock.
     let rest = all.checked_sub(metadata + 1).filter(|rest| *rest > 1);
@@ -69,6 +111,9 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
         first: None,
         blocks: Some(blocks),
     };
+    if let Some(contents) = contents {
+        contents::empty(contents).await?;
+    }
     let btree = partition(&meta, PartitionKind::Btree, metadata);
     catalogue::create(env, &**volume, &btree).await?;
     let raw = partition(&data, PartitionKind::Raw, rest);
@@ -82,7 +127,7 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
     let copies = Copies::find(volume, &format.name, &tree).await?;
     let now = stored_time(env.wall_nanos());
     let hash_bits = format.hash_bits.clamp(1, HASH_BITS);
-    let record = super_record(env, (&raw, &uuid, &area), hash_bits, now);
+    let record = super_record(env, (&raw, &uuid, &area), (hash_bits, contents.is_some()), now);
     let root = root_record(format, now);
     txn::run(&**volume, Begin::STRICT, Durability::Synced, async |txn| {
         tree.put_in(&*txn, &key(Ino::ROOT.0, Tag::Inode, &[]), root.as_bytes().to_vec()).await?;
@@ -98,14 +143,15 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
 fn super_record(
     env: &Env,
     (raw, uuid, area): (&Partition, &Uuid, &DataArea),
-    hash_bits: u8,
+    (hash_bits, is_elsewhere): (u8, bool),
     now: u64,
 ) -> SuperRecord {
     let mut record = SuperRecord {
         magic: SUPER_MAGIC,
-        version: FIRST_VERSION.into(),
+        version: if is_elsewhere { ELSEWHERE_VERSION } else { FIRST_VERSION }.into(),
         hash_bits,
-        spare: [0; 5],
+        flags: if is_elsewhere { ELSEWHERE } else { 0 },
+        spare: [0; 4],
         uuid: *uuid.as_bytes(),
         data: *raw.uuid.as_bytes(),
         hash_key: *env.uuid().as_bytes(),
@@ -127,13 +173,14 @@ pub(crate) async fn make_super(
     env: &Env,
     volume: &Arc<dyn Transact>,
     name: &str,
+    is_elsewhere: bool,
 ) -> Result<(), FsError> {
     let tree = Store::open_btree(env, volume.clone(), &(name.to_owned() + META_SUFFIX)).await?;
     let raw = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
     let uuid = env.uuid();
     let area = DataArea::new(&raw, &uuid)?;
     let now = stored_time(env.wall_nanos());
-    let record = super_record(env, (&raw, &uuid, &area), HASH_BITS, now);
+    let record = super_record(env, (&raw, &uuid, &area), (HASH_BITS, is_elsewhere), now);
     let copies = Copies::find(volume, name, &tree).await?;
     write_super(volume, &copies, &record).await
 }
@@ -181,7 +228,7 @@ fn root_record(format: &Format, now: u64) -> InodeRecord {
         uid: format.uid.into(),
         gid: format.gid.into(),
         rdev: 0.into(),
-        spare: 0.into(),
+        reach: 0.into(),
         parent: Ino::ROOT.0.into(),
         quota: 0.into(),
     }
@@ -205,7 +252,7 @@ async fn largest_gap(volume: &Arc<dyn Transact>) -> Result<u64, FsError> {
     Ok(largest.max(volume.blocks().saturating_sub(at)))
 }
 
-/// Removes a filesystem with all its files.
+/// Removes a filesystem with all its files, but for contents that are kept elsewhere ([`contents::empty`]).
 ///
 /// # Errors
 /// Those of the catalogue of partitions.
@@ -229,6 +276,22 @@ pub(crate) struct Parts {
     pub(crate) copies: Copies,
     /// Inodes for which there may be room.
     pub(crate) max_inodes: u64,
+}
+
+/// The contents that belong to a filesystem.
+///
+/// # Errors
+/// [`FsError::ContentsElsewhere`] when they are missing, [`FsError::ContentsWithin`] when it has its own.
+pub(super) fn elsewhere(
+    record: &SuperRecord,
+    contents: Option<Arc<dyn Contents>>,
+) -> Result<Option<Elsewhere>, FsError> {
+    match (record.is_elsewhere(), contents) {
+        (true, Some(contents)) => Ok(Some(Elsewhere::new(contents))),
+        (true, None) => Err(FsError::ContentsElsewhere),
+        (false, Some(_)) => Err(FsError::ContentsWithin),
+        (false, None) => Ok(None),
+    }
 }
 
 /// Inodes for which a partition of metadata may have room.
@@ -289,15 +352,31 @@ impl Local {
     ///
     /// # Errors
     /// [`FsError::Damaged`], [`FsError::Newer`], and those of the catalogue of partitions.
-    #[async_recursion]
     pub async fn open(
         env: &Env,
         volume: Arc<dyn Transact>,
         name: &str,
         options: Options,
     ) -> Result<Local, FsError> {
+        Local::open_with(env, volume, name, options, None).await
+    }
+
+    /// Opens the filesystem of that name with the contents of its files, if they are kept elsewhere. While it can be
+    /// changed, no other handle may be.
+    ///
+    /// # Errors
+    /// As [`Local::open`]; [`FsError::ContentsElsewhere`], [`FsError::ContentsWithin`].
+    #[async_recursion]
+    pub async fn open_with(
+        env: &Env,
+        volume: Arc<dyn Transact>,
+        name: &str,
+        options: Options,
+        contents: Option<Arc<dyn Contents>>,
+    ) -> Result<Local, FsError> {
         let Parts { tree, area, record, copies, max_inodes } =
             read_super(env, &volume, name).await?;
+        let elsewhere = elsewhere(&record, contents)?;
         if !options.read_only {
             // Nothing depends on them now: a volume without room is used without.
             copies.refresh(&*volume).await.ok();
@@ -316,6 +395,7 @@ impl Local {
             inodes: inodes.unwrap_or(1),
             max_inodes,
             copies,
+            elsewhere,
         };
         let inner = Arc::new(Inner::new(env, volume, found, options));
         if !options.read_only {

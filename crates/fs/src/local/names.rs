@@ -117,7 +117,7 @@ impl Op<'_> {
             uid: new.uid.into(),
             gid: if inherits { directory.gid } else { new.gid.into() },
             rdev: rdev.into(),
-            spare: 0.into(),
+            reach: 0.into(),
             parent: parent.into(),
             quota: directory.quota,
         };

@@ -45,7 +45,10 @@ impl Op<'_> {
     async fn remove_step(&mut self, ino: u64) -> Result<bool, FsError> {
         let mut record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         let kind = kind_of(ino, &record)?;
-        if kind == Kind::File {
+        if kind == Kind::File && self.inner.elsewhere.is_some() {
+            self.charge(record.quota.get(), -(record.blocks.get() as i64), 0).await?;
+            self.note_removed(ino, &record);
+        } else if kind == Kind::File {
             record.size = 0.into();
             self.inner.space.release(ino);
             let done = self.truncate_tail(ino, &mut record, EXTENTS_AT_ONCE).await?;
@@ -103,6 +106,10 @@ impl Op<'_> {
                 self.forget_orphan(ino);
             }
             return Ok(done);
+        }
+        if record.flags & TRUNCATING != 0 && self.inner.elsewhere.is_some() {
+            self.effects.cuts.push(ino);
+            return Ok(true);
         }
         if record.flags & TRUNCATING != 0 {
             let done = self.truncate_tail(ino, &mut record, EXTENTS_AT_ONCE).await?;

@@ -200,6 +200,10 @@ impl Ledger for Local {
         Local::return_numbers(self, numbers).await
     }
 
+    fn applies_bytes(&self) -> bool {
+        self.inner.elsewhere.is_none()
+    }
+
     async fn apply(&self, events: &[Event]) -> Result<(), FsError> {
         self.apply_all(events).await
     }

@@ -7,15 +7,17 @@ mod salvage;
 mod state;
 mod user;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;
-use rig::{Rig, SIZES, Volume};
+use rig::{Promise, Rig, SIZES, Volume};
 use state::State;
 use thalweg_env::{Env, Rng};
-use thalweg_fs::Filesystem;
-use thalweg_fs::check::{How, Report, check};
+use thalweg_fs::check::{Damage, How, Report};
+use thalweg_fs::{AttributeChange, Filesystem};
+use thalweg_sim::contents::SimContents;
 use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::{campaign, run};
@@ -43,6 +45,8 @@ struct Tally {
     unfinished: u64,
     /// Crashes in recovery.
     recoveries: u64,
+    /// Contents that crashes left without a file.
+    leftovers: u64,
     /// Images by how often the filesystem had become larger.
     growths: [u64; SIZES.len()],
 }
@@ -54,12 +58,15 @@ impl Tally {
         self.mixed += other.mixed;
         self.unfinished += other.unfinished;
         self.recoveries += other.recoveries;
+        self.leftovers += other.leftovers;
         self.growths.iter_mut().zip(other.growths).for_each(|(all, some)| *all += some);
     }
 }
 
 /// A history and where to crash in it.
 struct History {
+    /// The contents of files, if they are kept elsewhere.
+    contents: Option<Arc<SimContents>>,
     recorder: Recorder,
     states: Vec<State>,
     points: Vec<usize>,
@@ -67,15 +74,19 @@ struct History {
 }
 
 impl History {
-    async fn new(env: &Env, rig: Rig) -> History {
+    async fn new(env: &Env, rig: Rig, is_elsewhere: bool) -> History {
         let recorder = Recorder::with_latency(env, LATENCY);
         let devices = rig.devices(|name, geometry| recorder.device(name, geometry));
-        let volume = rig.make(env, &devices).await;
+        let contents = is_elsewhere.then(|| SimContents::recorded(env, &recorder, LATENCY));
+        let volume = match contents.clone() {
+            Some(contents) => rig.make_elsewhere(env, &devices, contents).await,
+            None => rig.make(env, &devices).await,
+        };
         let mut user = User::new(env, volume).await;
         let begun = recorder.position();
         let mut states = vec![user.see().await];
         recorder.mark(0);
-        let mut rng = env.rng();
+        let (mut rng, mut points) = (env.rng(), Vec::new());
         for number in 1..=STEPS {
             let mut durable = user.step().await;
             if number % GROWS == 0 && number < STEPS {
@@ -96,14 +107,28 @@ impl History {
             {
                 user.volume.set_mode(*rig.modes().choose(&mut rng).unwrap());
             }
+            if is_elsewhere && rng.random_bool(0.15) {
+                // Contents that are not needed go, and the crash comes while they do.
+                env.sleep(Duration::from_micros(1)).await;
+                let file = *user.files.choose(&mut rng).unwrap();
+                let size = Some(rng.random_range(0..5000));
+                let change = AttributeChange { size, ..AttributeChange::default() };
+                user.fs.set_attributes(file, &change).await.ok();
+                states.push(user.see().await);
+                let before = recorder.position();
+                user.fs.close().await.unwrap();
+                let during = before..=recorder.position();
+                recorder.mark(states.len() as u64 - 1);
+                points.extend((0..2).map(|_| rng.random_range(during.clone())));
+            }
             if number % 5 == 0 {
                 user.volume.idle(env).await;
             }
         }
         drop(user);
         let mut point = || rng.random_range(begun..=recorder.position());
-        let points = (0..POINTS).map(|_| point()).collect();
-        History { recorder, states, points, rng }
+        points.extend((0..POINTS).map(|_| point()));
+        History { contents, recorder, states, points, rng }
     }
 
     fn images(&mut self) -> impl Iterator<Item = CrashImage> + use<> {
@@ -114,17 +139,24 @@ impl History {
 }
 
 fn crashes(seed: u64, rig: Rig) -> Tally {
+    crashes_of(seed, rig, false)
+}
+
+fn crashes_of(seed: u64, rig: Rig, is_elsewhere: bool) -> Tally {
     run(seed, |env| async move {
-        let mut history = History::new(&env, rig).await;
+        let mut history = History::new(&env, rig, is_elsewhere).await;
         let mut tally = Tally::default();
         for (nth, image) in history.images().enumerate() {
             // Before the image is written.
             let (recorder, devices) = Recorder::from_image(&env, LATENCY, &image);
-            let found = check_image(&env, rig, &image, &history.states, &mut tally).await;
+            let left =
+                history.contents.as_ref().map(|it| it.after_crash(image.point(), &mut history.rng));
+            let again = left.as_ref().map(|it| it.recorded_copy(&recorder, LATENCY));
+            let found = check_image(&env, rig, &image, left, &history.states, &mut tally).await;
             if nth % 8 == 0 {
-                recover(&env, rig, &devices).await;
-                tally.recoveries +=
-                    crash_recovery(&env, rig, &recorder, &found, &mut history.rng).await;
+                recover(&env, rig, &devices, again.clone()).await;
+                let of = (&recorder, again.as_ref());
+                tally.recoveries += crash_recovery(&env, rig, of, &found, &mut history.rng).await;
             }
         }
         tally
@@ -133,8 +165,14 @@ fn crashes(seed: u64, rig: Rig) -> Tally {
 
 /// Checks a filesystem that was repaired: nothing is wrong, but files may have lost some bytes.
 async fn check_sound(env: &Env, volume: &Volume, when: &str) -> Report {
-    let how = How { data: true, ..How::default() };
-    let report = check(env, volume.transact.clone(), "fs", how).await.unwrap();
+    let mut report = volume.check(env, How { data: true, ..How::default() }).await;
+    if volume.contents.is_some() {
+        // Contents are durable before the change that they belong to.
+        report.findings.retain(|finding| {
+            let damage = &finding.damage;
+            !matches!(damage, Damage::OrphanedContents { .. } | Damage::ContentsBehind { .. })
+        });
+    }
     assert!(report.findings.is_empty(), "{when}: {:#?}", report.findings);
     report
 }
@@ -150,15 +188,20 @@ async fn check_image(
     env: &Env,
     rig: Rig,
     image: &CrashImage,
+    contents: Option<Arc<SimContents>>,
     states: &[State],
     tally: &mut Tally,
 ) -> State {
-    let volume = rig.open(env, &image.devices).await;
+    let volume = rig.open(env, &image.devices).await.with(contents);
     let report = check_clean(env, &volume, &image.describe()).await;
     let fs = volume.files(env).await;
     let found = State::see(&fs, &[]).await;
     let least = image.acknowledged().max().unwrap_or(0) as usize;
-    let number = state::find(states, least, &found, rig.promise(), rig.sector())
+    let promise = match volume.contents {
+        Some(_) => Promise::Elsewhere,
+        None => rig.promise(),
+    };
+    let number = state::find(states, least, &found, promise, rig.sector())
         .unwrap_or_else(|near| panic!("{}: no state from {least} on: {near:#?}", image.describe()));
     tally.images += 1;
     tally.behind += u64::from(number + 1 < states.len());
@@ -173,12 +216,18 @@ async fn check_image(
     fs.close().await.unwrap();
     let after = check_clean(env, &volume, &image.describe()).await;
     assert_eq!(after.unfinished, 0, "{}", image.describe());
+    if volume.contents.is_some() {
+        tally.leftovers += volume.check(env, How::default()).await.findings.len() as u64;
+        volume.check(env, How { repair: true, ..How::default() }).await;
+        let report = volume.check(env, How::default()).await;
+        assert!(report.is_clean(), "{}: {:#?}", image.describe(), report.findings);
+    }
     found
 }
 
 /// Finishes the pending work after a crash.
-async fn recover(env: &Env, rig: Rig, devices: &[DeviceRef]) {
-    let volume = rig.open(env, devices).await;
+async fn recover(env: &Env, rig: Rig, devices: &[DeviceRef], contents: Option<Arc<SimContents>>) {
+    let volume = rig.open(env, devices).await.with(contents);
     volume.files(env).await.close().await.unwrap();
 }
 
@@ -186,14 +235,15 @@ async fn recover(env: &Env, rig: Rig, devices: &[DeviceRef]) {
 async fn crash_recovery(
     env: &Env,
     rig: Rig,
-    recorder: &Recorder,
+    (recorder, contents): (&Recorder, Option<&Arc<SimContents>>),
     expected: &State,
     rng: &mut Rng,
 ) -> u64 {
     let mut crashed = 0;
     let policy = Policy { points: Points::Sampled(3), ..Policy::sampled(3) };
     for again in recorder.images(rng, &policy) {
-        let volume = rig.open(env, &again.devices).await;
+        let contents = contents.map(|it| it.after_crash(again.point(), &mut env.rng()));
+        let volume = rig.open(env, &again.devices).await.with(contents);
         check_clean(env, &volume, &again.describe()).await;
         let found = State::see(&volume.files(env).await, &[]).await;
         assert!(found == *expected, "recovery came to something else: {}", again.describe());
@@ -212,6 +262,21 @@ fn a_crash_leaves_a_prefix_of_what_was_done() {
     assert!(tally.images > 150 && tally.behind > 80 && tally.unfinished > 20, "{tally:?}");
     assert!(tally.recoveries > 50, "{tally:?}");
     assert!(tally.growths.iter().all(|images| *images > 10), "{tally:?}");
+}
+
+#[test]
+fn a_crash_with_contents_elsewhere() {
+    let mut tally = Tally::default();
+    for seed in campaign::seeds(8) {
+        let rig = match seed % 2 {
+            0 => Rig::chain(seed / 2),
+            _ => Rig::in_place(&[Mode::Ordered], seed / 2),
+        };
+        tally.add(crashes_of(seed, rig, true));
+    }
+    println!("{tally:?}");
+    assert!(tally.images > 300 && tally.behind > 160 && tally.unfinished > 40, "{tally:?}");
+    assert!(tally.recoveries > 100 && tally.leftovers > 20 && tally.mixed > 20, "{tally:?}");
 }
 
 /// Crashes on several shapes of an in-place store, the journal inside and outside.

@@ -8,6 +8,7 @@ mod check;
 mod concurrent;
 mod cost;
 mod crash;
+mod elsewhere;
 mod events;
 mod fuzz;
 mod grow;

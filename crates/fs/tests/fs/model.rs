@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use thalweg_env::Env;
-use thalweg_fs::check::{How, check};
+use thalweg_fs::check::{How, check_with};
 use thalweg_fs::local::{self, Atime, Local, Options};
-use thalweg_fs::{Attributes, Filesystem, Ino, Timestamp};
+use thalweg_fs::{Attributes, Contents, Filesystem, Ino, Kind, Timestamp};
+use thalweg_sim::contents::SimContents;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_sim::{campaign, run};
@@ -55,24 +56,61 @@ struct Pair {
     /// The references of each.
     references: Vec<u64>,
     within: Option<(Local, bool, usize)>,
+    /// The contents of files, if they are kept elsewhere.
+    contents: Option<Arc<SimContents>>,
 }
 
-async fn reopen(env: &Env, volume: &Arc<dyn Transact>) -> Local {
+async fn reopen(
+    env: &Env,
+    volume: &Arc<dyn Transact>,
+    contents: &Option<Arc<SimContents>>,
+) -> Local {
     let options = Options { atime: Atime::Never, ..Options::default() };
-    Local::open(env, volume.clone(), "fs", options).await.unwrap()
+    let contents = contents.clone().map(|it| it as Arc<dyn Contents>);
+    Local::open_with(env, volume.clone(), "fs", options, contents).await.unwrap()
+}
+
+/// With contents elsewhere, the blocks of a file are those that its size has.
+fn normalize_elsewhere(attributes: Attributes) -> Attributes {
+    let stored = match attributes.kind {
+        Kind::File => attributes.size.next_multiple_of(4096),
+        _ => attributes.stored,
+    };
+    normalize(Attributes { stored, ..attributes })
+}
+
+/// Whether a call reads or changes contents in a way that callers' transactions do not with contents elsewhere.
+fn changes_content(step: &steps::Step) -> bool {
+    matches!(
+        step,
+        steps::Step::Write(..)
+            | steps::Step::Append(..)
+            | steps::Step::Resize(..)
+            | steps::Step::Allocate(..)
+            | steps::Step::Copy(..)
+    )
 }
 
 impl Pair {
-    async fn new(env: &Env) -> Pair {
+    async fn new(env: &Env, contents: Option<Arc<SimContents>>) -> Pair {
         let store = Arc::new(VersionedMemory::new(30_000));
         let options = txn::Options { max_writes: 8192, ..txn::Options::default() };
         let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(env, store, options));
-        local::make(env, &volume, &format()).await.unwrap();
-        let fs = reopen(env, &volume).await;
+        match &contents {
+            Some(contents) => {
+                local::make_elsewhere(env, &volume, &format(), &**contents).await.unwrap();
+            }
+            None => local::make(env, &volume, &format()).await.unwrap(),
+        }
+        let fs = reopen(env, &volume, &contents).await;
         fs.prepare().await.unwrap();
         let naive = NaiveFiles::new(env);
         let (twins, references) = (vec![(Ino::ROOT, Ino::ROOT)], vec![0]);
-        Pair { env: env.clone(), volume, fs, naive, twins, references, within: None }
+        Pair { env: env.clone(), volume, fs, naive, twins, references, within: None, contents }
+    }
+
+    fn normalize(&self) -> steps::Normalize {
+        if self.contents.is_some() { normalize_elsewhere } else { normalize }
     }
 
     async fn end(&mut self) {
@@ -93,8 +131,15 @@ impl Pair {
             Some((view, commits, _)) => (view, !commits),
             None => (&self.fs, false),
         };
+        if self.contents.is_some()
+            && (matches!(step, steps::Step::Seek(..))
+                || self.within.is_some() && changes_content(step))
+        {
+            return;
+        }
         let naive = self.naive.share();
         let theirs: Option<&dyn Filesystem> = if is_undone { None } else { Some(&naive) };
+        let normalize = self.normalize();
         let named = steps::apply(step, (fs, theirs), &self.twins, normalize).await;
         if let (steps::Step::Create(..), Some(twin)) = (step, named) {
             self.twins.push(twin);
@@ -138,7 +183,7 @@ impl Pair {
                     naive.unreference(*theirs, std::mem::take(count));
                 }
                 self.fs.close().await.unwrap();
-                self.fs = reopen(&self.env, &self.volume).await;
+                self.fs = reopen(&self.env, &self.volume, &self.contents).await;
                 self.fs.close().await.unwrap();
                 // Numbers are reserved outside of transactions that would meet that.
                 self.fs.prepare().await.unwrap();
@@ -149,15 +194,20 @@ impl Pair {
 
     /// Compares everything that there is.
     async fn compare(&self) {
-        steps::compare((&self.fs, &self.naive), &self.twins, normalize).await;
+        steps::compare((&self.fs, &self.naive), &self.twins, self.normalize()).await;
         let used = self.fs.statistics().await.unwrap();
         assert_eq!(used.inodes.0, self.naive.inodes() as u64);
     }
 }
 
 fn compare_after(steps: &[Step]) {
+    compare_with(steps, false);
+}
+
+fn compare_with(steps: &[Step], is_elsewhere: bool) {
     run(1, |env| async move {
-        let mut pair = Pair::new(&env).await;
+        let contents = is_elsewhere.then(|| SimContents::new(&env));
+        let mut pair = Pair::new(&env, contents.clone()).await;
         for (number, step) in steps.iter().enumerate() {
             pair.step(step).await;
             if number % 16 == 0 && pair.within.is_none() {
@@ -168,11 +218,14 @@ fn compare_after(steps: &[Step]) {
         pair.compare().await;
         pair.fs.close().await.unwrap();
         pair.compare().await;
-        let used = pair.naive.statistics().await.unwrap();
-        let now = pair.fs.statistics().await.unwrap();
-        assert_eq!(now.blocks - now.free, used.blocks - used.free);
+        if contents.is_none() {
+            let used = pair.naive.statistics().await.unwrap();
+            let now = pair.fs.statistics().await.unwrap();
+            assert_eq!(now.blocks - now.free, used.blocks - used.free);
+        }
         let how = How { data: true, ..How::default() };
-        let report = check(&env, pair.volume.clone(), "fs", how).await.unwrap();
+        let contents = contents.map(|it| it as Arc<dyn Contents>);
+        let report = check_with(&env, pair.volume.clone(), "fs", how, contents).await.unwrap();
         assert!(report.is_clean(), "{:?}", report.findings);
     });
 }
@@ -192,6 +245,20 @@ proptest! {
     #[test]
     fn it_does_what_the_naive_one_does(steps in prop::collection::vec(step(), 1..160)) {
         compare_after(&steps);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        failure_persistence: None,
+        max_shrink_iters: 3000,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn with_contents_elsewhere_it_does_the_same(steps in prop::collection::vec(step(), 1..160)) {
+        compare_with(&steps, true);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use thalweg_env::Env;
 use thalweg_store::device::{Counters, DeviceError, Operation};
@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::{Opening, RadosDevice, RadosOptions, Shared};
 use crate::ObjectError;
 use crate::fence::{Fence, LOCK, Taking, lock};
-use crate::format::{HEADER, Header, data_name, data_number, header_name};
+use crate::format::{HEADER, Header, data_number, header_name, is_of_files};
 use crate::object::{Change, LockHolder, LockName, ObjectStore, ObjectStoreRef, Step};
 use crate::opener::{Opener, shown};
 use crate::striped::each;
@@ -119,8 +119,7 @@ impl RadosDevice {
             header_object,
             cookie,
             opening,
-            fence: Fence::new(header.epoch),
-            closed: AtomicBool::new(false),
+            fence: Arc::new(Fence::new(header.epoch)),
             released: Arc::new(Semaphore::new(0)),
         };
         Ok(RadosDevice {
@@ -131,7 +130,7 @@ impl RadosDevice {
         })
     }
 
-    /// Removes an image: its objects, and then its header.
+    /// Removes an image: its objects, those with contents of files ([`RadosDevice::files`]), and then its header.
     ///
     /// # Errors
     /// [`DeviceError::Locked`] while it is open.
@@ -247,9 +246,8 @@ async fn remove(
     read_header(store, &header).await?;
     lock(store, &header, taking).await?;
     let names = store.list().await?;
-    let numbers: Vec<u64> = names.iter().filter_map(|name| data_number(image, name)).collect();
-    let removals = numbers.into_iter().map(|number| async move {
-        let object = data_name(image, number);
+    let is_part = |name: &String| data_number(image, name).is_some() || is_of_files(image, name);
+    let removals = names.into_iter().filter(is_part).map(|object| async move {
         match store.apply(&object, Change::new().then(Step::Remove)).await {
             Err(ObjectError::NotFound { .. }) => Ok(()),
             outcome => outcome,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_fs::contents::Space;
 use thalweg_store::device::AlignedBuf;
 
 use super::change::{WriteOperation, outcome};
@@ -156,6 +157,10 @@ impl ObjectStore for Pool {
         self.blocking("", |handle, _, path| list(handle, path)).await
     }
 
+    async fn space(&self) -> Result<Space, ObjectError> {
+        self.blocking("", |handle, _, path| space(handle, path)).await
+    }
+
     async fn lock(
         &self,
         object: &str,
@@ -291,6 +296,21 @@ fn list(handle: &Handle, path: &str) -> Result<Vec<String>, ObjectError> {
         let bytes = unsafe { std::slice::from_raw_parts(name.cast::<u8>(), len) };
         names.push(String::from_utf8_lossy(bytes).into_owned());
     }
+}
+
+/// The cluster counts what its drives have, and an object of the pool takes several copies of that.
+fn space(handle: &Handle, path: &str) -> Result<Space, ObjectError> {
+    // SAFETY: both are numbers, for which zeros are valid.
+    let (mut cluster, mut pool): (sys::rados_cluster_stat_t, sys::rados_pool_stat_t) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: connection and context are open; the results are written on success.
+    let returned = unsafe { sys::rados_cluster_stat(handle.connection(), &mut cluster) };
+    check("cluster", returned)?;
+    // SAFETY: as above.
+    check(path, unsafe { sys::rados_ioctx_pool_stat(handle.ioctx(), &mut pool) })?;
+    let copies = pool.num_object_copies.div_ceil(pool.num_objects.max(1)).max(1);
+    let bytes = |kib: u64| kib.saturating_mul(1024) / copies;
+    Ok(Space { size: bytes(cluster.kb), free: bytes(cluster.kb_avail) })
 }
 
 fn holders(

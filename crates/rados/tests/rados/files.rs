@@ -27,7 +27,7 @@ pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, c
         let file = model.entry(inode).or_default();
         let at = rng.random_range(0..5000_usize);
         let len = rng.random_range(0..3000_usize);
-        match rng.random_range(0..8) {
+        match rng.random_range(0..9) {
             0..4 => {
                 let data: Vec<u8> = (0..len).map(|_| rng.random()).collect();
                 let cut = len / 3;
@@ -44,6 +44,11 @@ pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, c
                     (at..at + len).map(|at| file.get(at).copied().unwrap_or(0)).collect();
                 assert_eq!(read[..], expected, "{len} bytes at {at} of {inode}");
             }
+            7 => {
+                objects.zero(inode, at as u64..(at + len) as u64).await.unwrap();
+                let end = file.len().min(at + len);
+                file[at.min(end)..end].fill(0);
+            }
             _ => {
                 let former = file.len() as u64;
                 objects.truncate(inode, former, at as u64).await.unwrap();
@@ -51,9 +56,10 @@ pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, c
             }
         }
     }
-    for (inode, count) in objects.list().await.unwrap() {
+    for (inode, stored) in objects.list().await.unwrap() {
         let most = (model[&inode].len() as u64).div_ceil(STRIPE);
-        assert!(count <= most, "{inode} has {count} objects for {most} stripes");
+        assert!(stored.objects <= most, "{inode}: {stored:?} for {most} stripes");
+        assert!(stored.last < stored.end && stored.end <= most * STRIPE, "{inode}: {stored:?}");
     }
     for (inode, file) in &model {
         objects.remove(*inode, file.len() as u64).await.unwrap();

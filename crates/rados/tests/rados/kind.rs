@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 
 /// One client's view of a cluster with the pool `p`.
 #[derive(Debug)]
-struct OnePool(ObjectStoreRef);
+pub(crate) struct OnePool(pub(crate) ObjectStoreRef);
 
 #[async_trait]
 impl Pools for OnePool {
@@ -36,7 +36,7 @@ impl Pools for OnePool {
 }
 
 /// A process of the machine `m`, which has ended unless `runs`.
-fn opener(runs: bool) -> Opener {
+pub(crate) fn opener(runs: bool) -> Opener {
     let own = Opener::this_process();
     let pid = if runs { own.pid } else { u32::MAX };
     let text = |text: &str| text.to_owned();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod contents;
 mod device;
 mod fence;
 mod files;

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use thalweg_env::{Time, watch};
+use thalweg_fs::contents::Space;
 use thalweg_rados::object::{Change, LockHolder, LockName, ObjectStore};
 use thalweg_rados::{ObjectError, ObjectStoreRef};
 use tokio::sync::{mpsc, oneshot};
@@ -199,6 +200,10 @@ impl ObjectStore for SimPool {
             }
         }
         Ok(names)
+    }
+
+    async fn space(&self) -> Result<Space, ObjectError> {
+        Ok(self.shared.space())
     }
 
     async fn lock(

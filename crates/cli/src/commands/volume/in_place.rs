@@ -40,7 +40,7 @@ pub(crate) struct CreateInPlace {
 }
 
 /// Options for a new in-place volume on a device or in a file.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct New {
     #[command(flatten)]
     pub(crate) journal: JournalDev,

@@ -256,6 +256,33 @@ pub enum Damage {
         /// How many.
         blocks: u64,
     },
+    /// Contents are kept elsewhere of a file that does not exist. A crash leaves them of a file whose creation it has
+    /// undone.
+    #[error("{objects} objects of inode {ino} belong to no file")]
+    OrphanedContents {
+        /// The inode number.
+        ino: u64,
+        /// The objects.
+        objects: u64,
+        /// The byte behind them.
+        end: u64,
+    },
+    /// Objects of a file lie behind its end. A crash leaves them where it has undone a change of its size.
+    #[error("objects of inode {ino} lie behind its end at {size}, up to {end}")]
+    ContentsBehind {
+        /// The file.
+        ino: u64,
+        /// Its size.
+        size: u64,
+        /// The byte behind the objects.
+        end: u64,
+    },
+    /// A file is recorded as removed, and exists.
+    #[error("inode {ino} is recorded as removed, and exists")]
+    StaleRemoval {
+        /// The inode.
+        ino: u64,
+    },
     /// The next inode number is in use already.
     #[error("the next inode number is {next}, and inode {highest} exists")]
     WrongNumber {
@@ -343,6 +370,8 @@ impl Damage {
             | Damage::BadList { ino, .. }
             | Damage::Overlap { ino, .. }
             | Damage::Unreadable { ino, .. }
+            | Damage::ContentsBehind { ino, .. }
+            | Damage::StaleRemoval { ino }
             | Damage::WrongQuota { ino, .. } => Place::Inode(*ino),
             Damage::NoQuotaRoot { root } | Damage::WrongUsage { root, .. } => Place::Inode(*root),
             Damage::UnknownRecord(key) | Damage::BadRecord(key) => match parse_key(key) {
@@ -361,6 +390,7 @@ impl Damage {
             | Damage::NotMarked { .. }
             | Damage::NotUsed { .. }
             | Damage::NotEmpty { .. }
+            | Damage::OrphanedContents { .. }
             | Damage::WrongNumber { .. } => Place::None,
         }
     }
@@ -375,6 +405,7 @@ impl Damage {
             | Damage::BadRecord(_)
             | Damage::BadList { .. }
             | Damage::BadBitmap { .. }
+            | Damage::StaleRemoval { .. }
             | Damage::WrongNumber { .. } => Stage::Records,
             Damage::NoRoot
             | Damage::MissingInode { .. }
@@ -402,6 +433,8 @@ impl Damage {
             | Damage::StaleOrphan { .. }
             | Damage::NotUsed { .. }
             | Damage::NotEmpty { .. }
+            | Damage::OrphanedContents { .. }
+            | Damage::ContentsBehind { .. }
             | Damage::WrongQuota { .. }
             | Damage::WrongUsage { .. } => Stage::Rest,
         })

@@ -7,6 +7,7 @@ use thalweg_store::block::Class;
 use zerocopy::IntoBytes;
 
 use super::Outcome;
+use super::contents;
 use super::damage::Damage;
 use super::lost::{self, Missing};
 use super::salvage;
@@ -16,6 +17,7 @@ use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, NewNode, Node};
 use crate::local::content::BLOCK;
 use crate::local::effects::Effects;
+use crate::local::elsewhere::reach_for;
 use crate::local::extents::Run;
 use crate::local::format::{
     DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord,
@@ -71,6 +73,16 @@ pub(super) async fn repair(
         Damage::MissingInode { ino, .. } => {
             change(inner, async |op| op.make_inode(*ino, missing).await).await
         }
+        Damage::OrphanedContents { ino, end, .. } => {
+            match contents::remove(inner, (*ino, *end), missing).await {
+                Ok(None) => change(inner, async |op| op.make_file(*ino, *end).await).await,
+                Ok(Some(outcome)) => Ok(outcome),
+                Err(error) => Err(error),
+            }
+        }
+        Damage::ContentsBehind { ino, size, end } => {
+            contents::cut(inner, *ino, (*size, *end)).await
+        }
         Damage::WrongBlocks { ino, .. } => mend_blocks(inner, *ino, missing).await,
         Damage::BadBitmap { page } => rewrite_page(inner, scan, *page).await,
         Damage::Unreachable { ino } => rescue(inner, *ino).await,
@@ -91,7 +103,8 @@ pub(super) async fn repair(
 pub(super) async fn finish(inner: &Inner) -> Result<(), FsError> {
     inner.copies.refresh(&*inner.volume).await?;
     inner.take_over(inner.stored_orphans().await?);
-    inner.do_duties().await
+    inner.do_duties().await?;
+    inner.finish_leftovers().await
 }
 
 /// Runs one repair in a transaction of its own.
@@ -145,10 +158,13 @@ async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outco
     let (record, extents) = (op.inode(ino).await?, op.stored_extents(ino).await?);
     drop(op);
     let stored = extents.iter().filter(|extent| !extent.is_lost());
-    let found: u64 = stored.map(|extent| extent.blocks).sum();
+    let found: u64 = match kind_of(ino, &record)? {
+        Kind::File if inner.elsewhere.is_some() => record.size.get().div_ceil(BLOCK),
+        _ => stored.map(|extent| extent.blocks).sum(),
+    };
     let gone = record.blocks.get().saturating_sub(found);
     let lost = match kind_of(ino, &record)? {
-        Kind::File if gone > 0 => {
+        Kind::File if gone > 0 && inner.elsewhere.is_none() => {
             let holes = lost::holes(&extents, record.size.get().div_ceil(BLOCK));
             lost::lost(holes, &missing.beginnings(ino), gone)
         }
@@ -255,6 +271,10 @@ impl Op<'_> {
             Damage::NoTarget { ino } => self.mend_target(scan, *ino).await,
             Damage::UnlistedOrphan { ino } => {
                 self.note_orphan(*ino);
+                Ok(Outcome::Repaired)
+            }
+            Damage::StaleRemoval { ino } => {
+                self.forget_removed(*ino);
                 Ok(Outcome::Repaired)
             }
             Damage::StaleOrphan { ino } => {
@@ -382,11 +402,33 @@ impl Op<'_> {
                 false => lost::blocks_of(&holes),
             };
         }
-        let now = self.now;
+        let flags = if extents.iter().any(Extent::is_lost) { HAS_LOST } else { 0 };
+        self.put_made(ino, (kind, flags), (size, blocks), 0);
+        Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
+    }
+
+    /// Creates a file for contents that are kept elsewhere, up to `end`.
+    async fn make_file(&mut self, ino: u64, end: u64) -> Result<Outcome, FsError> {
+        if self.find_inode(ino).await?.is_some() {
+            return Ok(Outcome::Left);
+        }
+        let size = end.min(MAX_FILE);
+        self.put_made(ino, (Kind::File, 0), (size, size.div_ceil(BLOCK)), reach_for(end));
+        Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
+    }
+
+    fn put_made(
+        &mut self,
+        ino: u64,
+        (kind, flags): (Kind, u8),
+        (size, blocks): (u64, u64),
+        reach: u32,
+    ) {
+        let (now, is_directory) = (self.now, kind == Kind::Directory);
         let record = InodeRecord {
             mode: if is_directory { 0o700 } else { 0o600 }.into(),
             kind: encode_kind(kind),
-            flags: if extents.iter().any(Extent::is_lost) { HAS_LOST } else { 0 },
+            flags,
             links: if is_directory { 2 } else { 1 }.into(),
             modified: now.into(),
             changed: now.into(),
@@ -397,12 +439,11 @@ impl Op<'_> {
             uid: 0.into(),
             gid: 0.into(),
             rdev: 0.into(),
-            spare: 0.into(),
+            reach: reach.into(),
             parent: ino.into(),
             quota: 0.into(),
         };
         self.set_inode(ino, record);
-        Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
     }
 
     /// Removes the front of an extent whose blocks another inode has. The file's content there is lost,

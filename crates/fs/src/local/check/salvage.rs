@@ -31,6 +31,7 @@ pub(super) async fn find(
     volume: &Arc<dyn Transact>,
     name: &str,
     how: How,
+    is_elsewhere: bool,
     (findings, missing): (&mut Vec<Finding>, &mut Missing),
 ) -> Result<Option<Parts>, FsError> {
     // Damage of the catalogue is not the tree's.
@@ -45,7 +46,7 @@ pub(super) async fn find(
             Damage::NoSuper => match restore_super(env, volume, name).await? {
                 true => Outcome::Repaired,
                 false => {
-                    make_super(env, volume, name).await?;
+                    make_super(env, volume, name, is_elsewhere).await?;
                     Outcome::Lost("the superblock; all names were rehashed".to_owned())
                 }
             },

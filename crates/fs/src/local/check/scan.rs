@@ -22,6 +22,7 @@ use crate::local::format::{
     Place, QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
 };
 use crate::local::inner::Inner;
+use crate::local::leftovers::parse_removed;
 use crate::local::op::Op;
 use crate::local::orphans::freed_run;
 use crate::local::places::position_of;
@@ -90,9 +91,15 @@ pub(super) struct Scan {
     quotas: BTreeSet<u64>,
     usage: BTreeMap<u64, (i64, i64)>,
     next_number: u64,
+    /// Removed files whose contents elsewhere are to be removed.
+    pub(super) removed: BTreeSet<u64>,
+    /// Contents are kept elsewhere: of which nothing is stored, and all objects.
+    is_elsewhere: bool,
+    pub(super) empty: Vec<u64>,
+    pub(super) objects: u64,
     extents: u64,
     blocks: u64,
-    damages: Vec<Damage>,
+    pub(super) damages: Vec<Damage>,
 }
 
 impl Scan {
@@ -112,7 +119,9 @@ impl Scan {
             names: self.names.len() as u64,
             extents: self.extents,
             blocks: self.blocks,
-            unfinished: (self.orphans.len() + self.freed.len()) as u64 + self.reservations,
+            unfinished: (self.orphans.len() + self.freed.len() + self.removed.len()) as u64
+                + self.reservations,
+            contents: self.is_elsewhere.then(|| self.contents_report()),
         }
     }
 
@@ -199,7 +208,7 @@ impl Paths<'_> {
 
 /// Reads a whole filesystem.
 pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
-    let mut scan = Scan::default();
+    let mut scan = Scan { is_elsewhere: inner.elsewhere.is_some(), ..Scan::default() };
     if let Err(error) = inner.tree.check().await {
         scan.damages.push(tree_damage(error.into())?);
         return Ok(scan);
@@ -207,7 +216,8 @@ pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     let txn = inner.look().await?;
     if let Err(error) = scan.read_records(inner, &txn).await {
         let damage = tree_damage(error)?;
-        return Ok(Scan { damages: vec![damage], ..Scan::default() });
+        let is_elsewhere = scan.is_elsewhere;
+        return Ok(Scan { damages: vec![damage], is_elsewhere, ..Scan::default() });
     }
     scan.check_names(inner);
     scan.check_reach();
@@ -215,6 +225,7 @@ pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     scan.check_orphans();
     scan.check_quotas();
     scan.check_overlaps();
+    scan.check_contents(inner).await?;
     scan.read_reservations(inner, &txn).await?;
     scan.check_bits(inner, &txn, data).await?;
     if data {
@@ -291,6 +302,9 @@ impl Scan {
                 _ => false,
             },
             Tag::Session => parse_record(key, value).is_some(),
+            Tag::Removed => {
+                parse_removed(key, value).map(|(ino, _)| self.removed.insert(ino)).is_some()
+            }
             Tag::Quota => match (number(rest), decode::<QuotaRecord>(value, none)) {
                 (Some(root), Ok(_)) => self.quotas.insert(root),
                 _ => false,
@@ -362,6 +376,7 @@ impl Scan {
                 group.entries.push((position, Some(name), entry.chained));
                 true
             }
+            Tag::Extent if self.is_elsewhere => false,
             Tag::Extent => match inner.area.extent(rest, value) {
                 Some(extent) => {
                     group.extents.push(extent);
@@ -429,7 +444,10 @@ impl Scan {
             self.damages.push(Damage::WrongFlags { ino });
         }
         let stored = group.extents.iter().filter(|extent| !extent.is_lost());
-        let blocks = stored.map(|extent| extent.blocks).sum();
+        let blocks = match kind {
+            Kind::File if self.is_elsewhere => size.div_ceil(BLOCK),
+            _ => stored.map(|extent| extent.blocks).sum(),
+        };
         self.nodes.insert(
             ino,
             Node { record, kind, names: 0, parent: 0, subdirectories: 0, entries: 0, blocks },
@@ -579,6 +597,8 @@ impl Scan {
                 _ => {}
             }
         }
+        let exist = self.removed.iter().filter(|ino| self.nodes.contains_key(ino));
+        self.damages.extend(exist.map(|ino| Damage::StaleRemoval { ino: *ino }));
         let gone = self.orphans.iter().filter(|ino| !self.nodes.contains_key(ino));
         self.damages.extend(gone.map(|ino| Damage::StaleOrphan { ino: *ino }));
     }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_env::Env;
+use thalweg_fs::Contents;
+use thalweg_fs::check::{How, Report, check_with};
 use thalweg_fs::local::{self, Atime, Local, Options};
+use thalweg_sim::contents::SimContents;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning};
 use thalweg_store::device::{DeviceRef, Geometry};
@@ -34,6 +37,8 @@ pub(crate) struct Volume {
     store: Arc<dyn BlockStore>,
     in_place: Option<Arc<InPlace>>,
     chain: Option<Arc<Chain>>,
+    /// The contents of files, if they are kept elsewhere.
+    pub(crate) contents: Option<Arc<SimContents>>,
 }
 
 /// What a crash must leave, besides metadata of one state that is no older than the last sync.
@@ -43,6 +48,9 @@ pub(crate) enum Promise {
     Synced,
     /// Data that is no older than the metadata, and was in its file some time.
     Ordered,
+    /// Data that was in its file at the moment of the metadata or later: no byte is lost because its file is removed or
+    /// shorter later.
+    Elsewhere,
     /// All data of the same moment.
     OneMoment,
 }
@@ -120,22 +128,46 @@ impl Rig {
     pub(crate) async fn make(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
         let blocks = Some(SIZES[0] / BLOCK_SIZE as u64);
         let format = local::Format { metadata_blocks: Some(40), blocks, ..format() };
-        self.make_with(env, devices, &format).await
+        self.make_with(env, devices, &format, None).await
+    }
+
+    /// Makes the volume, and a filesystem on a part of it whose files have their contents elsewhere.
+    pub(crate) async fn make_elsewhere(
+        &self,
+        env: &Env,
+        devices: &[DeviceRef],
+        contents: Arc<SimContents>,
+    ) -> Volume {
+        let blocks = Some(SIZES[0] / BLOCK_SIZE as u64);
+        let format = local::Format { blocks, ..format() };
+        let format = local::Format { metadata_blocks: None, ..format };
+        self.make_with(env, devices, &format, Some(contents)).await
     }
 
     /// Makes the volume, and a filesystem on all of it with room for much metadata.
     pub(crate) async fn make_large(&self, env: &Env, devices: &[DeviceRef]) -> Volume {
         let format = local::Format { metadata_blocks: Some(250), ..format() };
-        self.make_with(env, devices, &format).await
+        self.make_with(env, devices, &format, None).await
     }
 
-    async fn make_with(&self, env: &Env, devices: &[DeviceRef], format: &local::Format) -> Volume {
+    async fn make_with(
+        &self,
+        env: &Env,
+        devices: &[DeviceRef],
+        format: &local::Format,
+        contents: Option<Arc<SimContents>>,
+    ) -> Volume {
         match self {
             Rig::Chain(shape) => shape.format(env, devices).await,
             Rig::InPlace(shape, _) => shape.create(env, devices).await,
         }
-        let volume = self.open(env, devices).await;
-        local::make(env, &volume.transact, format).await.unwrap();
+        let volume = self.open(env, devices).await.with(contents);
+        match &volume.contents {
+            Some(contents) => {
+                local::make_elsewhere(env, &volume.transact, format, &**contents).await.unwrap();
+            }
+            None => local::make(env, &volume.transact, format).await.unwrap(),
+        }
         volume
     }
 
@@ -154,15 +186,27 @@ impl Rig {
             }
         };
         let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
-        Volume { transact: Arc::new(manager), store, in_place, chain }
+        Volume { transact: Arc::new(manager), store, in_place, chain, contents: None }
     }
 }
 
 impl Volume {
+    /// The same, with the contents of files elsewhere.
+    pub(crate) fn with(self, contents: Option<Arc<SimContents>>) -> Volume {
+        Volume { contents, ..self }
+    }
+
     /// Opens the filesystem.
     pub(crate) async fn files(&self, env: &Env) -> Local {
         let options = Options { atime: Atime::Never, ..Options::default() };
-        Local::open(env, self.transact.clone(), "fs", options).await.unwrap()
+        let contents = self.contents.clone().map(|it| it as Arc<dyn Contents>);
+        Local::open_with(env, self.transact.clone(), "fs", options, contents).await.unwrap()
+    }
+
+    /// Checks the filesystem.
+    pub(crate) async fn check(&self, env: &Env, how: How) -> Report {
+        let contents = self.contents.clone().map(|it| it as Arc<dyn Contents>);
+        check_with(env, self.transact.clone(), "fs", how, contents).await.unwrap()
     }
 
     /// How often its filesystem became larger.

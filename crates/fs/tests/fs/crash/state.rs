@@ -140,14 +140,33 @@ fn kept(
     let since = match promise {
         Promise::OneMoment if state.files == found.files => return Ok(()),
         Promise::OneMoment => number..number + 1,
-        Promise::Ordered => number..states.len(),
+        Promise::Ordered | Promise::Elsewhere => number..states.len(),
         Promise::Synced => least..states.len(),
     };
     for ino in found.files.keys() {
+        if promise == Promise::Elsewhere {
+            bytes_of(&states[since.clone()], found, *ino)
+                .map_err(|why| format!("state {number}: {why}"))?;
+            continue;
+        }
         made_of(&states[since.clone()], found, *ino, promise, sector)
             .map_err(|why| format!("state {number}: {why}"))?;
     }
     Ok(())
+}
+
+/// Whether every byte of a file has the value of one of the states that have such a byte.
+fn bytes_of(states: &[State], found: &State, ino: Ino) -> Result<(), String> {
+    let of = |state: &State| {
+        state.files.get(&ino).or_else(|| state.nameless.get(&ino)).cloned().unwrap_or_default()
+    };
+    let had: Vec<Vec<u8>> = states.iter().map(of).collect();
+    let now = &found.files[&ino];
+    let lost = (0..now.len()).find(|at| !had.iter().any(|it| it.get(*at) == Some(&now[*at])));
+    match lost {
+        Some(at) => Err(format!("{ino:?} never had at {at} what it has there now: {}", now[at])),
+        None => Ok(()),
+    }
 }
 
 /// Whether every sector of a file has the content of one of the states.

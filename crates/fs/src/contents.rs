@@ -1,0 +1,123 @@
+//! Contents of files that are kept outside of the filesystem with their names.
+//!
+//! The filesystem has names, sizes and times, and makes them durable in its own time. The bytes lie in a store of
+//! objects, for example, which acknowledges what is durable.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::attributes::Ino;
+use crate::error::FsError;
+
+/// What is stored of one file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stored {
+    /// Its objects.
+    pub objects: u64,
+    /// The first byte that the last of them may hold.
+    pub last: u64,
+    /// The byte behind those.
+    pub end: u64,
+}
+
+/// How full the store is, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// Of everything.
+    pub size: u64,
+    /// Of what is free.
+    pub free: u64,
+}
+
+/// The contents of the files of one filesystem, by inode number.
+///
+/// A byte that was never written reads as zero. A change is durable when its call returns. A call that fails, or whose
+/// future is dropped, may have changed any part of its range. Of calls on the same bytes at the same time, the caller
+/// keeps all but reads apart.
+#[async_trait]
+pub trait Contents: Send + Sync + fmt::Debug + 'static {
+    /// Where they are, for messages.
+    fn name(&self) -> String;
+
+    /// `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, FsError>;
+
+    /// Writes buffer after buffer from `offset` on.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`], and those of the store.
+    async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError>;
+
+    /// Has a range read as zeros. The bytes around it stay.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError>;
+
+    /// Removes all bytes from `size` to `end`, behind which there are none.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn truncate(&self, ino: Ino, end: u64, size: u64) -> Result<(), FsError>;
+
+    /// Removes all bytes of a file, of which none lie behind `end`. Removing them again is harmless.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn remove(&self, ino: Ino, end: u64) -> Result<(), FsError> {
+        self.truncate(ino, end, 0).await
+    }
+
+    /// What is stored of each file. This may take long.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn list(&self) -> Result<BTreeMap<Ino, Stored>, FsError>;
+
+    /// Returns when no change is under way, also none whose future was dropped.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn settle(&self) -> Result<(), FsError>;
+
+    /// How full the store is; `None` if it does not say.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn space(&self) -> Result<Option<Space>, FsError>;
+}
+
+/// Finds contents beside a device that has a name, such as `rados:POOL/IMAGE`.
+#[async_trait]
+pub trait ContentsKind: Send + Sync + fmt::Debug {
+    /// The contents of the filesystem `filesystem` of the volume on `device`, which this program has open; `None` when
+    /// no contents can be beside it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn beside(
+        &self,
+        device: &Path,
+        filesystem: &str,
+    ) -> Result<Option<Arc<dyn Contents>>, FsError>;
+}
+
+/// Removes the contents of all files.
+///
+/// # Errors
+/// Those of the store.
+pub async fn empty(contents: &dyn Contents) -> Result<(), FsError> {
+    for (ino, stored) in contents.list().await? {
+        contents.remove(ino, stored.end).await?;
+    }
+    contents.settle().await
+}

@@ -1,0 +1,62 @@
+//! Contents of files in objects, for a filesystem.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_fs::contents::{Contents, Space, Stored};
+use thalweg_fs::{Action, Failure, FsError, Ino};
+
+use crate::ObjectError;
+use crate::files::FileObjects;
+
+impl From<ObjectError> for FsError {
+    fn from(error: ObjectError) -> FsError {
+        let action = match error {
+            ObjectError::NoSpace { .. } => return FsError::NoSpace,
+            ObjectError::Fenced => Action::Reopen,
+            ObjectError::NoAnswer { .. } | ObjectError::NotConnected { .. } => Action::Reconnect,
+            _ => Action::GiveUp,
+        };
+        FsError::Store(Failure::new(action, error))
+    }
+}
+
+#[async_trait]
+impl Contents for FileObjects {
+    fn name(&self) -> String {
+        self.shown()
+    }
+
+    async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, FsError> {
+        Ok(FileObjects::read(self, ino.0, offset, len).await?)
+    }
+
+    async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
+        Ok(FileObjects::write(self, ino.0, offset, data).await?)
+    }
+
+    async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError> {
+        Ok(FileObjects::zero(self, ino.0, range).await?)
+    }
+
+    async fn truncate(&self, ino: Ino, end: u64, size: u64) -> Result<(), FsError> {
+        Ok(FileObjects::truncate(self, ino.0, end, size).await?)
+    }
+
+    async fn list(&self) -> Result<BTreeMap<Ino, Stored>, FsError> {
+        let files = FileObjects::list(self).await?;
+        Ok(files.into_iter().map(|(inode, stored)| (Ino(inode), stored)).collect())
+    }
+
+    async fn settle(&self) -> Result<(), FsError> {
+        Ok(FileObjects::settle(self).await?)
+    }
+
+    async fn space(&self) -> Result<Option<Space>, FsError> {
+        let space = FileObjects::space(self).await?;
+        // A cluster without a manager has no numbers.
+        Ok((space.size > 0).then_some(space))
+    }
+}

@@ -132,6 +132,8 @@ struct SessionInfo {
     root: Ino,
     lease: Duration,
     read_only: bool,
+    /// Batches may change bytes and sizes.
+    bytes: bool,
     /// The server's incarnation.
     server: Uuid,
 }
@@ -198,6 +200,7 @@ impl Client {
             root: Ino::ROOT,
             lease: Duration::ZERO,
             read_only: false,
+            bytes: false,
             server: Uuid::nil(),
         };
         let link = watch::Sender::new(Link::Down);

@@ -19,6 +19,8 @@
 //! answer before it makes the change. Calls and answers are in one order on a connection: what was allowed before an
 //! invalidation ends with it, also when the answer that allowed it is looked at later.
 
+mod needs;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::ledger::Committed;
@@ -257,91 +259,6 @@ pub enum Request {
     },
 }
 
-impl Request {
-    /// Whether it is to be carried out once: it may change something, or its answer is a new thing.
-    pub fn is_once(&self) -> bool {
-        let uses_files = matches!(
-            self,
-            Request::Open { .. }
-                | Request::Flush { .. }
-                | Request::Release { .. }
-                | Request::Lock { .. }
-                | Request::Unlock { .. }
-                | Request::Reserve
-        );
-        uses_files || self.is_change()
-    }
-
-    /// The inodes that it names, and whether it needs the right to change something.
-    pub fn touched(&self) -> ([Option<Ino>; 2], bool) {
-        match self {
-            Request::Attach { .. }
-            | Request::Claim
-            | Request::ClaimOpen { .. }
-            | Request::ClaimLock { .. }
-            | Request::ClaimNumbers { .. }
-            | Request::Claimed
-            | Request::Reserve
-            | Request::Renew
-            | Request::Detach
-            | Request::Forget
-            | Request::Cancel(_)
-            | Request::SyncAll
-            | Request::Statistics => ([None, None], false),
-            Request::Batch => ([None, None], true),
-            Request::Lookup { parent: ino, .. }
-            | Request::Acquire { ino }
-            | Request::Parent { directory: ino }
-            | Request::Attributes { ino }
-            | Request::ReadLink { ino }
-            | Request::ReadDirectory { ino, .. }
-            | Request::Read { ino, .. }
-            | Request::Seek { ino, .. }
-            | Request::Sync { ino, .. }
-            | Request::Xattr { ino, .. }
-            | Request::Xattrs { ino }
-            | Request::Flush { ino, .. }
-            | Request::Release { ino, .. }
-            | Request::Lock { ino, .. }
-            | Request::Unlock { ino, .. }
-            | Request::ConflictingLock { ino, .. } => ([Some(*ino), None], false),
-            Request::Open { ino, flags, .. } => ([Some(*ino), None], flags.write),
-            Request::SetAttributes { ino, .. }
-            | Request::Create { parent: ino, .. }
-            | Request::Unlink { parent: ino, .. }
-            | Request::RemoveDirectory { parent: ino, .. }
-            | Request::Write { ino, .. }
-            | Request::Allocate { ino, .. }
-            | Request::SetXattr { ino, .. }
-            | Request::RemoveXattr { ino, .. } => ([Some(*ino), None], true),
-            Request::Link { ino: one, parent: two, .. } => ([Some(*one), Some(*two)], true),
-            Request::Rename { from: (one, _), to: (two, _), .. }
-            | Request::Copy { from: (one, _), to: (two, _), .. } => {
-                ([Some(*one), Some(*two)], true)
-            }
-        }
-    }
-
-    /// Whether it changes files: it uses a slot.
-    pub fn is_change(&self) -> bool {
-        matches!(
-            self,
-            Request::SetAttributes { .. }
-                | Request::Batch
-                | Request::Create { .. }
-                | Request::Link { .. }
-                | Request::Unlink { .. }
-                | Request::RemoveDirectory { .. }
-                | Request::Rename { .. }
-                | Request::Write { .. }
-                | Request::Allocate { .. }
-                | Request::Copy { .. }
-                | Request::SetXattr { .. }
-                | Request::RemoveXattr { .. }
-        )
-    }
-}
-
 /// What a client may cache from now on, until it is invalidated or the lease ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Grants {
@@ -395,6 +312,8 @@ pub enum Answer {
         lease: u32,
         /// Changes are refused.
         read_only: bool,
+        /// A [`Request::Batch`] may change bytes and sizes of files.
+        bytes: bool,
         /// The incarnation of the server.
         server: Uuid,
         /// Changes up to this version survive a crash.

@@ -80,6 +80,8 @@ pub struct Options {
     pub patience: Duration,
     /// Changes are durable after so long at the latest.
     pub commit: Duration,
+    /// A directory that one client had to itself, and another one has used, can be one client's alone again after so long.
+    pub share: Duration,
     /// Inodes that the clients may know together, counted for each client, before the server asks for some back. Each takes
     /// about [`KNOWN_BYTES`] of memory.
     pub known: usize,
@@ -97,6 +99,7 @@ impl Default for Options {
             budget: 4096,
             patience: Duration::from_secs(10),
             commit: Duration::from_secs(1),
+            share: Duration::from_secs(5),
             known: (1 << 30) / KNOWN_BYTES,
         }
     }

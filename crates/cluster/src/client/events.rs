@@ -16,6 +16,8 @@ use super::holdings::Slot;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Reply, Request};
 
+/// A directory that was refused is not asked for again within this part of a lease.
+const REFUSED: u32 = 10;
 /// Events wait for so long at most.
 const DELAY: Duration = Duration::from_secs(1);
 
@@ -61,6 +63,9 @@ impl Shared {
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<Option<FileAnswer>, FsError> {
+        if change.size.is_some() && !self.session.lock().bytes {
+            return Ok(None);
+        }
         self.complete_own(ino).await?;
         let set = self.cache.lock().set(ino, change, self.clocks());
         let Some(set) = set else { return Ok(None) };
@@ -76,7 +81,8 @@ impl Shared {
         how: WriteHow,
     ) -> Result<Option<u64>, FsError> {
         let len: usize = data.iter().map(Bytes::len).sum();
-        if how.sync || len > MAX_WRITE || !self.cache.lock().is_own(ino) {
+        let takes_bytes = self.session.lock().bytes;
+        if how.sync || len > MAX_WRITE || !takes_bytes || !self.cache.lock().is_own(ino) {
             return Ok(None);
         }
         self.complete_own(ino).await?;
@@ -101,7 +107,7 @@ impl Shared {
             let mut cache = shared.cache.lock();
             match reply.grants.exclusive {
                 true => cache.hold_exclusively(directory),
-                false => cache.refuse(directory, shared.env.now() + lease),
+                false => cache.refuse(directory, shared.env.now() + lease / REFUSED),
             }
         };
         match self.call(Request::Acquire { ino: directory }, Vec::new(), take).await {

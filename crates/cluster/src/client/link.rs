@@ -145,12 +145,13 @@ impl Shared {
         let lost = |error| AttachError::Lost(io::Error::other(error));
         let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
         match answer {
-            Answer::Attached { root, lease, read_only, server, durable } => {
+            Answer::Attached { root, lease, read_only, bytes, server, durable } => {
                 let lease = Duration::from_millis(u64::from(lease));
                 let is_new = begun && before != server;
                 {
                     let mut session = self.session.lock();
-                    *session = SessionInfo { begun: true, root, lease, read_only, ..*session };
+                    let begun = true;
+                    *session = SessionInfo { begun, root, lease, read_only, bytes, ..*session };
                     if !is_new {
                         session.server = server;
                     }

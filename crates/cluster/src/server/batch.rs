@@ -74,9 +74,8 @@ impl Shared {
             found => found.map(|_| true),
         };
         let writes = job.session.visitor.access == thalweg_net::keys::Access::Write;
-        // Without records its events could be lost or applied twice. They have the bytes of files too.
-        let applies = self.filesystem.ledger().is_some_and(|ledger| ledger.applies_bytes());
-        if !is_free || !writes || !applies || inherits().await? {
+        // Without records its events could be lost or applied twice.
+        if !is_free || !writes || self.filesystem.ledger().is_none() || inherits().await? {
             return self.attributes(job, ino).await;
         }
         // The other clients drop what they cache of it.

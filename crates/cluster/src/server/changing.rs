@@ -114,7 +114,7 @@ impl Shared {
                 Some(session) => self.drop_from(&session, changes).await,
                 None => self.leave(*serial).await,
             }
-            let until = self.env.now() + self.options.lease / 2;
+            let until = self.env.now() + self.options.share;
             self.capabilities.dropped(*serial, changes, until);
             recalling.answered(*serial);
         });

@@ -190,6 +190,7 @@ impl Connection {
             lease: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
             server: shared.incarnation,
             durable: shared.undurable.durable(),
+            bytes: shared.filesystem.ledger().is_some_and(|ledger| ledger.applies_bytes()),
             read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
         }
     }

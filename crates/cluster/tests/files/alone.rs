@@ -1,6 +1,7 @@
 //! Directories that are one client's alone: what it makes there by itself, and what others see of it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_cluster::client::Client;
@@ -12,6 +13,7 @@ use thalweg_net::keys::Access;
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
+use crate::model::elsewhere;
 use crate::scene::*;
 
 fn calls(client: &Client) -> u64 {
@@ -265,5 +267,29 @@ fn a_reader_of_names_gets_no_directory() {
         assert_eq!(names(&reader.client, Ino::ROOT).await.len(), 6);
         let refused = reader.client.create(Ino::ROOT, b"x", &new(Node::File)).await;
         assert!(matches!(refused, Err(FsError::ReadOnly)), "{refused:?}");
+    });
+}
+
+#[test]
+fn names_of_contents_elsewhere_are_sent_in_batches_and_bytes_by_calls() {
+    run(11, |env| async move {
+        let scene = Scene::of(&env, Arc::new(elsewhere(&env).await)).await;
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let (fs, directory) = (&a.client, alone(&a.client).await);
+        let before = calls(fs);
+        let made = fill(fs, directory, 2..100).await;
+        let change = AttributeChange { mode: Some(0o600), ..Default::default() };
+        fs.set_attributes(made[0], &change).await.unwrap();
+        assert_eq!(calls(fs), before, "nothing was sent");
+        put(fs, made[0], "text").await.unwrap();
+        assert_eq!(calls(fs), before + 2, "a batch and a call");
+        let cut = AttributeChange { size: Some(0), ..Default::default() };
+        fs.set_attributes(made[1], &cut).await.unwrap();
+        b.client.find(Ino::ROOT, b"d").await.unwrap();
+        let found = b.client.find(directory, b"n2").await.unwrap();
+        assert_eq!((found.mode, found.size), (0o600, 4));
+        assert_eq!(text(&b.client, found.ino).await, "text");
+        assert_eq!(names(&b.client, directory).await.len(), 100);
+        assert_eq!(a.client.status().lost, 0);
     });
 }

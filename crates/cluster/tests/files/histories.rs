@@ -9,10 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{self, Client};
 use thalweg_cluster::server::Options;
 use thalweg_env::{Env, Rng, Time};
-use thalweg_fs::{Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow};
+use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::{campaign, run};
@@ -61,6 +61,20 @@ struct Actor {
     directory: Ino,
     files: Vec<Ino>,
     history: Arc<Mutex<History>>,
+    /// It lists the directory now and then: so its client knows all names, and asks for the directory.
+    lists: bool,
+}
+
+/// What a life is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// The network fails, for longer than a lease too.
+    Network,
+    /// The server's machine crashes, too.
+    Crashes,
+    /// As with crashes, and the clients take turns in having the directory to themselves. What such a client has not sent is
+    /// lost with its session, so no fault outlasts a lease.
+    Alone,
 }
 
 /// Whether it is unknown if a call has taken effect.
@@ -73,6 +87,8 @@ impl Actor {
         for _ in 0..self.calls {
             let pause = match self.rng.random_range(0..20) {
                 0 => 300_000,
+                // Another client has the directory to itself meanwhile.
+                1..4 if self.lists => 30_000,
                 1..4 => 3_000,
                 _ => 300,
             };
@@ -94,7 +110,19 @@ impl Actor {
         }
     }
 
+    async fn list(&self) {
+        let mut from = Cookie::START;
+        while let Ok(some) = self.client.read_directory(self.directory, from, 100, false).await
+            && let Some(last) = some.last()
+        {
+            from = last.cookie;
+        }
+    }
+
     async fn use_name(&mut self) {
+        if self.lists && self.rng.random_bool(0.5) {
+            self.list().await;
+        }
         let (a, b) = (self.rng.random_range(0..4u8), self.rng.random_range(0..4u8));
         let (name, other) = ([b'n', b'0' + a], [b'n', b'0' + b]);
         let (client, directory, start) = (&self.client, self.directory, self.env.now());
@@ -220,8 +248,8 @@ async fn disturb(
     env: Env,
     mut rng: Rng,
     mut scene: Scene,
-    machines: Arc<Vec<Machine>>,
-    crashes: Arc<AtomicU64>,
+    (machines, crashes): (Arc<Vec<Machine>>, Arc<AtomicU64>),
+    kind: Kind,
 ) {
     loop {
         let pause = if scene.is_durable() { 60_000 } else { 200_000 };
@@ -263,8 +291,8 @@ async fn disturb(
         }
         // Some faults outlast a lease, or even the session.
         let span = match rng.random_range(0..10) {
-            0 => 2 * EXPIRE,
-            1..3 => 2 * LEASE,
+            0 if kind != Kind::Alone => 2 * EXPIRE,
+            1..3 if kind != Kind::Alone => 2 * LEASE,
             _ => Duration::from_millis(200),
         };
         env.sleep(span.mul_f64(rng.random_range(0.0..1.0))).await;
@@ -280,14 +308,18 @@ struct Tally {
     evictions: u64,
     /// Crashes of the server.
     crashes: u64,
+    /// Batches of what clients have made by themselves.
+    batches: u64,
 }
 
 /// The calls of a life.
-fn life(seed: u64, is_durable: bool) -> (History, Tally) {
+fn life(seed: u64, kind: Kind) -> (History, Tally) {
+    let (is_durable, alone) = (kind != Kind::Network, kind == Kind::Alone);
     run(seed, |env| async move {
         // In a third of the lives the clients know more inodes than they may.
         let known = if seed % 3 == 1 { 8 } else { usize::MAX };
-        let options = Options { known, ..options() };
+        let share = if alone { Duration::from_millis(1) } else { LEASE / 2 };
+        let options = Options { known, share, ..options() };
         let scene = match is_durable {
             true => Scene::durable_with(&env, options).await,
             false => Scene::with(&env, Arc::new(NaiveFiles::new(&env)), options).await,
@@ -296,7 +328,9 @@ fn life(seed: u64, is_durable: bool) -> (History, Tally) {
         let history = Arc::<Mutex<History>>::default();
         let mut machines = Vec::new();
         for number in 0..CLIENTS {
-            machines.push(scene.client(&format!("c{number}")).await);
+            let options = client::Options { exclusive: alone.then_some(0), ..patient() };
+            let visitor = visitor(&format!("c{number}"));
+            machines.push(scene.client_with(visitor, options).await.unwrap());
         }
         let machines = Arc::new(machines);
         let first = &machines[0].client;
@@ -319,6 +353,7 @@ fn life(seed: u64, is_durable: bool) -> (History, Tally) {
                 directory,
                 files: files.clone(),
                 history: history.clone(),
+                lists: alone,
             };
             actor.find_again().await;
             files.iter().chain([&directory]).for_each(|ino| machine.client.reference(*ino));
@@ -330,10 +365,11 @@ fn life(seed: u64, is_durable: bool) -> (History, Tally) {
             }
         };
         let disturbing = async {
-            if !is_durable && seed.is_multiple_of(4) {
+            if kind == Kind::Network && seed.is_multiple_of(4) {
                 return std::future::pending().await;
             }
-            disturb(env.clone(), env.rng(), scene, machines.clone(), crashes.clone()).await;
+            let disturbed = (machines.clone(), crashes.clone());
+            disturb(env.clone(), env.rng(), scene, disturbed, kind).await;
         };
         tokio::select! {
             () = acting => {}
@@ -341,9 +377,11 @@ fn life(seed: u64, is_durable: bool) -> (History, Tally) {
         }
         network.heal();
         let evictions = machines.iter().map(|it| it.client.status().evictions).sum();
+        let batches = machines.iter().map(|it| it.client.traffic().sent_for("Batch").messages);
+        let batches = batches.sum();
         let history = std::mem::take(&mut *history.lock());
         let calls = history.names.len() + history.files.values().map(Vec::len).sum::<usize>();
-        (history, Tally { calls, evictions, crashes: crashes.load(Ordering::Relaxed) })
+        (history, Tally { calls, evictions, crashes: crashes.load(Ordering::Relaxed), batches })
     })
 }
 
@@ -368,14 +406,15 @@ fn check(seed: u64, history: &mut History) {
 }
 
 /// Checks lives; what happened in all of them.
-fn live(lives: u64, is_durable: bool) -> Tally {
+fn live(lives: u64, kind: Kind) -> Tally {
     let mut all = Tally::default();
     for seed in campaign::seeds(lives) {
-        let (mut history, tally) = life(seed, is_durable);
+        let (mut history, tally) = life(seed, kind);
         check(seed, &mut history);
         all.calls += tally.calls;
         all.evictions += tally.evictions;
         all.crashes += tally.crashes;
+        all.batches += tally.batches;
     }
     println!("{all:?}");
     all
@@ -383,12 +422,19 @@ fn live(lives: u64, is_durable: bool) -> Tally {
 
 #[test]
 fn histories_are_linearizable() {
-    let all = live(300, false);
+    let all = live(300, Kind::Network);
     assert!(all.evictions > 20, "{all:?}");
 }
 
 #[test]
 fn histories_over_crashes_of_the_server_are_linearizable() {
-    let all = live(80, true);
+    let all = live(80, Kind::Crashes);
     assert!(all.crashes > 60, "{all:?}");
+}
+
+#[test]
+fn histories_of_clients_that_are_alone_in_turns_are_linearizable() {
+    let all = live(80, Kind::Alone);
+    assert!(all.crashes > 60 && all.batches > 200, "{all:?}");
+    assert_eq!(all.evictions, 0, "{all:?}");
 }

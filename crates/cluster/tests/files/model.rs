@@ -11,6 +11,7 @@ use thalweg_cluster::client::{self, Client};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::local::{self, Atime, Format, Local};
 use thalweg_fs::{Attributes, Cookie, Filesystem, FsError, Ino, Kind, Timestamp};
+use thalweg_sim::contents::SimContents;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_sim::{campaign, run};
@@ -76,15 +77,33 @@ struct Model {
     twins: Vec<Twin>,
 }
 
-/// A filesystem on a volume in memory.
-pub(crate) async fn on_volume(env: &Env) -> Local {
+/// A volume in memory.
+fn volume(env: &Env) -> Arc<dyn Transact> {
     let store = Arc::new(VersionedMemory::new(30_000));
     let options = txn::Options { max_writes: 8192, ..txn::Options::default() };
-    let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(env, store, options));
-    let format = Format { metadata_blocks: Some(600), hash_bits: 4, ..Format::default() };
-    local::make(env, &volume, &format).await.unwrap();
-    let options = local::Options { atime: Atime::Never, ..local::Options::default() };
-    Local::open(env, volume, "fs", options).await.unwrap()
+    Arc::new(TransactionManager::new(env, store, options))
+}
+
+fn format() -> Format {
+    Format { metadata_blocks: Some(600), hash_bits: 4, ..Format::default() }
+}
+
+fn open_options() -> local::Options {
+    local::Options { atime: Atime::Never, ..local::Options::default() }
+}
+
+/// A filesystem on a volume in memory.
+pub(crate) async fn on_volume(env: &Env) -> Local {
+    let volume = volume(env);
+    local::make(env, &volume, &format()).await.unwrap();
+    Local::open(env, volume, "fs", open_options()).await.unwrap()
+}
+
+/// The same, with the contents of files elsewhere.
+pub(crate) async fn elsewhere(env: &Env) -> Local {
+    let (volume, contents) = (volume(env), SimContents::new(env));
+    local::make_elsewhere(env, &volume, &format(), &*contents).await.unwrap();
+    Local::open_with(env, volume, "fs", open_options(), Some(contents)).await.unwrap()
 }
 
 impl Model {

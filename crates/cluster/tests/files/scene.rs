@@ -44,7 +44,7 @@ pub(crate) struct Machine {
 }
 
 pub(crate) fn options() -> Options {
-    Options { lease: LEASE, expire: EXPIRE, ..Options::default() }
+    Options { lease: LEASE, expire: EXPIRE, share: LEASE / 2, ..Options::default() }
 }
 
 /// What a client may do everywhere.

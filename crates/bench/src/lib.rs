@@ -22,6 +22,7 @@
 //! - [`txn_put`]: bytes and flushes that a durable small put costs a device;
 //! - [`mod@fs`]: filesystems on the same disk, ours and others;
 //! - [`cluster_creates`]: clients make files in directories of their own, with and without interference;
+//! - [`cluster_recall`]: a client waits for what another one has made;
 //! - [`cluster_restart`]: a server of files is killed under its clients;
 //! - [`cluster_server`]: a server of files, beside its filesystem alone;
 //! - [`fs_many`]: a filesystem with millions of files;
@@ -48,8 +49,10 @@ pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
 pub mod cluster_creates;
+pub mod cluster_recall;
 pub mod cluster_restart;
 pub mod cluster_server;
+mod cluster_site;
 mod cluster_wire;
 mod engine;
 pub mod fs;
@@ -162,6 +165,7 @@ const BENCHES: &[BenchEntry] = &[
     chain_reads::ENTRY,
     chain_restart::ENTRY,
     cluster_creates::ENTRY,
+    cluster_recall::ENTRY,
     cluster_restart::ENTRY,
     cluster_server::ENTRY,
     fs::ENTRY,

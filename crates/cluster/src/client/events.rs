@@ -205,14 +205,36 @@ impl Shared {
         if batch.is_empty() {
             return Ok(());
         }
-        let batch: Arc<[Event]> = batch.into();
-        let made: HashSet<Ino> = batch.iter().filter_map(|it| it.deed.made()).collect();
+        let mut parts = vec![batch];
+        while let Some(mut part) = parts.pop() {
+            match self.send_part(&part).await {
+                Ok(()) => {}
+                // The server is there, and refuses one of them: the others count.
+                Err(error) if part.len() > 1 && !matches!(error, FsError::Store(_)) => {
+                    parts.push(part.split_off(part.len() / 2));
+                    parts.push(part);
+                }
+                Err(error) => {
+                    self.lose_events(&part, &error);
+                    if matches!(error, FsError::Store(_)) {
+                        parts.iter().rev().for_each(|part| self.lose_events(part, &error));
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends events in one call.
+    async fn send_part(self: &Arc<Self>, part: &[Event]) -> Result<(), FsError> {
+        let made: HashSet<Ino> = part.iter().filter_map(|it| it.deed.made()).collect();
         let named: HashSet<Ino> =
-            batch.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
+            part.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
-        let payload = postcard::to_allocvec(&*batch).map_err(|_| LinkError::Unexpected)?;
-        let events = batch.clone();
+        let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
+        let events: Arc<[Event]> = part.into();
         let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
             if reply.answer == Answer::Made {
                 let proofs: Vec<u64> = postcard::from_bytes(payload).unwrap_or_default();
@@ -220,12 +242,7 @@ impl Shared {
             }
         };
         let call = (Request::Batch, vec![payload.into()]);
-        let sent = self.call_in(Some(Slot::of_batch()), named.into(), call, take).await;
-        if let Err(error) = sent {
-            self.lose_events(&batch, &error);
-            return Err(error);
-        }
-        Ok(())
+        self.call_in(Some(Slot::of_batch()), named.into(), call, take).await.map(|_| ())
     }
 
     /// A batch does not count.

@@ -143,7 +143,7 @@ impl Shared {
             }
             let Some(number) = deed.made() else { continue };
             // What is made again had its number before.
-            if !job.is_again() && !job.session.state.lock().use_number(number.0) {
+            if !job.is_again() && !job.session.state.lock().has_number(number.0) {
                 return Err(FsError::Invalid("the inode number is not the client's"));
             }
             made.insert(number);
@@ -159,6 +159,10 @@ impl Shared {
         let change = self.begin(job, changes_of(&events)).await;
         ledger.apply(&events).await?;
         drop(change);
+        {
+            let mut state = job.session.state.lock();
+            events.iter().filter_map(|it| it.deed.made()).for_each(|it| state.use_number(it.0));
+        }
         Ok(made_by(&events))
     }
 }

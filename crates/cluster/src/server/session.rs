@@ -350,16 +350,17 @@ impl SessionState {
         self.numbers.len()
     }
 
-    /// An inode gets a number of the client's, which does not use it or a lower one of its range again; whether it is one.
-    pub(super) fn use_number(&mut self, number: u64) -> bool {
-        let Some(at) = self.numbers.iter().position(|(it, _)| it.contains(&number)) else {
-            return false;
-        };
-        self.numbers[at].0.start = number + 1;
-        if self.numbers[at].0.is_empty() {
-            self.numbers.remove(at);
+    /// Whether a number is the client's.
+    pub(super) fn has_number(&self, number: u64) -> bool {
+        self.numbers.iter().any(|(range, _)| range.contains(&number))
+    }
+
+    /// An inode has got a number of the client's, which does not use it or a lower one of its range again.
+    pub(super) fn use_number(&mut self, number: u64) {
+        if let Some((range, _)) = self.numbers.iter_mut().find(|(it, _)| it.contains(&number)) {
+            range.start = number + 1;
         }
-        true
+        self.numbers.retain(|(range, _)| !range.is_empty());
     }
 
     /// A handle that the client does not have.

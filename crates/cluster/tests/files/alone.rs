@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use thalweg_cluster::client::Client;
 use thalweg_fs::{
-    AttributeChange, Attributes, Caller, Cookie, Filesystem, FsError, Ino, Node, Rename,
+    AttributeChange, Attributes, Caller, Cookie, Filesystem, FsError, Ino, Node, Rename, SetXattr,
     TimeChange, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_net::keys::Access;
@@ -258,7 +258,7 @@ fn a_reader_of_names_gets_no_directory() {
             acl.extend([u16::to_le_bytes(tag), u16::to_le_bytes(bits)].concat());
             acl.extend(u32::to_le_bytes(id));
         }
-        a.client.set_xattr(directory, list, acl.into(), thalweg_fs::SetXattr::Any).await.unwrap();
+        a.client.set_xattr(directory, list, acl.into(), SetXattr::Any).await.unwrap();
         // New files get their list from the directory, which the server knows.
         let refused = fill(&a.client, directory, 2..6).await;
         assert_eq!((refused.len(), a.client.status().unsent), (4, 0));
@@ -291,5 +291,32 @@ fn names_of_contents_elsewhere_are_sent_in_batches_and_bytes_by_calls() {
         assert_eq!(text(&b.client, found.ino).await, "text");
         assert_eq!(names(&b.client, directory).await.len(), 100);
         assert_eq!(a.client.status().lost, 0);
+    });
+}
+
+#[test]
+fn of_a_batch_that_does_not_fit_what_fits_counts() {
+    run(12, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let (fs, directory) = (&a.client, alone(&a.client).await);
+        fs.sync_all().await.unwrap();
+        let most = b"thalweg.quota.max_files";
+        scene.files.set_xattr(directory, most, "50".into(), SetXattr::Any).await.unwrap();
+        let made = fill(fs, directory, 2..100).await;
+        let synced = fs.sync(directory, false).await;
+        assert!(matches!(synced, Err(FsError::Store(_))), "{synced:?}");
+        fs.sync(directory, false).await.unwrap();
+        b.client.find(Ino::ROOT, b"d").await.unwrap();
+        let left = names(&b.client, directory).await;
+        assert_eq!(names(fs, directory).await, left);
+        let lost = fs.status().lost as usize;
+        assert_eq!((lost > 0, left.len() + lost), (true, 100), "{left:?}");
+        for (number, ino) in (2..).zip(&made) {
+            let is_there = left.contains(&format!("n{number}"));
+            assert_eq!(fs.sync(*ino, false).await.is_ok(), is_there, "{number}");
+        }
+        let refused = fs.create(directory, b"more", &new(Node::File)).await;
+        assert!(matches!(refused, Err(FsError::QuotaExceeded)), "{refused:?}");
     });
 }

@@ -9,9 +9,10 @@ use thalweg_cluster::protocol::{
 };
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task};
+use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{
     Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
-    OpenFlags,
+    OpenFlags, Timestamp,
 };
 use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, Side};
 use thalweg_sim::net::Host;
@@ -324,5 +325,55 @@ fn a_session_of_another_client_is_not_resumed() {
         assert_eq!(two.ask(0, unknown).await, Answer::Evicted);
         assert!(matches!(one.ask(1, ROOT).await, Answer::Inode(_)));
         others.go_on().await;
+    });
+}
+
+#[test]
+fn events_of_a_peer_are_checked() {
+    run(31, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (honest, host) = (scene.client("a").await, scene.visit("peer"));
+        let theirs = make(&honest.client, Ino::ROOT, "d", Node::Directory).await;
+        for name in ["one", "two"] {
+            make(&honest.client, theirs, name, Node::File).await;
+        }
+        let peer = Peer::attached(&scene, &host, 1).await;
+        let Answer::Numbers { first, count, .. } = peer.ask(1, Request::Reserve).await else {
+            panic!("no numbers")
+        };
+        let event = |parent, name: &str, number| {
+            let (name, number) = (name.to_owned().into(), Ino(number));
+            let deed = Deed::Create { parent, name, new: new(Node::File), number };
+            Event { time: Timestamp::default(), deed }
+        };
+        let batch = async |number, events: &[Event]| {
+            let call = call(number, Request::Batch);
+            let payload = postcard::to_allocvec(events).unwrap();
+            peer.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
+        };
+        let invalid = |answer: &Answer| matches!(answer, Answer::Failed(WireError::Invalid(_)));
+        // Numbers of others, or of nobody; a directory that it was not told of; a number twice; nothing that decodes.
+        for number in [first - 1, first + count, 1] {
+            let refused = batch(2, &[event(Ino::ROOT, "x", number)]).await;
+            assert!(invalid(&refused), "{number}: {refused:?}");
+        }
+        let refused = batch(3, &[event(theirs, "x", first)]).await;
+        assert_eq!(refused, Answer::Failed(WireError::Stale));
+        let twice = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "y", first)];
+        let refused = batch(4, &twice).await;
+        assert!(invalid(&refused), "{refused:?}");
+        let refused = peer.try_ask(&call(5, Request::Batch)).await.unwrap();
+        assert!(invalid(&refused), "{refused:?}");
+        // A name that is there already: nothing of the batch counts, and the numbers are still the peer's.
+        let exists = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "d", first + 1)];
+        assert_eq!(batch(6, &exists).await, Answer::Failed(WireError::Exists));
+        assert_eq!(batch(7, &[event(Ino::ROOT, "x", first)]).await, Answer::Made);
+        assert_eq!(honest.client.find(Ino::ROOT, b"x").await.unwrap().ino, Ino(first));
+        // Ranges without an end.
+        for number in 8..11 {
+            peer.ask(number, Request::Reserve).await;
+        }
+        let refused = peer.ask(11, Request::Reserve).await;
+        assert!(invalid(&refused), "{refused:?}");
     });
 }

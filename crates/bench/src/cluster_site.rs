@@ -1,0 +1,154 @@
+//! Machines in virtual time: a server of files on a solid-state drive, whose processor handles one message at a time, and its
+//! clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::server::{self, Server, Visitor};
+use thalweg_env::connection::{Listener, Stream};
+use thalweg_env::{Env, Task, Time};
+use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::{NewNode, Node};
+use thalweg_net::hello;
+use thalweg_net::keys::Access;
+use thalweg_sim::net::{Host, LinkSpec, Network};
+use thalweg_sim::ssd::{SolidState, SolidStateSpec};
+use thalweg_store::device::{DeviceRef, Partition};
+use thalweg_store::inplace::{self, InPlace, NewInPlace, Parts};
+use thalweg_store::txn::{self, TransactionManager};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::BenchError;
+use crate::rig::failed;
+
+/// Time of the server's processor for a message.
+const CALL: Duration = Duration::from_micros(25);
+/// Nanoseconds of the server's processor for a byte.
+const BYTE: u64 = 50;
+const SIZE: u64 = 8 << 30;
+const JOURNAL: u64 = 256 << 20;
+const PORT: u16 = 7700;
+
+/// A server's processor: it handles one message after the other.
+#[derive(Clone, Debug)]
+struct Processor {
+    env: Env,
+    free: Arc<Mutex<Time>>,
+}
+
+impl Processor {
+    /// Returns when it has worked for so long on what came before, and on this.
+    async fn work(&self, span: Duration) {
+        let until = {
+            let mut free = self.free.lock();
+            *free = (*free).max(self.env.now()) + span;
+            *free
+        };
+        self.env.sleep_until(until).await;
+    }
+
+    /// The server's end of a connection: what comes over `stream`, as the processor gets to it.
+    fn end_of(&self, stream: impl Stream) -> tokio::io::DuplexStream {
+        let (own, end) = tokio::io::duplex(1 << 20);
+        let (mut from, mut to) = tokio::io::split(stream);
+        let (mut answers, mut calls) = tokio::io::split(own);
+        let processor = self.clone();
+        let receive = async move {
+            let mut hello = [0; hello::LEN];
+            from.read_exact(&mut hello).await?;
+            calls.write_all(&hello).await?;
+            loop {
+                let len = from.read_u32_le().await?;
+                let mut frame = vec![0; len as usize];
+                from.read_exact(&mut frame).await?;
+                let bytes = Duration::from_nanos(BYTE * u64::from(len));
+                processor.work(CALL + bytes).await;
+                calls.write_u32_le(len).await?;
+                calls.write_all(&frame).await?;
+            }
+            #[expect(unreachable_code, reason = "gives the type of the errors")]
+            Ok::<(), std::io::Error>(())
+        };
+        let send = async move { tokio::io::copy(&mut answers, &mut to).await };
+        self.env.spawn(async move { drop(receive.await) }).detach();
+        self.env.spawn(async move { drop(send.await) }).detach();
+        end
+    }
+}
+
+/// The machines.
+pub(crate) struct Site {
+    env: Env,
+    pub(crate) network: Network,
+    pub(crate) server: Host,
+    pub(crate) drive: Arc<SolidState>,
+    _accepting: Task<()>,
+}
+
+impl Site {
+    pub(crate) async fn new(env: &Env) -> Result<Site, BenchError> {
+        let network = Network::new(env, LinkSpec::default());
+        let server = network.host("server");
+        let spec = SolidStateSpec::sata(2 * SIZE + JOURNAL);
+        let drive = Arc::new(SolidState::new(env, "drive", spec));
+        let files = filesystem(env, drive.clone()).await?;
+        let service = Server::start(env, Arc::new(files), server::Options::default()).await;
+        let service = service.map_err(failed)?;
+        let listener = server.listen(PORT).map_err(failed)?;
+        let processor = Processor { env: env.clone(), free: Arc::default() };
+        let own = env.clone();
+        let accept = async move {
+            while let Ok(stream) = listener.accept().await {
+                let (service, stream) = (service.clone(), processor.end_of(stream));
+                let (name, path) = ("client".to_owned(), "/".to_owned());
+                let visitor = Visitor { name, path, access: Access::Write };
+                own.spawn(async move { drop(service.serve(stream, visitor).await) }).detach();
+            }
+        };
+        let accepting = env.spawn(accept);
+        Ok(Site { env: env.clone(), network, server, drive, _accepting: accepting })
+    }
+
+    /// A client on a machine of its own; with `alone`, it may hold directories exclusively.
+    pub(crate) async fn client(&self, name: &str, alone: bool) -> Result<Client, BenchError> {
+        let connector = self.network.host(name).connector(&self.server, PORT);
+        let exclusive = alone.then_some(1);
+        let options = client::Options { exclusive, ..client::Options::default() };
+        Client::connect(&self.env, Box::new(connector), options).await.map_err(failed)
+    }
+}
+
+async fn filesystem(env: &Env, drive: Arc<SolidState>) -> Result<Local, BenchError> {
+    let part = |start, size| -> Result<DeviceRef, BenchError> {
+        Ok(Arc::new(Partition::new(drive.clone(), start, size).map_err(failed)?))
+    };
+    let parts = || -> Result<Parts, BenchError> {
+        Ok(Parts { data: part(JOURNAL, 2 * SIZE)?, journal: Some(part(0, JOURNAL)?) })
+    };
+    let new =
+        NewInPlace { name: "creates".to_owned(), journal_size: Some(JOURNAL), size: Some(SIZE) };
+    InPlace::create(env, &parts()?, &new).await.map_err(failed)?;
+    let options = inplace::Options { cache: 2 << 30, ..inplace::Options::default() };
+    let (store, _) = InPlace::open(env, parts()?, options).await.map_err(failed)?;
+    let volume = TransactionManager::new(env, Arc::new(store), txn::Options::default());
+    let volume: Arc<dyn txn::Transact> = Arc::new(volume);
+    local::make(env, &volume, &Format::default()).await.map_err(failed)?;
+    let options = local::Options { keep_orphans: true, ..local::Options::default() };
+    Local::open(env, volume, "fs", options).await.map_err(failed)
+}
+
+/// What is made.
+pub(crate) fn new(node: Node) -> NewNode {
+    NewNode { node, mode: 0o755, umask: 0o022, uid: 0, gid: 0 }
+}
+
+/// Messages that a client has sent.
+pub(crate) fn messages(client: &Client) -> u64 {
+    client.traffic().sent().values().map(|sent| sent.messages).sum()
+}
+
+pub(crate) fn died() -> BenchError {
+    BenchError::Failed("a task of the simulation died".into())
+}

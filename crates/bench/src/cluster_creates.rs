@@ -21,6 +21,7 @@ use std::time::Duration;
 use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Task};
 use thalweg_fs::{Filesystem, FsError, Ino, Node};
+use thalweg_store::device::Device;
 
 use crate::cluster_site::{Site, died, messages, new};
 use crate::rig::{self, failed, rounded};

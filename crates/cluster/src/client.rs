@@ -2,7 +2,7 @@
 //!
 //! - [`address`]: where it is;
 //! - `cache`: what the client may use without a call;
-//! - `exclusive`: what it changes by itself; `events`: how the server gets that;
+//! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
@@ -22,6 +22,7 @@ mod filesystem;
 mod holdings;
 mod link;
 mod names;
+mod own;
 
 use std::fmt;
 use std::io;

@@ -269,7 +269,7 @@ pub struct Grants {
     /// The pages of the file that the call opens.
     pub content: bool,
     /// The directory of a [`Request::Acquire`] is the client's alone: no other client sees it or changes something in it before
-    /// the client has given it back. So the client may change names in it by itself, and attributes of what it has made there.
+    /// the client has released it. So the client may change names in it by itself, and attributes of what it has made there.
     pub exclusive: bool,
 }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
-use crate::filesystem::{NewNode, Node};
+use crate::node::{NewNode, Node};
 
 /// A change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -75,21 +75,6 @@ impl Deed {
 const SUID: u16 = 0o4000;
 /// Set-group-id.
 const SGID: u16 = 0o2000;
-
-impl Node {
-    /// The type.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Node::File => Kind::File,
-            Node::Directory => Kind::Directory,
-            Node::Symlink(_) => Kind::Symlink,
-            Node::BlockDevice(_) => Kind::BlockDevice,
-            Node::CharDevice(_) => Kind::CharDevice,
-            Node::Fifo => Kind::Fifo,
-            Node::Socket => Kind::Socket,
-        }
-    }
-}
 
 impl Attributes {
     /// Those of a new inode in a directory without a default access control list.

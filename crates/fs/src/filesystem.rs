@@ -22,6 +22,7 @@ use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
 use crate::ledger::{Recorder, SessionRecord};
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
+pub use crate::node::{NewNode, Node};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -35,44 +36,6 @@ pub const MAX_XATTR_VALUE: usize = 65536;
 pub const MAX_LINKS: u32 = 65_000_000;
 /// Largest file in bytes: 16 TiB.
 pub const MAX_FILE: u64 = 16 << 40;
-
-/// The type of a new inode.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Node {
-    /// An empty file.
-    File,
-    /// An empty directory.
-    Directory,
-    /// A symbolic link with this target.
-    Symlink(Bytes),
-    /// A block device with this number.
-    BlockDevice(u32),
-    /// A character device with this number.
-    CharDevice(u32),
-    /// A named pipe.
-    Fifo,
-    /// The name of a socket.
-    Socket,
-}
-
-/// An inode to create.
-///
-/// In a directory with set-group-id the inode gets the directory's group, and a new directory gets
-/// set-group-id too. The mode is `mode` without the bits of `umask`; in a directory with a default access
-/// control list, that list takes the place of `umask`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NewNode {
-    /// Its type.
-    pub node: Node,
-    /// Permission bits asked for: the low 12 bits.
-    pub mode: u16,
-    /// Permission bits that it is not to have.
-    pub umask: u16,
-    /// Its owner.
-    pub uid: u32,
-    /// Its group.
-    pub gid: u32,
-}
 
 /// What a rename does when the new name exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 //! - [`attributes`]: the attributes of an inode; [`answer`]: with the time for which they may be cached;
 //! - [`handle`]: open files and directories; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
-//! - [`event`]: changes that were made elsewhere, and are applied later;
+//! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
 //! - [`contents`]: contents of files that are kept outside of the filesystem;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
@@ -24,6 +24,7 @@ pub mod invalidation;
 pub mod ledger;
 pub mod local;
 pub mod locks;
+pub mod node;
 pub mod payload;
 
 pub use local::check;

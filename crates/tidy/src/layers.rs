@@ -9,8 +9,8 @@ use crate::sources::Package;
 const CRATES: &[&[&str]] = &[
     &["env"],
     &["net", "store"],
-    &["fs", "rados"],
-    &["ipc"],
+    &["fs"],
+    &["ipc", "rados"],
     &["cluster"],
     &["client"],
     &["nbd", "fuse", "capi", "python"],

@@ -12,7 +12,7 @@ use thalweg_env::{HashMap, Time};
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Lookup, Validity};
 
 use super::Shared;
-use super::exclusive::{Own, Pending};
+use super::own::{Own, Pending};
 use crate::protocol::{Changed, Claim, Grants};
 
 /// The inodes that a client knows.
@@ -295,7 +295,7 @@ impl Cache {
     pub(super) fn unreference(&mut self, ino: Ino, count: u64) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         node.references = node.references.saturating_sub(count);
-        // One that was removed is to be gone soon. Others may be needed again.
+        // One that was removed is to be gone soon; the rest may be needed again.
         let is_needed = node.changing > 0 || node.own.unsent > 0 || node.attributes.is_some();
         if node.references == 0 && !is_needed {
             self.gone.push((ino, node.stamp));

@@ -11,8 +11,9 @@ use thalweg_fs::{
     WriteHow,
 };
 
-use super::exclusive::{MAX_WRITE, Reservation};
+use super::exclusive::MAX_WRITE;
 use super::holdings::Slot;
+use super::own::Reservation;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Reply, Request};
 

@@ -1,186 +1,22 @@
 //! Directories that are this client's alone: it changes names in them by itself, and attributes and bytes of what it has
 //! made there, and sends that later, many changes at a time.
 //!
-//! The server grants it for a directory. What the client makes in such a directory is its own alone, too, since others can
-//! come to it only through that directory; they wait there until the client has sent everything and given the directory
-//! back.
-
-use std::collections::VecDeque;
-use std::ops::Range;
+//! The server grants it for a directory. New inodes in such a directory are the client's alone, too, since other clients come
+//! to them only through that directory; they wait there until the client has sent everything and released the directory.
 
 use bytes::Bytes;
-use thalweg_env::{HashSet, Time};
+use thalweg_env::Time;
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::filesystem::{MAX_LINKS, MAX_NAME};
 use thalweg_fs::{AttributeChange, Attributes, FsError, Ino, Kind, NewNode, Node, Timestamp};
 
 use super::cache::{Cache, NewName};
-use crate::protocol::MAX_EVENTS;
+use super::own::Own;
 
-/// Bytes of events in one call at most, about.
-const BATCH_BYTES: usize = 512 << 10;
-/// Bytes that an event takes beside names and data, about.
-const EVENT_BYTES: usize = 128;
 /// Longest write that waits for others; longer ones are calls of their own.
 pub(super) const MAX_WRITE: usize = 128 << 10;
-/// Events that wait when the next batch is sent.
-const FULL: usize = 512;
-/// Events that wait before their makers wait too, and their bytes.
-const MOST: (usize, usize) = (16384, 8 << 20);
 /// Inodes at most of which is remembered that changes were lost.
 const MAX_FAILED: usize = 65536;
-/// Numbers that are left when the client reserves further ones.
-const FEW_NUMBERS: u64 = 1024;
-
-/// What is known of an inode in this regard.
-#[derive(Debug, Default)]
-pub(super) struct Own {
-    /// The directory is this client's alone since this grant.
-    granted: Option<u64>,
-    /// The client has made it in a directory that was its alone since that grant, or in what it has made there.
-    within: Option<(Ino, u64)>,
-    /// Events that concern it, and that the server does not have.
-    pub(super) unsent: u32,
-    /// Its bytes follow one another from the start, without holes.
-    is_dense: bool,
-    /// New names that were made in the directory with calls since it was refused to the client.
-    creates: u32,
-    /// Before this time it is not asked for again.
-    refused_until: Time,
-}
-
-/// What the client has made by itself, and the server does not have.
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    events: VecDeque<Event>,
-    bytes: usize,
-    /// Events made so far, and those of them that the server has, or that are lost.
-    made: u64,
-    done: u64,
-    /// When the first of the events that wait was made.
-    since: Option<Time>,
-    /// Numbers for new inodes, with the reservation of each range.
-    numbers: VecDeque<(Range<u64>, Reservation)>,
-    /// Ranges that are used up, with the number of the last event that uses one.
-    used_up: Vec<(Reservation, u64)>,
-    grants: u64,
-    /// Inodes of which changes were lost, until a sync of them has failed.
-    failed: HashSet<Ino>,
-}
-
-/// Inode numbers as they were reserved.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Reservation {
-    pub(super) first: u64,
-    pub(super) count: u64,
-    pub(super) proof: u64,
-}
-
-impl Pending {
-    /// Events that the server does not have.
-    pub(super) fn len(&self) -> usize {
-        (self.made - self.done) as usize
-    }
-
-    /// The number of the last event.
-    pub(super) fn last(&self) -> u64 {
-        self.made
-    }
-
-    /// Whether the server has the events up to this one.
-    pub(super) fn has(&self, number: u64) -> bool {
-        self.done >= number
-    }
-
-    /// Whether a batch is to be sent.
-    pub(super) fn is_full(&self) -> bool {
-        self.events.len() >= FULL || self.bytes >= BATCH_BYTES
-    }
-
-    /// Whether the makers of events have to wait.
-    pub(super) fn is_over_full(&self) -> bool {
-        self.events.len() >= MOST.0 || self.bytes >= MOST.1
-    }
-
-    /// Whether the oldest event waits since then or longer.
-    pub(super) fn waits_since(&self, time: Time) -> bool {
-        self.since.is_some_and(|since| since <= time)
-    }
-
-    pub(super) fn wants_numbers(&self) -> bool {
-        let left: u64 = self.numbers.iter().map(|(range, _)| range.end - range.start).sum();
-        left < FEW_NUMBERS
-    }
-
-    pub(super) fn add_numbers(&mut self, reserved: Reservation) {
-        let range = reserved.first..reserved.first.saturating_add(reserved.count);
-        self.numbers.push_back((range, reserved));
-    }
-
-    /// Reservations of numbers that inodes may get, also with events that the server does not have.
-    pub(super) fn reservations(&self) -> Vec<Reservation> {
-        let used_up = self.used_up.iter().map(|(it, _)| *it);
-        used_up.chain(self.numbers.iter().map(|(_, it)| *it)).collect()
-    }
-
-    fn number(&mut self) -> Option<Ino> {
-        loop {
-            let (range, reserved) = self.numbers.front_mut()?;
-            if let Some(number) = range.next() {
-                return Some(Ino(number));
-            }
-            self.used_up.push((*reserved, self.made));
-            self.numbers.pop_front();
-        }
-    }
-
-    fn push(&mut self, event: Event, now: Time) {
-        self.bytes += bytes_of(&event);
-        self.events.push_back(event);
-        self.made += 1;
-        self.since.get_or_insert(now);
-    }
-
-    /// The next batch.
-    pub(super) fn take_batch(&mut self) -> Vec<Event> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < MAX_EVENTS
-            && let Some(event) = self.events.front()
-        {
-            bytes += bytes_of(event);
-            if bytes > BATCH_BYTES && !batch.is_empty() {
-                break;
-            }
-            self.bytes -= bytes_of(event);
-            batch.extend(self.events.pop_front());
-        }
-        if self.events.is_empty() {
-            self.since = None;
-        }
-        batch
-    }
-
-    /// The session has ended; the events that are lost.
-    pub(super) fn clear(&mut self) -> Vec<Event> {
-        let waiting: Vec<Event> = self.events.drain(..).collect();
-        self.numbers.clear();
-        self.used_up.clear();
-        (self.bytes, self.since) = (0, None);
-        waiting
-    }
-}
-
-fn bytes_of(event: &Event) -> usize {
-    EVENT_BYTES
-        + match &event.deed {
-            Deed::Create { name, new, .. } => match &new.node {
-                Node::Symlink(target) => name.len() + target.len(),
-                _ => name.len(),
-            },
-            Deed::Write { data, .. } => data.len(),
-            Deed::SetAttributes { .. } => 0,
-        }
-}
 
 /// Whether a new name may be made without asking the server.
 fn is_plain(name: &[u8], new: &NewNode) -> bool {

@@ -16,7 +16,7 @@ use crate::protocol::{Claim, Request, SLOTS};
 
 /// Bytes of changes that are kept before the server has to make them durable.
 pub(super) const MAX_KEPT: usize = 32 << 20;
-/// The slot of batches. Changes that use all others may wait for one.
+/// The slot of batches. Changes that use all other slots may wait for a batch.
 pub(super) const BATCH_SLOT: u16 = SLOTS - 1;
 /// Bytes that a kept change takes beside its payload, about.
 const KEPT_CALL: usize = 256;

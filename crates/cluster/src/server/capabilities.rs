@@ -194,16 +194,16 @@ impl Capabilities {
                     Changed::Names(_) | Changed::Name { .. } => held.names,
                     Changed::Content { .. } => held.content,
                 };
-                let gives_back =
+                let releases =
                     (held.exclusive && *session != by).then_some(Changed::Exclusive(ino));
-                let all = gives_back.into_iter().chain(concerns.then(|| change.clone()));
+                let all = releases.into_iter().chain(concerns.then(|| change.clone()));
                 all.for_each(|change| add_change(&mut invalid, *session, change));
             }
         }
         invalid
     }
 
-    /// What other sessions have to give back before a session sees these directories.
+    /// Directories that other sessions have to release before a session sees these directories.
     pub(super) fn recalls(&self, by: u64, seen: &[Ino]) -> Vec<(u64, Vec<Changed>)> {
         let table = self.0.lock();
         let mut recalls = Vec::new();
@@ -215,8 +215,8 @@ impl Capabilities {
         recalls
     }
 
-    /// A session has dropped what is about to change. It may still cache other names of a directory, and other pages. What it
-    /// has given back stays shared until `until`.
+    /// A session has dropped what is about to change. It may still cache other names of a directory, and other pages. A
+    /// directory that it has released stays shared until `until`.
     pub(super) fn dropped(&self, session: u64, changes: &[Changed], until: Time) {
         let mut table = self.0.lock();
         let table = &mut *table;

@@ -343,7 +343,7 @@ impl Shared {
     }
 
     /// Carries out a call. A call that only reads is repeated when it has seen a directory that is another client's alone, after
-    /// that one has given it back.
+    /// that one has released it.
     async fn carry_out_alone(
         &self,
         job: &Job<'_>,

@@ -1,4 +1,4 @@
-//! Directories that are one client's alone: what it makes there by itself, and what others see of it.
+//! Directories that are one client's alone: what it makes there by itself, and what other clients see of it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

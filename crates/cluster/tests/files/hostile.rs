@@ -352,7 +352,7 @@ fn events_of_a_peer_are_checked() {
             peer.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
         };
         let invalid = |answer: &Answer| matches!(answer, Answer::Failed(WireError::Invalid(_)));
-        // Numbers of others, or of nobody; a directory that it was not told of; a number twice; nothing that decodes.
+        // Numbers of another session, and free ones; a directory that it was not told of; a number twice; nothing that decodes.
         for number in [first - 1, first + count, 1] {
             let refused = batch(2, &[event(Ino::ROOT, "x", number)]).await;
             assert!(invalid(&refused), "{number}: {refused:?}");

@@ -11,6 +11,8 @@
 mod contents;
 mod damage;
 mod lost;
+mod paths;
+mod remade;
 mod repair;
 mod salvage;
 mod scan;
@@ -31,7 +33,8 @@ use crate::error::FsError;
 pub use damage::Damage;
 use damage::Stage;
 use lost::Missing;
-use scan::{Paths, Scan};
+use paths::Paths;
+use scan::Scan;
 
 /// What a check reads, and whether it repairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

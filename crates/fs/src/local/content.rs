@@ -18,12 +18,12 @@ use super::extents::{Layout, RecordChange, Run};
 use super::format::{Extent, HAS_LOST, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
 use super::op::Op;
 use crate::error::FsError;
-use crate::filesystem::{MAX_FILE, Seek, WriteAt};
+use crate::filesystem::{MAX_FILE, WriteAt};
 
 /// Bytes in a block.
 pub(super) const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks of a file at most.
-const MAX_BLOCK: u64 = MAX_FILE / BLOCK;
+pub(super) const MAX_BLOCK: u64 = MAX_FILE / BLOCK;
 /// Set-user-id.
 const SUID: u16 = 0o4000;
 /// Set-group-id.
@@ -584,39 +584,6 @@ impl Op<'_> {
         }
         self.reserve_over(ino, bytes.clone(), keep_size, u64::MAX, whole).await?;
         Ok(bytes.end)
-    }
-
-    pub(super) async fn seek(&mut self, ino: u64, offset: u64, what: Seek) -> Result<u64, FsError> {
-        let size = self.file(ino).await?.size.get();
-        if offset >= size {
-            return Err(FsError::NothingThere);
-        }
-        if self.inner.elsewhere.is_some() {
-            // Where the holes are is not known here.
-            return Ok(if what == Seek::Data { offset } else { size });
-        }
-        let mut at = offset / BLOCK;
-        loop {
-            let step = at..(at + (1 << 20)).min(MAX_BLOCK);
-            let layout = Layout::new(self.extents(ino, step.clone()).await?);
-            let found = match what {
-                Seek::Data => layout.extents().first().map(|extent| extent.at.max(at)),
-                Seek::Hole => layout.holes(step.clone()).first().map(|hole| hole.start),
-            };
-            let place = found.map(|block| (block * BLOCK).max(offset));
-            match (place, what) {
-                (Some(place), _) if place < size => return Ok(place),
-                (Some(_), Seek::Hole) => return Ok(size),
-                (Some(_), Seek::Data) => return Err(FsError::NothingThere),
-                _ => at = step.end,
-            }
-            if at * BLOCK >= size {
-                return match what {
-                    Seek::Hole => Ok(size),
-                    Seek::Data => Err(FsError::NothingThere),
-                };
-            }
-        }
     }
 }
 

@@ -16,21 +16,17 @@
 //! For each file there is a gate: calls that change its content or its size pass it alone, reads together. Callers'
 //! transactions do not change contents, which could not be undone. One handle at a time may change the filesystem.
 
-use std::sync::{Arc, Weak};
-
 use bytes::Bytes;
-use parking_lot::Mutex;
-use thalweg_env::{HashMap, HashSet};
 use thalweg_store::txn::Durability;
-use tokio::sync::{OwnedRwLockWriteGuard, RwLock};
+use tokio::sync::OwnedRwLockWriteGuard;
 
 use super::Local;
 use super::content::{BLOCK, clear_suid};
 use super::format::{InodeRecord, TRUNCATING};
+use super::gates::Elsewhere;
 use super::inner::Inner;
 use super::op::Op;
 use crate::attributes::Ino;
-use crate::contents::Contents;
 use crate::error::FsError;
 use crate::filesystem::{Allocation, MAX_FILE, WriteAt, WriteHow};
 
@@ -38,58 +34,6 @@ use crate::filesystem::{Allocation, MAX_FILE, WriteAt, WriteHow};
 pub(super) const REACH: u64 = 4 << 20;
 /// The reach is raised by as much as a file has, and by at most so many bytes.
 const REACH_AHEAD: u64 = 1 << 30;
-/// Gates that are kept before unused ones are removed.
-const GATES: usize = 1024;
-
-/// Contents that are kept elsewhere, and what is under way.
-#[derive(Debug)]
-pub(super) struct Elsewhere {
-    pub(super) contents: Arc<dyn Contents>,
-    gates: Mutex<Gates>,
-    /// Files whose reach may not be durable yet.
-    raised: Mutex<HashSet<u64>>,
-    /// One at a time works off what was left.
-    pub(super) turn: tokio::sync::Mutex<()>,
-}
-
-#[derive(Debug, Default)]
-struct Gates {
-    by_inode: HashMap<u64, Weak<RwLock<()>>>,
-    /// How many there were after unused ones were removed.
-    used: usize,
-}
-
-impl Elsewhere {
-    pub(super) fn new(contents: Arc<dyn Contents>) -> Elsewhere {
-        Elsewhere {
-            contents,
-            gates: Mutex::default(),
-            raised: Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
-        }
-    }
-
-    /// The gate of a file.
-    fn gate(&self, ino: u64) -> Arc<RwLock<()>> {
-        let mut gates = self.gates.lock();
-        if let Some(gate) = gates.by_inode.get(&ino).and_then(Weak::upgrade) {
-            return gate;
-        }
-        if gates.by_inode.len() >= GATES.max(2 * gates.used) {
-            gates.by_inode.retain(|_, gate| gate.strong_count() > 0);
-            gates.used = gates.by_inode.len();
-        }
-        let gate = Arc::new(RwLock::new(()));
-        gates.by_inode.insert(ino, Arc::downgrade(&gate));
-        gate
-    }
-
-    /// Passes the gate of a file alone.
-    pub(super) async fn alone(&self, ino: u64) -> OwnedRwLockWriteGuard<()> {
-        self.gate(ino).write_owned().await
-    }
-}
-
 /// No bytes of the file lie there or behind.
 pub(super) fn reach_of(record: &InodeRecord) -> u64 {
     reach_from(record.reach.get())

@@ -43,6 +43,9 @@
 //!
 //! Values are little endian.
 
+mod kinds;
+mod times;
+
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -51,8 +54,11 @@ use thalweg_store::checksum::crc32c;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::attributes::{Kind, Timestamp};
+use crate::attributes::Kind;
 use crate::error::FsError;
+
+pub use kinds::{decode_kind, encode_kind};
+pub use times::{decode_time, encode_time};
 
 /// The newest version of a filesystem that is known here; one with a higher version is not opened.
 pub const FORMAT_VERSION: u16 = ELSEWHERE_VERSION;
@@ -469,45 +475,6 @@ const _: () = {
     assert!(8 + 13 + size_of::<ExtentRecord>() <= 32);
     assert!(size_of::<BitmapHeader>() == BITMAP_HEADER);
 };
-
-/// The stored form of a kind.
-pub const fn encode_kind(kind: Kind) -> u8 {
-    match kind {
-        Kind::File => 1,
-        Kind::Directory => 2,
-        Kind::Symlink => 3,
-        Kind::BlockDevice => 4,
-        Kind::CharDevice => 5,
-        Kind::Fifo => 6,
-        Kind::Socket => 7,
-    }
-}
-
-/// The kind, or `None` when it is unknown.
-pub const fn decode_kind(byte: u8) -> Option<Kind> {
-    Some(match byte {
-        1 => Kind::File,
-        2 => Kind::Directory,
-        3 => Kind::Symlink,
-        4 => Kind::BlockDevice,
-        5 => Kind::CharDevice,
-        6 => Kind::Fifo,
-        7 => Kind::Socket,
-        _ => return None,
-    })
-}
-
-/// Encodes a time in 64 bits: seconds in the high 34, which reach from 1697 to 2242, and nanoseconds.
-pub fn encode_time(time: Timestamp) -> u64 {
-    let most = 1 << 33;
-    let seconds = time.seconds.clamp(-most, most - 1);
-    (seconds << 30) as u64 | u64::from(time.nanos.min(999_999_999))
-}
-
-/// Decodes a time.
-pub fn decode_time(stored: u64) -> Timestamp {
-    Timestamp { seconds: stored as i64 >> 30, nanos: (stored & ((1 << 30) - 1)) as u32 }
-}
 
 /// A record of a fixed size.
 ///

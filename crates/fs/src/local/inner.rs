@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 
 use super::area::DataArea;
 use super::effects::Effects;
-use super::elsewhere::Elsewhere;
+use super::gates::Elsewhere;
 use super::holdings::Owner;
 use super::options::{Atime, Options};
 use super::space::Space;

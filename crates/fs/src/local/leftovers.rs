@@ -7,8 +7,9 @@
 use async_recursion::async_recursion;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use super::elsewhere::{Elsewhere, reach_for, reach_from, reach_of};
+use super::elsewhere::{reach_for, reach_from, reach_of};
 use super::format::{InodeRecord, TRUNCATING, Tag, key, key_behind, parse_key};
+use super::gates::Elsewhere;
 use super::inner::Inner;
 use super::op::Op;
 use crate::attributes::Ino;

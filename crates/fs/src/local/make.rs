@@ -14,11 +14,11 @@ use zerocopy::IntoBytes;
 
 use super::Local;
 use super::area::{BitmapPage, DataArea};
-use super::elsewhere::Elsewhere;
 use super::format::{
     DATA_SUFFIX, ELSEWHERE, ELSEWHERE_VERSION, FIRST_VERSION, HASH_BITS, InodeRecord, META_SUFFIX,
     SUPER_MAGIC, SUPER_SUFFIX, SuperRecord, Tag, encode_kind, key,
 };
+use super::gates::Elsewhere;
 use super::inner::{Found, Inner};
 use super::options::{Format, Options};
 use super::records::stored_time;

@@ -2,7 +2,8 @@
 
 use super::damage::Damage;
 use super::lost::Missing;
-use super::scan::{Paths, Scan};
+use super::paths::Paths;
+use super::scan::Scan;
 use super::{ContentsReport, EmptyFile, Outcome};
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;

@@ -17,18 +17,16 @@ use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, NewNode, Node};
 use crate::local::content::BLOCK;
 use crate::local::effects::Effects;
-use crate::local::elsewhere::reach_for;
 use crate::local::extents::Run;
 use crate::local::format::{
-    DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord,
-    LOST_VERSION, Place, SuperRecord, Tag, UsageRecord, decode, encode_kind, extent_key, key,
-    key_behind, parse_key,
+    DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, LOST_VERSION, Place,
+    SuperRecord, Tag, decode, extent_key, key, key_behind, parse_key,
 };
 use crate::local::inner::Inner;
 use crate::local::op::Op;
 use crate::local::orphans::freed_key;
 use crate::local::places::place_key;
-use crate::local::quota::{quota_key, usage_key};
+use crate::local::quota::quota_key;
 use crate::local::records::kind_of;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
 
@@ -273,12 +271,11 @@ impl Op<'_> {
                 self.note_orphan(*ino);
                 Ok(Outcome::Repaired)
             }
-            Damage::StaleRemoval { ino } => {
-                self.forget_removed(*ino);
-                Ok(Outcome::Repaired)
-            }
-            Damage::StaleOrphan { ino } => {
-                self.forget_orphan(*ino);
+            Damage::StaleRemoval { ino } | Damage::StaleOrphan { ino } => {
+                match damage {
+                    Damage::StaleOrphan { .. } => self.forget_orphan(*ino),
+                    _ => self.forget_removed(*ino),
+                }
                 Ok(Outcome::Repaired)
             }
             Damage::WrongNumber { highest, .. } => {
@@ -290,17 +287,7 @@ impl Op<'_> {
                 self.delete(quota_key(*root));
                 Ok(Outcome::Lost(format!("the limits of quota {root}")))
             }
-            Damage::WrongUsage { root, found, .. } => {
-                let range = key(0, Tag::Usage, &root.to_be_bytes())..usage_key(*root, u8::MAX);
-                for (key, _) in self.range(range, usize::MAX).await? {
-                    self.delete(key.to_vec());
-                }
-                if *found != (0, 0) {
-                    let sum = UsageRecord { blocks: found.0.into(), inodes: found.1.into() };
-                    self.put(usage_key(*root, 0), sum.as_bytes().to_vec());
-                }
-                Ok(Outcome::Repaired)
-            }
+            Damage::WrongUsage { root, found, .. } => self.mend_usage(*root, *found).await,
             other => self.mend_inode(other).await,
         }
     }
@@ -405,45 +392,6 @@ impl Op<'_> {
         let flags = if extents.iter().any(Extent::is_lost) { HAS_LOST } else { 0 };
         self.put_made(ino, (kind, flags), (size, blocks), 0);
         Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
-    }
-
-    /// Creates a file for contents that are kept elsewhere, up to `end`.
-    async fn make_file(&mut self, ino: u64, end: u64) -> Result<Outcome, FsError> {
-        if self.find_inode(ino).await?.is_some() {
-            return Ok(Outcome::Left);
-        }
-        let size = end.min(MAX_FILE);
-        self.put_made(ino, (Kind::File, 0), (size, size.div_ceil(BLOCK)), reach_for(end));
-        Ok(Outcome::Lost(format!("owner, mode, size and times of inode {ino}")))
-    }
-
-    fn put_made(
-        &mut self,
-        ino: u64,
-        (kind, flags): (Kind, u8),
-        (size, blocks): (u64, u64),
-        reach: u32,
-    ) {
-        let (now, is_directory) = (self.now, kind == Kind::Directory);
-        let record = InodeRecord {
-            mode: if is_directory { 0o700 } else { 0o600 }.into(),
-            kind: encode_kind(kind),
-            flags,
-            links: if is_directory { 2 } else { 1 }.into(),
-            modified: now.into(),
-            changed: now.into(),
-            size: size.into(),
-            blocks: blocks.into(),
-            accessed: now.into(),
-            created: now.into(),
-            uid: 0.into(),
-            gid: 0.into(),
-            rdev: 0.into(),
-            reach: reach.into(),
-            parent: ino.into(),
-            quota: 0.into(),
-        };
-        self.set_inode(ino, record);
     }
 
     /// Removes the front of an extent whose blocks another inode has. The file's content there is lost,

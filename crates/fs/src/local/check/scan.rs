@@ -8,8 +8,8 @@ use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::txn::{Transaction, TxnError};
 
-use super::damage::{self, Damage};
-use super::{LostRange, Report};
+use super::Report;
+use super::damage::Damage;
 use crate::acl::Acl;
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
@@ -81,7 +81,7 @@ pub(super) struct Scan {
     /// The same, merged, with the blocks to be freed.
     taken: Vec<Run>,
     /// Lost blocks of files: the inode, and blocks of the file.
-    lost: Vec<(u64, Range<u64>)>,
+    pub(super) lost: Vec<(u64, Range<u64>)>,
     orphans: BTreeSet<u64>,
     freed: Vec<Run>,
     /// The block of the table of reservations, reserved runs, and the number of reservations.
@@ -125,24 +125,6 @@ impl Scan {
         }
     }
 
-    /// The lost bytes of files, up to their ends.
-    fn lost_ranges(&self) -> Vec<LostRange> {
-        if self.lost.is_empty() {
-            return Vec::new();
-        }
-        let (paths, mut found) = (Paths::new(self), Vec::<LostRange>::new());
-        for (ino, blocks) in &self.lost {
-            let Some(node) = self.nodes.get(ino) else { continue };
-            let bytes = blocks.start * BLOCK..(blocks.end * BLOCK).min(node.record.size.get());
-            match found.last_mut().filter(|it| it.ino == *ino && it.bytes.end == bytes.start) {
-                Some(before) => before.bytes.end = bytes.end,
-                None if bytes.is_empty() => {}
-                None => found.push(LostRange { ino: *ino, path: paths.of(*ino), bytes }),
-            }
-        }
-        found
-    }
-
     /// The name at a place of a directory.
     pub(super) fn name_at(&self, directory: u64, position: u64) -> Option<&Name> {
         let key = (directory, position);
@@ -153,56 +135,6 @@ impl Scan {
     /// The name that leads to a directory, or the first one that leads to something else.
     pub(super) fn name_of(&self, ino: u64) -> Option<&Name> {
         self.names.iter().find(|name| name.ino == ino)
-    }
-}
-
-/// Paths of inodes.
-pub(super) struct Paths<'a> {
-    scan: &'a Scan,
-    /// The first name of each inode, by its place among the names.
-    names: BTreeMap<u64, usize>,
-}
-
-impl Paths<'_> {
-    pub(super) fn new(scan: &Scan) -> Paths<'_> {
-        let mut names = BTreeMap::new();
-        for (nth, name) in scan.names.iter().enumerate() {
-            names.entry(name.ino).or_insert(nth);
-        }
-        Paths { scan, names }
-    }
-
-    /// The path of an inode from the root, by its first name; `None` when no name leads from there.
-    pub(super) fn of(&self, ino: u64) -> Option<Bytes> {
-        let (mut parts, mut at) = (Vec::new(), ino);
-        while at != Ino::ROOT.0 {
-            let name = &self.scan.names[*self.names.get(&at)?];
-            // Directories that lie in each other.
-            if parts.len() > self.names.len() {
-                return None;
-            }
-            parts.push(name.name.clone());
-            at = name.directory;
-        }
-        let mut path = Vec::new();
-        for part in parts.iter().rev() {
-            path.push(b'/');
-            path.extend_from_slice(part);
-        }
-        Some(if path.is_empty() { Bytes::from_static(b"/") } else { path.into() })
-    }
-
-    /// The path of damage.
-    pub(super) fn of_damage(&self, damage: &Damage) -> Option<Bytes> {
-        match damage.place() {
-            damage::Place::None => None,
-            damage::Place::Inode(ino) => self.of(ino),
-            damage::Place::Name(directory, name) => {
-                let path = self.of(directory).filter(|path| path.len() > 1).unwrap_or_default();
-                self.of(directory)?;
-                Some([&path, &b"/"[..], name].concat().into())
-            }
-        }
     }
 }
 

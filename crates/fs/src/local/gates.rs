@@ -1,0 +1,61 @@
+//! Contents of files that are kept elsewhere, and which calls change some now.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use thalweg_env::{HashMap, HashSet};
+use tokio::sync::{OwnedRwLockWriteGuard, RwLock};
+
+use crate::contents::Contents;
+
+/// Gates that are kept before unused ones are removed.
+const GATES: usize = 1024;
+
+/// Contents that are kept elsewhere, and what is under way.
+#[derive(Debug)]
+pub(super) struct Elsewhere {
+    pub(super) contents: Arc<dyn Contents>,
+    gates: Mutex<Gates>,
+    /// Files whose reach may not be durable yet.
+    pub(super) raised: Mutex<HashSet<u64>>,
+    /// One at a time works off what was left.
+    pub(super) turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Gates {
+    by_inode: HashMap<u64, Weak<RwLock<()>>>,
+    /// How many there were after unused ones were removed.
+    used: usize,
+}
+
+impl Elsewhere {
+    pub(super) fn new(contents: Arc<dyn Contents>) -> Elsewhere {
+        Elsewhere {
+            contents,
+            gates: Mutex::default(),
+            raised: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The gate of a file.
+    pub(super) fn gate(&self, ino: u64) -> Arc<RwLock<()>> {
+        let mut gates = self.gates.lock();
+        if let Some(gate) = gates.by_inode.get(&ino).and_then(Weak::upgrade) {
+            return gate;
+        }
+        if gates.by_inode.len() >= GATES.max(2 * gates.used) {
+            gates.by_inode.retain(|_, gate| gate.strong_count() > 0);
+            gates.used = gates.by_inode.len();
+        }
+        let gate = Arc::new(RwLock::new(()));
+        gates.by_inode.insert(ino, Arc::downgrade(&gate));
+        gate
+    }
+
+    /// Passes the gate of a file alone.
+    pub(super) async fn alone(&self, ino: u64) -> OwnedRwLockWriteGuard<()> {
+        self.gate(ino).write_owned().await
+    }
+}

@@ -89,10 +89,7 @@ async fn measure(env: Env, files: (u32, usize), state: State) -> Result<Seen, Be
     match state {
         State::Unsent => {}
         State::Sent => owner.close().await,
-        State::Dead => {
-            let (owner, server) = ([site.network.host("owner")], [site.server.clone()]);
-            site.network.part(&owner, &server);
-        }
+        State::Dead => site.cut_off("owner"),
     }
     let before = messages(&owner) + messages(&reader);
     let begun = env.now();

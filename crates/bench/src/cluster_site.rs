@@ -1,6 +1,7 @@
 //! Machines in virtual time: a server of files on a solid-state drive, whose processor handles one message at a time, and its
 //! clients.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,9 +82,11 @@ impl Processor {
 /// The machines.
 pub(crate) struct Site {
     env: Env,
-    pub(crate) network: Network,
-    pub(crate) server: Host,
+    network: Network,
+    server: Host,
     pub(crate) drive: Arc<SolidState>,
+    /// The machines of the clients, by their names.
+    hosts: Mutex<BTreeMap<String, Host>>,
     _accepting: Task<()>,
 }
 
@@ -108,12 +111,22 @@ impl Site {
             }
         };
         let accepting = env.spawn(accept);
-        Ok(Site { env: env.clone(), network, server, drive, _accepting: accepting })
+        let hosts = Mutex::default();
+        Ok(Site { env: env.clone(), network, server, drive, hosts, _accepting: accepting })
+    }
+
+    /// Cuts a client off from the server.
+    pub(crate) fn cut_off(&self, name: &str) {
+        if let Some(host) = self.hosts.lock().get(name) {
+            self.network.part(std::slice::from_ref(host), std::slice::from_ref(&self.server));
+        }
     }
 
     /// A client on a machine of its own; with `alone`, it may hold directories exclusively.
     pub(crate) async fn client(&self, name: &str, alone: bool) -> Result<Client, BenchError> {
-        let connector = self.network.host(name).connector(&self.server, PORT);
+        let host = self.network.host(name);
+        let connector = host.connector(&self.server, PORT);
+        self.hosts.lock().insert(name.to_owned(), host);
         let exclusive = alone.then_some(1);
         let options = client::Options { exclusive, ..client::Options::default() };
         Client::connect(&self.env, Box::new(connector), options).await.map_err(failed)

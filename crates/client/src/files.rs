@@ -28,12 +28,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use thalweg_env::server_threads;
-use thalweg_fs::{Attributes, FsError, LockKind, LockOwner, Node, Rename, SetXattr, Statistics};
+use thalweg_fs::access::{AccessLists, Rules};
+use thalweg_fs::{
+    Attributes, Credentials, FsError, LockKind, LockOwner, Node, Rename, SetXattr, Statistics,
+};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::RwLock as RwGate;
 
 use crate::OpenError;
-use access::{AccessLists, UserView};
+use access::UserView;
 use attributes::check_attribute;
 use place::Opened;
 
@@ -54,6 +57,8 @@ const STALE_TRIES: usize = 16;
 pub struct Filesystem {
     shared: Arc<Shared>,
     user: Arc<User>,
+    /// The user, for a server.
+    credentials: Arc<Credentials>,
 }
 
 struct Shared {
@@ -101,12 +106,17 @@ impl Filesystem {
         let (lists, owners) = (AccessLists::default(), AtomicU64::new(1));
         let removals = RwGate::new(());
         let shared = Arc::new(Shared { opened, lists, removals, owners, runtime });
-        Ok(Filesystem { shared, user: Arc::new(user) })
+        Ok(Filesystem::of(shared, user))
     }
 
     /// The same filesystem for another user.
     pub fn as_user(&self, user: User) -> Filesystem {
-        Filesystem { shared: self.shared.clone(), user: Arc::new(user) }
+        Filesystem::of(self.shared.clone(), user)
+    }
+
+    fn of(shared: Arc<Shared>, user: User) -> Filesystem {
+        let credentials = Arc::new(user.credentials());
+        Filesystem { shared, user: Arc::new(user), credentials }
     }
 
     /// The user that calls act for.
@@ -152,7 +162,13 @@ impl Filesystem {
         work: impl AsyncFnOnce(UserView<'_>) -> Result<T, FileError>,
     ) -> Result<T, FileError> {
         let opened = self.opened()?;
-        let view = UserView { files: &*opened.files, user: &self.user, lists: &self.shared.lists };
+        let own = match opened.files.checks_users() {
+            true => opened.files.for_user(&self.credentials),
+            false => None,
+        };
+        let files = own.as_deref().unwrap_or(&*opened.files);
+        let rules = Rules { files, user: self.user.actor(), lists: &self.shared.lists };
+        let view = UserView { rules, umask: self.user.umask };
         self.shared.runtime.block_on(work(view))
     }
 

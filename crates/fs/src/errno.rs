@@ -19,6 +19,7 @@ pub fn of(error: &FsError) -> i32 {
         FsError::NoAttribute => libc::ENODATA,
         FsError::AttributeTooLarge => libc::E2BIG,
         FsError::NotPermitted => libc::EPERM,
+        FsError::Denied => libc::EACCES,
         FsError::NotSupported => libc::EOPNOTSUPP,
         FsError::ReadOnly => libc::EROFS,
         FsError::NoSpace | FsError::NoRoom { .. } => libc::ENOSPC,

@@ -51,9 +51,12 @@ pub enum FsError {
     /// Give up: the attribute's name or value is too long, or the inode has no room for more.
     #[error("the extended attribute is too large")]
     AttributeTooLarge,
-    /// Give up: no caller is permitted to do this.
+    /// Give up: no caller is permitted to do this, or this user is not.
     #[error("operation not permitted")]
     NotPermitted,
+    /// Give up: the mode or the access control list does not permit it to this user.
+    #[error("permission denied")]
+    Denied,
     /// Give up: this filesystem or this kind of inode does not do that.
     #[error("not supported")]
     NotSupported,

@@ -1,7 +1,8 @@
 //! The one trait that adapters see.
 //!
 //! Calls name inodes, not paths. They check no permissions: an adapter that serves several users has the
-//! kernel check modes and access control lists. The owner of a new inode is an argument.
+//! kernel check modes and access control lists. The owner of a new inode is an argument. A filesystem behind a server that
+//! checks calls again has to know the user of each one ([`Filesystem::for_user`]).
 //!
 //! A change is visible to all readers when its call returns, and survives a crash after a later
 //! [`Filesystem::sync`] of the inode; for a change of names, of the directory.
@@ -18,7 +19,7 @@ use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino, Kind};
 use crate::error::FsError;
 use crate::event::Event;
-use crate::handle::{Caller, Handle, OpenFlags, Opened};
+use crate::handle::{Caller, Credentials, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
 use crate::ledger::{Recorder, SessionRecord};
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
@@ -338,6 +339,18 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// Sets the watcher, in place of an earlier one: it is told of every change that does not come through this
     /// handle.
     fn watch(&self, watcher: Watcher);
+
+    /// Whether calls are checked again behind this filesystem, so that they are to be made through [`Filesystem::for_user`].
+    /// It may change.
+    fn checks_users(&self) -> bool {
+        false
+    }
+
+    /// The same filesystem, for calls that are made for this user; `None` where the user makes no difference. References and
+    /// handles are those of all users.
+    fn for_user(&self, _user: &Arc<Credentials>) -> Option<Arc<dyn Filesystem>> {
+        None
+    }
 
     /// The records that a server can keep in the filesystem, if these survive a crash as its files do.
     fn ledger(&self) -> Option<&dyn Ledger> {

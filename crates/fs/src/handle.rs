@@ -1,4 +1,4 @@
-//! Open files and directories.
+//! Open files and directories, and their users.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,27 @@ pub struct Caller {
     pub gid: u32,
     /// The process, or 0 when it is unknown.
     pub pid: u32,
+}
+
+/// Supplementary groups of [`Credentials`] at most. NFS has 16.
+pub const MAX_GROUPS: usize = 32;
+
+/// The user that a call is made for, as far as permissions go.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Credentials {
+    /// The user; 0 is root.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+    /// Supplementary groups, at most [`MAX_GROUPS`].
+    pub groups: Vec<u32>,
+}
+
+impl Credentials {
+    /// A user with the first [`MAX_GROUPS`] of these supplementary groups.
+    pub fn new(uid: u32, gid: u32, groups: &[u32]) -> Credentials {
+        Credentials { uid, gid, groups: groups[..groups.len().min(MAX_GROUPS)].to_vec() }
+    }
 }
 
 /// An open file or directory. A filesystem chooses the numbers, below 2⁶².

@@ -2,15 +2,16 @@
 //!
 //! - [`filesystem`]: the one trait that adapters see: inodes, names, byte ranges and typed errors;
 //! - [`attributes`]: the attributes of an inode; [`answer`]: with the time for which they may be cached;
-//! - [`handle`]: open files and directories; [`locks`]: locks on files;
+//! - [`handle`]: open files and directories, and the users of calls; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
 //! - [`contents`]: contents of files that are kept outside of the filesystem;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
-//! - [`acl`]: access control lists; [`payload`]: bytes of writes;
+//! - [`access`]: what a user may do; [`acl`]: access control lists; [`payload`]: bytes of writes;
 //! - [`local`]: files and directories in two partitions of a volume.
 
+pub mod access;
 pub mod acl;
 pub mod answer;
 pub mod attributes;
@@ -37,6 +38,6 @@ pub use filesystem::{
     Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Node, Rename, Seek, SetXattr,
     Statistics, WriteAt, WriteHow,
 };
-pub use handle::{Caller, Handle, OpenFlags, Opened, PageCache};
+pub use handle::{Caller, Credentials, Handle, OpenFlags, Opened, PageCache};
 pub use invalidation::{Change, Invalidation, Watcher};
 pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};

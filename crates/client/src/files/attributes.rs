@@ -1,17 +1,17 @@
 //! Calls about attributes.
 
+use thalweg_fs::access::{ACCESS_LIST, WRITE};
 use thalweg_fs::filesystem::{MAX_FILE, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{AttributeChange, Attributes, FsError, Ino, Kind, SetXattr, TimeChange};
 
 use bytes::Bytes;
 
-use super::access::{ACCESS_LIST, READ, UserView, WRITE};
+use super::access::UserView;
 use super::error::{FileError, invalid};
 
 /// The extended attribute with the capabilities of a program.
 const CAPABILITIES: &[u8] = b"security.capability";
 const SET_GROUP_ID: u16 = 0o2000;
-const STICKY: u16 = 0o1000;
 
 /// Times to set; `None` keeps one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -53,22 +53,13 @@ impl UserView<'_> {
         Ok(())
     }
 
-    /// Whether a change of the mode may leave set-group-id.
-    fn may_keep_set_group_id(&self, it: &Attributes) -> bool {
-        self.user.is_root() || self.user.is_in(it.gid)
-    }
-
     pub(super) async fn change_mode(&self, it: &Attributes, mode: u16) -> Result<(), FileError> {
         self.check_writable()?;
         if it.kind == Kind::Symlink {
             return Err(FsError::NotSupported.into());
         }
-        self.check_owner(it)?;
-        let mut mode = mode & 0o7777;
-        if !self.may_keep_set_group_id(it) {
-            mode &= !SET_GROUP_ID;
-        }
-        self.set(it.ino, AttributeChange { mode: Some(mode), ..AttributeChange::default() }).await
+        let mode = Some(self.mode_to_set(it, mode)?);
+        self.set(it.ino, AttributeChange { mode, ..AttributeChange::default() }).await
     }
 
     pub(super) async fn change_owner(
@@ -78,16 +69,8 @@ impl UserView<'_> {
         gid: Option<u32>,
     ) -> Result<(), FileError> {
         self.check_writable()?;
-        let user = self.user;
-        let owns = user.uid == it.uid;
+        self.check_owner_change(it, uid, gid)?;
         let clears = it.kind != Kind::Directory;
-        let may = user.is_root()
-            || uid.is_none_or(|uid| owns && uid == it.uid)
-                && gid.is_none_or(|gid| owns && (gid == it.gid || user.is_in(gid)))
-                && (owns || !clears || it.mode & 0o6000 == 0);
-        if !may {
-            return Err(FsError::NotPermitted.into());
-        }
         if clears {
             self.clear_capabilities(it.ino).await?;
         }
@@ -104,12 +87,8 @@ impl UserView<'_> {
             return Ok(());
         }
         self.check_writable()?;
-        match self.owns(it) {
-            true => {}
-            false if times == Times::NOW => self.check(it, WRITE).await?,
-            false => return Err(FsError::NotPermitted.into()),
-        }
         let Times { accessed, modified } = times;
+        self.check_times(it, accessed, modified).await?;
         self.set(it.ino, AttributeChange { accessed, modified, ..AttributeChange::default() }).await
     }
 
@@ -160,44 +139,6 @@ impl UserView<'_> {
         }
     }
 
-    /// Fails unless the user may use an extended attribute (xattr(7)).
-    async fn check_xattr(
-        &self,
-        it: &Attributes,
-        name: &[u8],
-        changes: bool,
-    ) -> Result<(), FileError> {
-        if changes {
-            self.check_writable()?;
-        }
-        let refused = || match changes {
-            true => Err(FsError::NotPermitted.into()),
-            false => Err(FsError::NoAttribute.into()),
-        };
-        let is_root = self.user.is_root();
-        if name.starts_with(b"security.") {
-            return if changes && !is_root { refused() } else { Ok(()) };
-        }
-        if name.starts_with(b"trusted.") {
-            return if is_root { Ok(()) } else { refused() };
-        }
-        if name.starts_with(b"system.") {
-            if changes && it.kind == Kind::Symlink {
-                return Err(FsError::NotSupported.into());
-            }
-            return if changes { self.check_owner(it) } else { Ok(()) };
-        }
-        if name.starts_with(b"user.") {
-            if !matches!(it.kind, Kind::File | Kind::Directory) {
-                return refused();
-            }
-            if it.kind == Kind::Directory && it.mode & STICKY != 0 && changes {
-                self.check_owner(it)?;
-            }
-        }
-        self.check(it, if changes { WRITE } else { READ }).await
-    }
-
     pub(super) async fn xattr(&self, it: &Attributes, name: &[u8]) -> Result<Bytes, FileError> {
         self.check_xattr(it, name, false).await?;
         Ok(self.files.xattr(it.ino, name).await?)
@@ -212,8 +153,9 @@ impl UserView<'_> {
     ) -> Result<(), FileError> {
         if is_default_of_no_directory(it, name) {
             self.check_writable()?;
-            return Err(FileError::Denied);
+            return Err(FsError::Denied.into());
         }
+        self.check_writable()?;
         self.check_xattr(it, name, true).await?;
         // As the kernel: a list is set whether there is one or not.
         let how = if name.starts_with(b"system.posix_acl_") { SetXattr::Any } else { how };
@@ -230,6 +172,7 @@ impl UserView<'_> {
         if is_default_of_no_directory(it, name) {
             return self.check_writable();
         }
+        self.check_writable()?;
         self.check_xattr(it, name, true).await?;
         match self.files.remove_xattr(it.ino, name).await {
             // As the kernel: a list that is not there may be removed.
@@ -241,7 +184,7 @@ impl UserView<'_> {
     /// The names that the user may know.
     pub(super) async fn xattrs(&self, it: &Attributes) -> Result<Vec<Bytes>, FileError> {
         let mut names = self.files.xattrs(it.ino).await?;
-        names.retain(|name| self.user.is_root() || !name.starts_with(b"trusted."));
+        names.retain(|name| self.may_know(name));
         Ok(names)
     }
 }

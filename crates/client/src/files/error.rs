@@ -8,9 +8,6 @@ pub enum FileError {
     /// The filesystem refuses it.
     #[error(transparent)]
     Filesystem(#[from] FsError),
-    /// Give up: the mode or the access control list does not permit it.
-    #[error("permission denied")]
-    Denied,
     /// Give up: a path leads over more than 40 symbolic links, or ends at one that is not to be followed.
     #[error("too many levels of symbolic links")]
     Links,
@@ -36,7 +33,6 @@ impl FileError {
     pub fn errno(&self) -> i32 {
         match self {
             FileError::Filesystem(error) => errno::of(error),
-            FileError::Denied => libc::EACCES,
             FileError::Links => libc::ELOOP,
             FileError::NotOpen => libc::EBADF,
             FileError::InUse => libc::EBUSY,

@@ -2,15 +2,13 @@
 //! same way.
 
 use bytes::Bytes;
+use thalweg_fs::access::{SEARCH, WRITE};
 use thalweg_fs::filesystem::MAX_TARGET;
 use thalweg_fs::{Attributes, FsError, Kind, Lookup, NewNode, Node, Rename};
 
-use super::access::{SEARCH, UserView, WRITE};
+use super::access::UserView;
 use super::error::{FileError, invalid};
 use super::path::{End, Last, Walk};
-
-/// Set-group-id, and execution by the group.
-const GROUP_PRIVILEGES: u16 = 0o2010;
 
 impl UserView<'_> {
     /// The attributes of a name, if it is there.
@@ -53,16 +51,8 @@ impl UserView<'_> {
     ) -> Result<Attributes, FileError> {
         self.check_writable()?;
         self.check(parent, WRITE | SEARCH).await?;
-        let umask = self.user.umask & 0o777;
-        let mut mode = mode & 0o7777;
-        let inherits = parent.mode & 0o2000 != 0 && node != Node::Directory;
-        if mode & !umask & GROUP_PRIVILEGES == GROUP_PRIVILEGES
-            && inherits
-            && !self.user.is_root()
-            && !self.user.is_in(parent.gid)
-        {
-            mode &= !0o2000;
-        }
+        let umask = self.umask & 0o777;
+        let mode = self.mode_of_new(parent, &node, mode, umask);
         let new = NewNode { node, mode, umask, uid: self.user.uid, gid: self.user.gid };
         Ok(self.files.create(parent.ino, name, &new).await?.attributes)
     }
@@ -75,9 +65,7 @@ impl UserView<'_> {
                 _ => {}
             }
         }
-        if matches!(node, Node::BlockDevice(_) | Node::CharDevice(_)) && !self.user.is_root() {
-            return Err(FsError::NotPermitted.into());
-        }
+        self.check_node(&node)?;
         let is_directory = node == Node::Directory;
         let mode = if is_directory { mode & 0o1777 } else { mode };
         let (parent, name) = self.free_place(path, is_directory).await?;
@@ -175,35 +163,6 @@ impl UserView<'_> {
         self.check_rename((&old_parent, &moved), (&new_parent, there.as_ref()), exchanges).await?;
         let (from, to) = ((old_parent.ino, &old_name[..]), (new_parent.ino, &new_name[..]));
         Ok(self.files.rename(from, to, how).await?)
-    }
-
-    async fn check_rename(
-        &self,
-        (old_parent, moved): (&Attributes, &Attributes),
-        (new_parent, there): (&Attributes, Option<&Attributes>),
-        exchanges: bool,
-    ) -> Result<(), FileError> {
-        let is_directory = moved.kind == Kind::Directory;
-        self.check_removal(old_parent, moved, is_directory).await?;
-        match there {
-            None => self.check(new_parent, WRITE | SEARCH).await?,
-            Some(there) if exchanges => {
-                let is_directory = there.kind == Kind::Directory;
-                self.check_removal(new_parent, there, is_directory).await?;
-            }
-            Some(there) => self.check_removal(new_parent, there, is_directory).await?,
-        }
-        if old_parent.ino == new_parent.ino {
-            return Ok(());
-        }
-        // The entry .. of a directory that moves is changed.
-        if is_directory {
-            self.check(moved, WRITE).await?;
-        }
-        match there.filter(|there| exchanges && there.kind == Kind::Directory) {
-            Some(there) => self.check(there, WRITE).await,
-            None => Ok(()),
-        }
     }
 
     pub(super) async fn read_link(&self, path: &[u8]) -> Result<Bytes, FileError> {

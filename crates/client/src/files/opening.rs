@@ -1,8 +1,9 @@
 //! Opens files and directories.
 
+use thalweg_fs::access::{READ, WRITE};
 use thalweg_fs::{Attributes, Caller, FsError, Handle, Kind, Node, OpenFlags};
 
-use super::access::{READ, UserView, WRITE};
+use super::access::UserView;
 use super::error::{FileError, invalid};
 use super::path::{Last, Walk};
 

@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use thalweg_fs::access::SEARCH;
 use thalweg_fs::{Attributes, FsError, Ino, Kind};
 
-use super::access::{SEARCH, UserView};
+use super::access::UserView;
 use super::error::{FileError, invalid};
 
 /// Longest path in bytes.

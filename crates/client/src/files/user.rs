@@ -2,6 +2,9 @@
 
 use std::io;
 
+use thalweg_fs::Credentials;
+use thalweg_fs::access::Actor;
+
 /// The user that calls act for: the owner of new inodes; modes and access control lists say what the user may do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
@@ -39,13 +42,13 @@ impl User {
         })
     }
 
-    /// Whether it is root.
-    pub(super) fn is_root(&self) -> bool {
-        self.uid == 0
+    /// The user, for a server.
+    pub(super) fn credentials(&self) -> Credentials {
+        Credentials::new(self.uid, self.gid, &self.groups)
     }
 
-    /// Whether the user is in a group.
-    pub(super) fn is_in(&self, group: u32) -> bool {
-        self.gid == group || self.groups.contains(&group)
+    /// The user, for the rules.
+    pub(super) fn actor(&self) -> Actor<'_> {
+        Actor { uid: self.uid, gid: self.gid, groups: &self.groups }
     }
 }

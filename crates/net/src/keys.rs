@@ -6,13 +6,14 @@
 //!
 //! - [`Key`]: a private key, in a file with mode 0600 as PKCS #8 in PEM;
 //! - [`PublicKey`]: written `ed25519 BASE64`;
-//! - [`Authorized`]: the file `authorized_clients`;
+//! - [`Authorized`]: the file `authorized_clients`; [`Squash`]: what becomes of the users of a client;
 //! - [`Token`]: enrols a client once;
 //! - [`Home`]: the folder with all of these;
 //! - [`WatchedClients`]: the clients that may connect now, and the end of a client's [`Permission`].
 
 mod authorized;
 mod home;
+mod squash;
 mod token;
 mod watched;
 
@@ -31,6 +32,7 @@ use thalweg_env::Env;
 
 pub use authorized::{Access, Authorized, Client};
 pub use home::{Home, VARIABLE};
+pub use squash::{Nobody, Squash};
 pub use token::{Offer, Token};
 pub use watched::{Permission, WatchedClients};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Subcommand};
 use thalweg_cluster::client::address::PORT;
 use thalweg_env::Env;
-use thalweg_net::keys::Access;
+use thalweg_net::keys::{Access, Nobody, Squash};
 use thalweg_store::device::kinds::kind_of;
 use thalweg_store::open::VolumePath;
 use thalweg_store::pool::PoolError;
@@ -131,6 +131,11 @@ pub(crate) enum ClientCommand {
 }
 
 /// Print a token with which a client may connect for the first time
+///
+/// Root of the client acts as the user nobody, unless --squash says otherwise: it may do only what any user may. Other users act as
+/// themselves, as the client's kernel tells them. The server checks what each user may do. A client whose root is to change
+/// owners, make devices or read all files, such as one that restores backups, needs --squash none: then permissions are
+/// checked by that client's kernel alone.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("access").required(true).args(["rw", "ro"]))]
 pub(crate) struct Add {
@@ -147,6 +152,12 @@ pub(crate) struct Add {
     /// Let it read only
     #[arg(long)]
     ro: bool,
+    /// Its users that act as the user nobody: root, all or none
+    #[arg(long, value_name = "USERS", default_value = "root", value_parser = ["root", "all", "none"])]
+    squash: String,
+    /// The user nobody and its group, if not 65534:65534
+    #[arg(long, value_name = "UID:GID")]
+    nobody: Option<Nobody>,
     /// Time for which the token can be used, such as 30m, 24h or 7d
     #[arg(long, value_name = "TIME", default_value = "24h")]
     expires: Span,
@@ -314,8 +325,31 @@ fn add(env: &Env, args: &Add) -> Outcome<()> {
         return Err(Failure::new(format!("{} has parts that lead elsewhere", args.path))
             .help("write the path from the root without . and .."));
     }
-    println!("{}", key::offer(env, &home, (&args.name, &args.path, access), args.expires)?);
+    if args.squash == "none" && args.nobody.is_some() {
+        return Err(Failure::new("with --squash none no user acts as nobody")
+            .help("leave --nobody out, or choose --squash root or --squash all"));
+    }
+    let squash = Squash::of(&args.squash, args.nobody.unwrap_or_default())?;
+    let client = (&*args.name, &*args.path, access, squash);
+    println!("{}", key::offer(env, &home, client, args.expires)?);
+    output::flush();
+    if let Some(hint) = squash_hint(&args.name, squash) {
+        eprintln!("{hint}");
+    }
     Ok(())
+}
+
+/// What an administrator should know of the users of a new client.
+fn squash_hint(name: &str, squash: Squash) -> Option<String> {
+    let nobody = squash.nobody()?;
+    let who = match squash {
+        Squash::All(_) => "all users",
+        _ => "root",
+    };
+    Some(format!(
+        "{who} of {name} will act as user and group {nobody} here; if its root is to be root, revoke it and add it with \
+         --squash none"
+    ))
 }
 
 async fn evict(env: &Env, args: Evict) -> Outcome<()> {

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use thalweg_env::Env;
 use thalweg_ipc::remote::Server;
-use thalweg_net::keys::{Access, Authorized, Client, Home, Key, Offer, PublicKey, Token};
+use thalweg_net::keys::{Access, Authorized, Client, Home, Key, Offer, PublicKey, Squash, Token};
 
 use crate::failure::{Failure, Outcome};
 
@@ -212,19 +212,20 @@ fn authorize(env: &Env, args: Authorize) -> Outcome<()> {
         let client = Client::with(key, &args.name, &path, access)?;
         return Ok(Authorized::update(&home.authorized_clients(), |all| all.add(client))?);
     }
-    println!("{}", offer(env, &home, (&args.name, &path, access), args.expires)?);
+    let client = (&*args.name, &*path, access, Squash::default());
+    println!("{}", offer(env, &home, client, args.expires)?);
     Ok(())
 }
 
-/// A new token for a client with this name, path and access. The client brings its key with the token.
+/// A new token for a client with this name, path and access, and these users. The client brings its key with the token.
 pub(crate) fn offer(
     env: &Env,
     home: &Home,
-    (name, path, access): (&str, &str, Access),
+    (name, path, access, squash): (&str, &str, Access, Squash),
     expires: Span,
 ) -> Outcome<Token> {
     let own = home.key()?.public();
-    let client = Client::with(own, name, path, access)?;
+    let client = Client { squash, ..Client::with(own, name, path, access)? };
     if home.authorized()?.clients().any(|known| known.name == client.name) {
         return Err(Failure::new(format!("there is a client {} already", client.name))
             .help("choose another name, or revoke that client first"));
@@ -263,14 +264,16 @@ pub(crate) fn list(args: &List) -> Outcome<()> {
     let object = |it: &Client| {
         json!({
             "name": it.name, "key": it.key.to_string(), "fingerprint": it.key.fingerprint(), "path": it.path,
-            "access": it.access.word(),
+            "access": it.access.word(), "squash": it.squash.word(),
+            "nobody": it.squash.nobody().map(|nobody| nobody.to_string()),
         })
     };
     match args.json {
         true => println!("{}", authorized.clients().map(object).collect::<serde_json::Value>()),
         false => {
-            for Client { key, name, path, access } in authorized.clients() {
-                println!("{name:20} {path:20} {} {}", access.word(), key.fingerprint());
+            for Client { key, name, path, access, squash } in authorized.clients() {
+                let (access, squash) = (access.word(), squash.to_string());
+                println!("{name:20} {path:20} {access} {squash:6} {}", key.fingerprint());
             }
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::{KeyError, PublicKey, in_line, lock_folder, read_or_empty, replace};
+use super::{KeyError, PublicKey, Squash, in_line, lock_folder, read_or_empty, replace};
 
 /// What a client may do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -37,7 +37,11 @@ impl FromStr for Access {
     }
 }
 
-/// A client that may connect. In the file it is the line `ed25519 BASE64 NAME PATH ACCESS`.
+/// What comes before [`Squash`] in the file.
+const SQUASH: &str = "squash=";
+
+/// A client that may connect. In the file it is the line `ed25519 BASE64 NAME PATH ACCESS`, and ` squash=` with the
+/// [`Squash`] unless that is the default.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Client {
     /// Its key.
@@ -48,10 +52,12 @@ pub struct Client {
     pub path: String,
     /// What it may do there.
     pub access: Access,
+    /// Its users that act as the user nobody in a shared filesystem.
+    pub squash: Squash,
 }
 
 impl Client {
-    /// A client that may do everything.
+    /// A client that may do everything; its root acts as the user nobody.
     ///
     /// # Errors
     /// [`KeyError::Invalid`]: a name is 1 to 64 bytes long, of letters, digits, `.`, `_`, `-` and `@`.
@@ -71,7 +77,8 @@ impl Client {
     ) -> Result<Client, KeyError> {
         check_name(name)?;
         check_path(path)?;
-        Ok(Client { key, name: name.to_owned(), path: path.to_owned(), access })
+        let squash = Squash::default();
+        Ok(Client { key, name: name.to_owned(), path: path.to_owned(), access, squash })
     }
 }
 
@@ -105,9 +112,26 @@ fn check_path(path: &str) -> Result<(), KeyError> {
     }
 }
 
+/// Writes the last word of a line, unless it is the default.
+pub(super) fn write_squash(f: &mut fmt::Formatter<'_>, squash: Squash) -> fmt::Result {
+    if squash == Squash::default() { Ok(()) } else { write!(f, " {SQUASH}{squash}") }
+}
+
+/// Takes the last word of a line away, if it names the users that are squashed.
+pub(super) fn take_squash(words: &mut Vec<&str>) -> Result<Squash, KeyError> {
+    match words.last().and_then(|last| last.strip_prefix(SQUASH)) {
+        Some(squash) => {
+            words.pop();
+            squash.parse()
+        }
+        None => Ok(Squash::default()),
+    }
+}
+
 impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {} {}", self.key, self.name, self.path, self.access.word())
+        write!(f, "{} {} {} {}", self.key, self.name, self.path, self.access.word())?;
+        write_squash(f, self.squash)
     }
 }
 
@@ -116,15 +140,20 @@ impl FromStr for Client {
 
     fn from_str(line: &str) -> Result<Client, KeyError> {
         let key = line.parse()?;
-        let words: Vec<&str> = line.split_whitespace().skip(2).collect();
+        let mut words: Vec<&str> = line.split_whitespace().skip(2).collect();
+        let squash = take_squash(&mut words)?;
         let (name, path, access) = match words[..] {
             [name] => (name, "/", "rw"),
             [name, path] => (name, path, "rw"),
             [name, path, access] => (name, path, access),
             [] => return Err(KeyError::invalid("a key is followed by the client's name")),
-            _ => return Err(KeyError::invalid("a key is followed by name, path, and ro or rw")),
+            _ => {
+                return Err(KeyError::invalid(
+                    "a key is followed by name, path, ro or rw, and squash=root, all or none",
+                ));
+            }
         };
-        Client::with(key, name, path, access.parse()?)
+        Ok(Client { squash, ..Client::with(key, name, path, access.parse()?)? })
     }
 }
 

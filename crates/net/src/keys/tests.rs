@@ -112,13 +112,43 @@ fn a_wrong_line_is_named_and_notes_stay() {
         (format!("{} a,b", keys[1]), "`a,b` is no name"),
         (format!("{} bob home", keys[1]), "`home` is no path"),
         (format!("{} bob / rx", keys[1]), "neither ro nor rw"),
-        (format!("{} bob / rw more", keys[1]), "name, path, and ro or rw"),
+        (format!("{} bob / rw more", keys[1]), "name, path, ro or rw, and squash="),
+        (format!("{} bob / rw squash=some", keys[1]), "none of `root`, `all` and `none`"),
+        (format!("{} bob / rw squash=root:0:0", keys[1]), "not 0"),
+        (format!("{} bob / rw squash=none:7:7", keys[1]), "there is no nobody"),
         (format!("{} bob", keys[0]), "alice has this key already"),
     ];
     for (line, why) in wrong {
         std::fs::write(&path, format!("{text}{line}\n")).unwrap();
         let error = Authorized::read(&path).unwrap_err().to_string();
         assert!(error.contains("line 4") && error.contains(why), "{line}: {error}");
+    }
+}
+
+#[test]
+fn the_file_says_who_is_squashed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("authorized_clients");
+    let key = keys(1)[0].public();
+    let nobody = Nobody::default();
+    let cases = [
+        ("", Squash::Root(nobody), ""),
+        (" squash=root", Squash::Root(nobody), ""),
+        (" squash=none", Squash::None, " squash=none"),
+        (" squash=all", Squash::All(nobody), " squash=all"),
+        (" squash=all:7:8", Squash::All(Nobody { uid: 7, gid: 8 }), " squash=all:7:8"),
+    ];
+    let token: Token = run(3, move |env| async move { Token::generate(&env, &key).unwrap() });
+    for (written, squash, shown) in cases {
+        let client: Client = format!("{key} alice / rw{written}").parse().unwrap();
+        assert_eq!(client.squash, squash, "{written}");
+        assert_eq!(client.to_string(), format!("{key} alice / rw{shown}"));
+        let offers = folder.path().join("offers");
+        Offer::new(&token, &client, 100).add_to(&offers, 50).unwrap();
+        let enrolled = Offer::take(&offers, &token.secret(), key, 60).unwrap().unwrap();
+        Authorized::update(&path, |all| all.add(enrolled)).unwrap();
+        let read = Authorized::update(&path, |all| Ok(all.remove("alice"))).unwrap();
+        assert_eq!(read, Some(client));
     }
 }
 

@@ -13,7 +13,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::digest::{SHA256, digest};
 use thalweg_env::Env;
 
-use super::{Access, Client, KeyError, PublicKey, in_line, lock_folder, read_or_empty, replace};
+use super::authorized::{take_squash, write_squash};
+use super::{
+    Access, Client, KeyError, PublicKey, Squash, in_line, lock_folder, read_or_empty, replace,
+};
 
 /// What a token begins with.
 const PREFIX: &str = "thwg1-";
@@ -84,7 +87,8 @@ impl Token {
     }
 }
 
-/// What the server offers to the client that brings a token. In the file it is the line `HASH EXPIRES NAME PATH ACCESS`.
+/// What the server offers to the client that brings a token. In the file it is the line `HASH EXPIRES NAME PATH ACCESS`,
+/// and the client's ` squash=` as in `authorized_clients`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Offer {
     hash: [u8; PART],
@@ -93,12 +97,14 @@ pub struct Offer {
     name: String,
     path: String,
     access: Access,
+    squash: Squash,
 }
 
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Offer { hash, expires, name, path, access } = self;
-        write!(f, "{} {expires} {name} {path} {}", URL_SAFE_NO_PAD.encode(hash), access.word())
+        let Offer { hash, expires, name, path, access, squash } = self;
+        write!(f, "{} {expires} {name} {path} {}", URL_SAFE_NO_PAD.encode(hash), access.word())?;
+        write_squash(f, *squash)
     }
 }
 
@@ -106,7 +112,8 @@ impl FromStr for Offer {
     type Err = KeyError;
 
     fn from_str(line: &str) -> Result<Offer, KeyError> {
-        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        let squash = take_squash(&mut words)?;
         let [hash, expires, name, path, access] = words[..] else {
             return Err(KeyError::invalid("an offer has five words"));
         };
@@ -114,7 +121,7 @@ impl FromStr for Offer {
         let hash = hash.ok_or_else(|| KeyError::invalid("an offer begins with a hash"))?;
         let expires = expires.parse().map_err(|_| KeyError::invalid("an offer has no time"))?;
         let (name, path) = (name.to_owned(), path.to_owned());
-        Ok(Offer { hash, expires, name, path, access: access.parse()? })
+        Ok(Offer { hash, expires, name, path, access: access.parse()?, squash })
     }
 }
 
@@ -122,8 +129,8 @@ impl Offer {
     /// What the client that brings `token` will be: as `client`, with its own key. Valid until `expires`, in seconds
     /// since 1970.
     pub fn new(token: &Token, client: &Client, expires: u64) -> Offer {
-        let Client { name, path, access, .. } = client.clone();
-        Offer { hash: hash(&token.secret), expires, name, path, access }
+        let Client { name, path, access, squash, .. } = client.clone();
+        Offer { hash: hash(&token.secret), expires, name, path, access, squash }
     }
 
     /// Adds it to those of a file, and drops those that have expired by `now`.
@@ -171,9 +178,9 @@ impl Offer {
         let Some(found) = offers.offers.iter().position(|offer| offer.hash == wanted) else {
             return Ok(None);
         };
-        let Offer { expires, name, path, access, .. } = offers.offers.remove(found);
+        let Offer { expires, name, path, access, squash, .. } = offers.offers.remove(found);
         offers.write()?;
-        Ok((expires >= now).then_some(Client { key, name, path, access }))
+        Ok((expires >= now).then_some(Client { key, name, path, access, squash }))
     }
 }
 

@@ -13,7 +13,7 @@ use thalweg_env::{Env, Task, Time};
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_fs::{NewNode, Node};
 use thalweg_net::hello;
-use thalweg_net::keys::Access;
+use thalweg_net::keys::{Access, Squash};
 use thalweg_sim::net::{Host, LinkSpec, Network};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::device::{DeviceRef, Partition};
@@ -106,7 +106,7 @@ impl Site {
             while let Ok(stream) = listener.accept().await {
                 let (service, stream) = (service.clone(), processor.end_of(stream));
                 let (name, path) = ("client".to_owned(), "/".to_owned());
-                let visitor = Visitor { name, path, access: Access::Write };
+                let visitor = Visitor { name, path, access: Access::Write, squash: Squash::None };
                 own.spawn(async move { drop(service.serve(stream, visitor).await) }).detach();
             }
         };

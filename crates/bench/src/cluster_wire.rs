@@ -9,7 +9,7 @@ use thalweg_cluster::client::{self, Client};
 use thalweg_cluster::server::{Server, Visitor};
 use thalweg_env::connection::{BoxStream, Connecting, Connector, Listener, TcpConnector};
 use thalweg_env::{Env, Task};
-use thalweg_net::keys::{Access, Key};
+use thalweg_net::keys::{Access, Key, Squash};
 use thalweg_net::tls::{TlsClient, TlsServer};
 use tokio::net::TcpListener;
 
@@ -68,7 +68,8 @@ impl Wire {
                 on.spawn(async move {
                     let (stream, _) = tls.accept(stream).await?;
                     let (name, path) = ("client".to_owned(), "/".to_owned());
-                    let visitor = Visitor { name, path, access: Access::Write };
+                    let visitor =
+                        Visitor { name, path, access: Access::Write, squash: Squash::None };
                     server.serve(stream, visitor).await
                 })
                 .detach();

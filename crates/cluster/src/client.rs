@@ -4,7 +4,7 @@
 //! - `cache`: what the client may use without a call;
 //! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
-//! - `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
+//! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
@@ -23,6 +23,7 @@ mod holdings;
 mod link;
 mod names;
 mod own;
+mod users;
 
 use std::fmt;
 use std::io;
@@ -35,6 +36,7 @@ use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
 use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
+use thalweg_net::keys::Squash;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -42,6 +44,7 @@ use cache::Cache;
 use call::Numbers;
 use holdings::Holdings;
 use link::Link;
+use users::User;
 
 /// How a client treats its server.
 #[derive(Clone, Debug)]
@@ -107,6 +110,8 @@ impl From<LinkError> for FsError {
 pub struct Client {
     shared: Arc<Shared>,
     _life: Arc<Life>,
+    /// The user that its calls are made for.
+    user: User,
 }
 
 /// Ends the connection with the last clone of a client.
@@ -135,6 +140,7 @@ struct SessionInfo {
     read_only: bool,
     /// Batches may change bytes and sizes.
     bytes: bool,
+    squash: Squash,
     /// The server's incarnation.
     server: Uuid,
 }
@@ -202,6 +208,7 @@ impl Client {
             lease: Duration::ZERO,
             read_only: false,
             bytes: false,
+            squash: Squash::None,
             server: Uuid::nil(),
         };
         let link = watch::Sender::new(Link::Down);
@@ -230,7 +237,7 @@ impl Client {
             env.spawn(async move { sending.tend_events().await }),
         ];
         let life = Life { shared: shared.clone(), _tasks: tasks };
-        Ok(Client { shared, _life: Arc::new(life) })
+        Ok(Client { shared, _life: Arc::new(life), user: None })
     }
 
     /// Ends the session in order. Calls fail from now on.

@@ -2,7 +2,7 @@
 //!
 //! - [`replica`]: a volume that follows another one;
 //! - [`server`]: a filesystem, served to clients on other machines; [`client`]: such a filesystem on the client's side;
-//! - `protocol`, `failure`: what the two say to each other.
+//! - `protocol`, `failure`: what the two say to each other; `squash`: what they make of the users of a client.
 //!
 //! # Lock order
 //!
@@ -18,3 +18,4 @@ pub mod failure;
 pub mod protocol;
 pub mod replica;
 pub mod server;
+mod squash;

@@ -25,17 +25,18 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Caller, Cookie, Handle, Ino, Kind, Lock, LockKind,
-    LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr, Statistics,
-    WriteAt, WriteHow,
+    Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Lock,
+    LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr,
+    Statistics, WriteAt, WriteHow,
 };
 use thalweg_net::hello::Hello;
+use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 3 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 4 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -62,6 +63,9 @@ pub struct Call {
     pub slot: u16,
     /// The change was answered by a server before this one, and is made again unless the server has it.
     pub before: Option<Committed>,
+    /// The user that it is made for; `None` for one that the client makes for itself. [`Answer::Attached::squash`] says what
+    /// the server makes of it.
+    pub user: Option<Credentials>,
     /// What is to be done.
     pub request: Request,
 }
@@ -69,7 +73,7 @@ pub struct Call {
 impl Call {
     /// A call outside of the order of calls.
     pub fn outside(request: Request) -> Call {
-        Call { number: 0, oldest: 0, slot: 0, before: None, request }
+        Call { number: 0, oldest: 0, slot: 0, before: None, user: None, request }
     }
 }
 
@@ -314,6 +318,8 @@ pub enum Answer {
         read_only: bool,
         /// A [`Request::Batch`] may change bytes and sizes of files.
         bytes: bool,
+        /// The users of the client that act as the user nobody. Unless that is none, the server checks what the user of each call may do.
+        squash: Squash,
         /// The incarnation of the server.
         server: Uuid,
         /// Changes up to this version survive a crash.

@@ -10,6 +10,7 @@
 //! - `recovery`: the sessions of the server before this one go on;
 //! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about;
+//! - `permits`: what the users of a client may do that is not trusted with that;
 //! - `pressure`: clients that know too much are asked to forget some of it.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
@@ -27,6 +28,7 @@ mod job;
 mod names;
 mod open_files;
 mod opens;
+mod permits;
 mod pressure;
 mod recalls;
 mod recovery;
@@ -44,9 +46,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, HashMap, Task, Time, watch};
+use thalweg_fs::access::AccessLists;
 use thalweg_fs::{Filesystem, FsError, Ino, Kind};
 use thalweg_net::channel::{Channel, Limits, Side};
-use thalweg_net::keys::Access;
+use thalweg_net::keys::{Access, Squash};
 use thalweg_net::serving::Serving;
 use uuid::Uuid;
 
@@ -114,6 +117,8 @@ pub struct Visitor {
     pub path: String,
     /// What it may do.
     pub access: Access,
+    /// Its users that act as the user nobody. Unless that is none, permissions are checked here.
+    pub squash: Squash,
 }
 
 /// Serves a filesystem. Clones are the same server; the sessions end with the last of them.
@@ -144,6 +149,7 @@ pub(in crate::server) struct Shared {
     counters: Counters,
     started: Time,
     pressure: Arc<Pressure>,
+    lists: AccessLists,
 }
 
 /// An ended session.
@@ -182,6 +188,7 @@ impl Server {
     ) -> Result<Server, FsError> {
         let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
         let (counters, pressure, started) = (Counters::default(), Default::default(), env.now());
+        let lists = AccessLists::default();
         let capabilities = Capabilities::new(env);
         let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
         let incarnation = env.uuid();
@@ -203,6 +210,7 @@ impl Server {
             counters,
             started,
             pressure,
+            lists,
         });
         let weak = Arc::downgrade(&shared);
         let (clock, pause) = (shared.env.clone(), shared.options.lease / 4);

@@ -48,8 +48,8 @@ impl SharedFiles {
         client: &Client,
         path: &str,
     ) -> Outcome<()> {
-        let Client { name, access, .. } = client.clone();
-        let visitor = Visitor { name, path: path.to_owned(), access };
+        let Client { name, access, squash, .. } = client.clone();
+        let visitor = Visitor { name, path: path.to_owned(), access, squash };
         Ok(self.server.serve(stream, visitor).await?)
     }
 

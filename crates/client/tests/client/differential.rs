@@ -7,14 +7,18 @@ mod theirs;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use thalweg_client::Filesystem;
+use thalweg_client::{FilesOptions, Filesystem};
 use thalweg_fs::Node;
+use thalweg_net::keys::{Access, Client, Key};
 
-use crate::files::{on_files, open};
+use crate::files::{as_root, on_files, open};
+use crate::sharing::{Sharing, volume_with_files};
 use ours::{Ours, described};
 use theirs::Theirs;
 
 const SEEDS: u64 = 6;
+/// Of calls through a server.
+const SHARED_SEEDS: u64 = 2;
 const STEPS: usize = 3000;
 const SLOTS: usize = 3;
 /// Where both worlds begin: a path with .. in it stays in directories that both have.
@@ -172,7 +176,8 @@ fn tree(
     all
 }
 
-fn run(ours: &Filesystem, theirs: &Path, seed: u64) {
+/// Makes calls of root through the first of ours, those of other users through the second.
+fn run((ours, others): (&Filesystem, &Filesystem), theirs: &Path, seed: u64) {
     for (at, _) in BASE.match_indices('/').chain([(BASE.len(), "")]) {
         let part = &BASE[..at];
         ours.make(part.as_bytes(), &Node::Directory, 0o755).unwrap();
@@ -182,7 +187,8 @@ fn run(ours: &Filesystem, theirs: &Path, seed: u64) {
         std::fs::set_permissions(theirs.join(part), all).unwrap();
     }
     let mut chance = Chance(seed);
-    let mut ours = Ours { root: ours.clone(), files: ours.clone(), open: Default::default() };
+    let (root, others, files) = (ours.clone(), others.clone(), ours.clone());
+    let mut ours = Ours { root, others, files, open: Default::default() };
     let mut theirs = Theirs { root: theirs.join(BASE), open: Default::default() };
     let (mut calls, mut user) = (Vec::new(), 0);
     let protected = std::fs::read_to_string("/proc/sys/fs/protected_hardlinks").unwrap_or_default();
@@ -222,32 +228,67 @@ fn run(ours: &Filesystem, theirs: &Path, seed: u64) {
     assert_eq!(found, tree(&list, &show), "seed {seed}");
 }
 
+/// Makes calls here and on a filesystem of the system.
+fn compare(ours: (&Filesystem, &Filesystem), seed: u64) {
+    // In memory, where there is such a filesystem.
+    let folder = [Path::new("/dev/shm")].into_iter().find(|it| it.is_dir());
+    let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
+    let theirs = tempfile::tempdir_in(folder).unwrap();
+    // A thread of its own: its user and its umask change.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: the call concerns this thread alone.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FS) }, 0);
+            let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(theirs.path(), all).unwrap();
+            run(ours, theirs.path(), seed);
+        });
+    });
+}
+
+/// Whether this process may act for other users.
+fn is_root() -> bool {
+    // SAFETY: the call only reads the process's identity.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        eprintln!("SKIPPED: only root may act for other users");
+    }
+    is_root
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_calls_answer_as_the_systems_own() {
-    // SAFETY: the call only reads the process's identity.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: only root may act for other users");
-        return;
-    }
-    for seed in 0..SEEDS {
+    for seed in (0..SEEDS).filter(|_| is_root()) {
         on_files(move |volume| {
-            // In memory, where there is such a filesystem.
-            let folder = [Path::new("/dev/shm")].into_iter().find(|it| it.is_dir());
-            let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
-            let theirs = tempfile::tempdir_in(folder).unwrap();
             let files = open(volume);
-            // A thread of its own: its user and its umask change.
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    // SAFETY: the call concerns this thread alone.
-                    assert_eq!(unsafe { libc::unshare(libc::CLONE_FS) }, 0);
-                    let all = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-                    std::fs::set_permissions(theirs.path(), all).unwrap();
-                    run(&files, theirs.path(), seed);
-                });
-            });
+            compare((&files, &files), seed);
             files.close().unwrap();
         })
         .await;
+    }
+}
+
+/// What the system permits to a user, a server permits, too, that checks its users.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_checks_users_answers_as_the_systems_own() {
+    for seed in (SEEDS..SEEDS + SHARED_SEEDS).filter(|_| is_root()) {
+        let home = tempfile::tempdir().unwrap();
+        let path = volume_with_files(home.path(), "vol").await;
+        let sharing = Sharing::begin(&path, &home.path().join("server")).await;
+        let root = sharing.token("root", Access::Write);
+        let key = Key::generate(&thalweg_env::Env::real()).unwrap();
+        let others = sharing.token_of(Client::new(key.public(), "others").unwrap());
+        let (address, folder) = (sharing.address.clone(), home.path().to_owned());
+        let compared = tokio::task::spawn_blocking(move || {
+            let files = [("root", root), ("others", others)].map(|(name, token)| {
+                let (keys, token) = (Some(folder.join(name)), Some(token.parse().unwrap()));
+                let options = FilesOptions { keys, token, ..as_root() };
+                Filesystem::open(&address, &options).unwrap()
+            });
+            compare((&files[0], &files[1]), seed);
+            files.into_iter().for_each(|files| files.close().unwrap());
+        });
+        compared.await.unwrap();
+        sharing.end().await;
     }
 }

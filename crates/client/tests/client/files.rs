@@ -19,7 +19,7 @@ pub(crate) fn user(uid: u32) -> User {
     User { uid, gid: uid, groups: Vec::new(), umask: 0o022 }
 }
 
-fn as_root() -> FilesOptions {
+pub(crate) fn as_root() -> FilesOptions {
     FilesOptions { user: Some(user(0)), ..FilesOptions::default() }
 }
 

@@ -8,7 +8,7 @@ use thalweg_env::{Env, Task};
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, Local};
 use thalweg_net::gate::Gate;
-use thalweg_net::keys::{Access, Client, Home, Key, Offer, Token};
+use thalweg_net::keys::{Access, Client, Home, Key, Offer, Squash, Token};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::open::{self, AnyVolume, VolumePath};
@@ -91,8 +91,8 @@ impl Sharing {
                     let admitted =
                         gate.admit(stream, &seats, |client, _, name| client.contains(name)).await;
                     let Ok(Some(guest)) = admitted else { return };
-                    let Client { name, access, .. } = guest.permission.client().clone();
-                    let visitor = Visitor { name, path: guest.name, access };
+                    let Client { name, access, squash, .. } = guest.permission.client().clone();
+                    let visitor = Visitor { name, path: guest.name, access, squash };
                     let _ = server.serve(guest.stream, visitor).await;
                 };
                 connections.push(own.spawn(serve));
@@ -101,10 +101,18 @@ impl Sharing {
         Sharing { address, env, keys: home, key, local, volume, _serving: serving }
     }
 
-    /// A token for a client.
+    /// A token for a client that acts as every user.
     pub(crate) fn token(&self, client: &str, access: Access) -> String {
         let own = self.key.public();
-        let client = Client::with(own, client, "/", access).unwrap();
+        self.token_of(Client {
+            squash: Squash::None,
+            ..Client::with(own, client, "/", access).unwrap()
+        })
+    }
+
+    /// A token for this client, which brings another key.
+    pub(crate) fn token_of(&self, client: Client) -> String {
+        let own = self.key.public();
         let token = Token::generate(&self.env, &own).unwrap();
         let now = self.env.wall_clock();
         Offer::new(&token, &client, now + 600).add_to(&self.keys.offers(), now).unwrap();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Lookup, Validity};
+use thalweg_net::keys::Squash;
 
 use super::Shared;
 use super::own::{Own, Pending};
@@ -27,6 +28,8 @@ pub(super) struct Cache {
     pub(super) pending: Pending,
     /// The server has asked for no more inodes than this.
     most: Option<usize>,
+    /// The users of this client that act as another one at the server.
+    pub(super) squash: Squash,
 }
 
 /// An inode.

@@ -11,6 +11,7 @@ use thalweg_net::traffic::name_of;
 
 use super::holdings::{KeptCall, Slot};
 use super::link::Link;
+use super::users::{self, User};
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Call, Reply, Request};
 
@@ -117,13 +118,13 @@ impl Shared {
         self.send_before(&request).await?;
         let slot = self.slot_for(&request).await?;
         let named = request.touched().0.into_iter().flatten().collect();
-        self.call_in(slot, named, (request, payload), then).await
+        self.call_in((slot, users::current()), named, (request, payload), then).await
     }
 
-    /// Makes a call in a slot; `named` are the inodes that it names.
+    /// Makes a call in a slot, for a user; `named` are the inodes that it names.
     pub(super) async fn call_in(
         self: &Arc<Self>,
-        slot: Option<Arc<Slot>>,
+        (slot, user): (Option<Arc<Slot>>, User),
         named: Arc<[Ino]>,
         (request, payload): (Request, Vec<Bytes>),
         then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
@@ -151,16 +152,19 @@ impl Shared {
                 oldest,
                 slot: slot_number,
                 before: None,
+                user: user.as_deref().cloned(),
                 request: (*request).clone(),
             };
             let (shared, then, sent) = (self.clone(), then.clone(), self.env.now());
             let (kept, sent_payload, named) = (request.clone(), payload.clone(), named.clone());
+            let maker = user.clone();
             // Also when nothing waits for the answer any more, the slot is used until it comes.
             let (used, number) = (slot.clone(), number.number);
             let take = move |reply: Reply, payload: Bytes| {
                 shared.renew(sent);
                 if let Some((slot, committed)) = used.as_ref().zip(reply.committed) {
-                    shared.keep((number, slot.number), &named, (kept, sent_payload), committed);
+                    let place = (number, slot.number);
+                    shared.keep(place, &named, (maker, kept, sent_payload), committed);
                 }
                 then(&shared, &reply, &payload);
                 (reply, payload)
@@ -187,14 +191,14 @@ impl Shared {
         &self,
         (number, slot): (u64, u16),
         named: &[Ino],
-        (request, payload): (Arc<Request>, Vec<Bytes>),
+        (user, request, payload): (User, Arc<Request>, Vec<Bytes>),
         committed: Committed,
     ) {
         let inodes = {
             let cache = self.cache.lock();
             named.iter().filter_map(|ino| cache.claim(*ino)).collect()
         };
-        let call = KeptCall { number, slot, request, payload, committed, inodes };
+        let call = KeptCall { number, slot, user, request, payload, committed, inodes };
         self.holdings.kept.lock().keep(call);
     }
 
@@ -212,7 +216,7 @@ impl Shared {
         if self.holdings.kept.lock().is_full() {
             let last = self.holdings.kept.lock().last();
             let call = (Request::SyncAll, Vec::new());
-            Box::pin(self.call_in(None, [].into(), call, |_, _, _| {})).await?;
+            Box::pin(self.call_in((None, None), [].into(), call, |_, _, _| {})).await?;
             last.into_iter().for_each(|version| self.holdings.kept.lock().durable(version));
         }
         Ok(())

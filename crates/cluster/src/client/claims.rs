@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::future::{join_all, maybe_done};
 use thalweg_net::channel::{CallError, Channel};
 
-use super::holdings::KeptCall;
+use super::holdings::{KeptCall, Opening};
 use super::{AttachError, Shared};
 use crate::protocol::{Answer, Call, MAX_CLAIMS, Reply, Request};
 
@@ -46,13 +46,11 @@ impl Shared {
 
     async fn claim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
         let mut opens: Vec<_> =
-            self.holdings.opens.lock().iter().map(|(handle, it)| (*handle, *it)).collect();
+            self.holdings.opens.lock().iter().map(|(handle, it)| (*handle, it.clone())).collect();
         opens.sort_unstable_by_key(|(handle, _)| *handle);
-        let opens = opens.into_iter().map(|(handle, it)| Request::ClaimOpen {
-            handle,
-            caller: it.caller,
-            ino: it.ino,
-            flags: it.flags,
+        let opens = opens.into_iter().map(|(handle, Opening { ino, user, caller, flags })| Call {
+            user: user.as_deref().cloned(),
+            ..Call::outside(Request::ClaimOpen { handle, caller, ino, flags })
         });
         let locks = self.holdings.locks.held();
         let locks = locks.into_iter().map(|(ino, lock)| Request::ClaimLock { ino, lock });
@@ -62,8 +60,8 @@ impl Shared {
             count: it.count,
             proof: it.proof,
         });
-        let call = |request| (Call::outside(request), Vec::new());
-        let calls: Vec<_> = opens.chain(locks).chain(numbers).map(call).collect();
+        let others = locks.chain(numbers).map(Call::outside);
+        let calls: Vec<_> = opens.chain(others).map(|call| (call, Vec::new())).collect();
         let answers = self.in_order(channel, calls).await?;
         let refused = answers.iter().filter(|it| matches!(it.answer, Answer::Failed(_))).count();
         if refused > 0 {
@@ -77,17 +75,19 @@ impl Shared {
         if kept.is_empty() {
             return Ok(());
         }
-        let calls =
-            kept.iter().map(|KeptCall { number, slot, request, payload, committed, .. }| {
+        let calls = kept.iter().map(
+            |KeptCall { number, slot, user, request, payload, committed, .. }| {
                 let call = Call {
                     number: *number,
                     oldest: 0,
                     slot: *slot,
                     before: Some(*committed),
+                    user: user.as_deref().cloned(),
                     request: (**request).clone(),
                 };
                 (call, payload.clone())
-            });
+            },
+        );
         let answers = self.in_order(channel, calls.collect()).await?;
         let (mut renewed, mut failed) = (Vec::new(), 0);
         for (call, reply) in kept.into_iter().zip(answers) {

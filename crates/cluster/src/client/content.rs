@@ -10,7 +10,7 @@ use thalweg_fs::{
 
 use super::cache::ChangeGuard;
 use super::holdings::Opening;
-use super::{LinkError, Shared};
+use super::{LinkError, Shared, users};
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Reply, Request};
 
 /// Cuts buffers where a write ends that begins at `start`: at multiples of the longest payload, so that aligned writes
@@ -157,10 +157,10 @@ impl Shared {
         flags: OpenFlags,
     ) -> Result<Opened, FsError> {
         let request = Request::Open { caller, ino, flags };
-        let opening = Opening { ino, caller, flags };
+        let opening = Opening { ino, user: users::current(), caller, flags };
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             if let Answer::Opened { handle, .. } = &reply.answer {
-                shared.holdings.opens.lock().insert(*handle, opening);
+                shared.holdings.opens.lock().insert(*handle, opening.clone());
                 if reply.grants.content {
                     shared.cache.lock().hold_content(ino);
                 }

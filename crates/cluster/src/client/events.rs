@@ -14,6 +14,7 @@ use thalweg_fs::{
 use super::exclusive::MAX_WRITE;
 use super::holdings::Slot;
 use super::own::Reservation;
+use super::users::User;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Reply, Request};
 
@@ -202,13 +203,13 @@ impl Shared {
     /// Sends one batch. One is under way at a time, so that they count in their order.
     async fn send_batch(self: &Arc<Self>) -> Result<(), FsError> {
         self.make_room().await?;
-        let batch = self.cache.lock().pending.take_batch();
+        let (batch, user) = self.cache.lock().pending.take_batch();
         if batch.is_empty() {
             return Ok(());
         }
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
-            match self.send_part(&part).await {
+            match self.send_part(&part, &user).await {
                 Ok(()) => {}
                 // The server is there, and refuses one of them: the others count.
                 Err(error) if part.len() > 1 && !matches!(error, FsError::Store(_)) => {
@@ -227,8 +228,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends events in one call.
-    async fn send_part(self: &Arc<Self>, part: &[Event]) -> Result<(), FsError> {
+    /// Sends events of one user in one call.
+    async fn send_part(self: &Arc<Self>, part: &[Event], user: &User) -> Result<(), FsError> {
         let made: HashSet<Ino> = part.iter().filter_map(|it| it.deed.made()).collect();
         let named: HashSet<Ino> =
             part.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
@@ -243,7 +244,8 @@ impl Shared {
             }
         };
         let call = (Request::Batch, vec![payload.into()]);
-        self.call_in(Some(Slot::of_batch()), named.into(), call, take).await.map(|_| ())
+        let user = (Some(Slot::of_batch()), user.clone());
+        self.call_in(user, named.into(), call, take).await.map(|_| ())
     }
 
     /// A batch does not count.

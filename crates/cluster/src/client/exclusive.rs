@@ -8,15 +8,23 @@ use bytes::Bytes;
 use thalweg_env::Time;
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::filesystem::{MAX_LINKS, MAX_NAME};
-use thalweg_fs::{AttributeChange, Attributes, FsError, Ino, Kind, NewNode, Node, Timestamp};
+use thalweg_fs::{
+    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, Timestamp,
+};
 
 use super::cache::{Cache, NewName};
 use super::own::Own;
+use super::users;
 
 /// Longest write that waits for others; longer ones are calls of their own.
 pub(super) const MAX_WRITE: usize = 128 << 10;
 /// Inodes at most of which is remembered that changes were lost.
 const MAX_FAILED: usize = 65536;
+
+/// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
+fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
+    it.uid == user.uid && (it.kind != Kind::Directory || it.mode & 0o300 == 0o300)
+}
 
 /// Whether a new name may be made without asking the server.
 fn is_plain(name: &[u8], new: &NewNode) -> bool {
@@ -92,7 +100,8 @@ impl Cache {
     fn own_attributes(&self, ino: Ino, now: Time) -> Option<Attributes> {
         let node = self.nodes.get(&ino)?;
         (self.lease_end > now && node.changing == 0 && self.is_own(ino)).then_some(())?;
-        node.attributes
+        let seen_as = users::seen_as(self.squash);
+        node.attributes.filter(|it| seen_as.is_none_or(|user| is_owned_by(it, &user)))
     }
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.

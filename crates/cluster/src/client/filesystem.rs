@@ -1,15 +1,18 @@
 //! The calls of a filesystem.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{
-    Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Entry, Filesystem, FsError,
-    Handle, Ino, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node, OpenFlags, Opened,
-    Rename, Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
+    Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Credentials, Entry,
+    Filesystem, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node,
+    OpenFlags, Opened, Rename, Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
 };
+use thalweg_net::keys::Squash;
 
-use super::{Client, LinkError};
+use super::{Client, LinkError, users};
 use crate::protocol::{Answer, Request};
 
 /// The server would refuse a longer name; one that exceeds a message would end the connection, again and again.
@@ -34,6 +37,11 @@ impl Client {
             ino => ino,
         }
     }
+
+    /// Makes a call for its user.
+    async fn act<T>(&self, call: impl Future<Output = T>) -> T {
+        users::act(&self.user, call).await
+    }
 }
 
 #[async_trait]
@@ -44,7 +52,7 @@ impl Filesystem for Client {
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
         check_name(name)?;
-        let mut found = self.shared.look_up(self.theirs(parent), name).await?;
+        let mut found = self.act(self.shared.look_up(self.theirs(parent), name)).await?;
         if let Lookup::Found(answer) = &mut found {
             answer.attributes.ino = self.shared.ours(answer.attributes.ino);
         }
@@ -67,7 +75,7 @@ impl Filesystem for Client {
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<FileAnswer, FsError> {
-        let mut answer = self.shared.set_attributes(self.theirs(ino), *change).await?;
+        let mut answer = self.act(self.shared.set_attributes(self.theirs(ino), *change)).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
@@ -77,22 +85,22 @@ impl Filesystem for Client {
         if matches!(&new.node, Node::Symlink(target) if target.len() > MAX_TARGET) {
             return Err(FsError::NameTooLong);
         }
-        self.shared.create(self.theirs(parent), name, new).await
+        self.act(self.shared.create(self.theirs(parent), name, new)).await
     }
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
         check_name(name)?;
-        self.shared.link(self.theirs(ino), self.theirs(parent), name).await
+        self.act(self.shared.link(self.theirs(ino), self.theirs(parent), name)).await
     }
 
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        self.shared.unlink(self.theirs(parent), name, false).await
+        self.act(self.shared.unlink(self.theirs(parent), name, false)).await
     }
 
     async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        self.shared.unlink(self.theirs(parent), name, true).await
+        self.act(self.shared.unlink(self.theirs(parent), name, true)).await
     }
 
     async fn rename(
@@ -103,7 +111,7 @@ impl Filesystem for Client {
     ) -> Result<(), FsError> {
         check_name(from.1).and_then(|()| check_name(to.1))?;
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.shared.rename(from, to, how).await
+        self.act(self.shared.rename(from, to, how)).await
     }
 
     async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
@@ -120,11 +128,11 @@ impl Filesystem for Client {
         most: usize,
         attributes: bool,
     ) -> Result<Vec<Entry>, FsError> {
-        self.shared.list(self.theirs(ino), from, most, attributes).await
+        self.act(self.shared.list(self.theirs(ino), from, most, attributes)).await
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.shared.read(self.theirs(ino), offset, len).await
+        self.act(self.shared.read(self.theirs(ino), offset, len)).await
     }
 
     async fn write(
@@ -134,7 +142,7 @@ impl Filesystem for Client {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        self.shared.write(self.theirs(ino), at, data, how).await
+        self.act(self.shared.write(self.theirs(ino), at, data, how)).await
     }
 
     async fn allocate(
@@ -144,12 +152,12 @@ impl Filesystem for Client {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
-        self.shared.allocate(self.theirs(ino), offset, len, how).await
+        self.act(self.shared.allocate(self.theirs(ino), offset, len, how)).await
     }
 
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
         let ino = self.theirs(ino);
-        match self.shared.ask(Request::Seek { ino, offset, what }).await? {
+        match self.act(self.shared.ask(Request::Seek { ino, offset, what })).await? {
             (Answer::Number(at), _) => Ok(at),
             _ => unexpected(),
         }
@@ -157,7 +165,7 @@ impl Filesystem for Client {
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.shared.copy(from, to, len).await
+        self.act(self.shared.copy(from, to, len)).await
     }
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
@@ -180,7 +188,7 @@ impl Filesystem for Client {
             return Err(FsError::NoAttribute);
         }
         let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
-        match self.shared.ask(request).await? {
+        match self.act(self.shared.ask(request)).await? {
             (Answer::Bytes, value) => Ok(value),
             _ => unexpected(),
         }
@@ -199,11 +207,11 @@ impl Filesystem for Client {
         }
         let ino = self.theirs(ino);
         let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
-        self.shared.change_xattr(ino, request, vec![value]).await
+        self.act(self.shared.change_xattr(ino, request, vec![value])).await
     }
 
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
-        match self.shared.ask(Request::Xattrs { ino: self.theirs(ino) }).await? {
+        match self.act(self.shared.ask(Request::Xattrs { ino: self.theirs(ino) })).await? {
             (Answer::Names, names) => {
                 postcard::from_bytes(&names).map_err(|_| LinkError::Unexpected.into())
             }
@@ -215,7 +223,7 @@ impl Filesystem for Client {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
         let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
-        self.shared.change_xattr(ino, request, Vec::new()).await
+        self.act(self.shared.change_xattr(ino, request, Vec::new())).await
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
@@ -234,7 +242,7 @@ impl Filesystem for Client {
     }
 
     async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened, FsError> {
-        self.shared.open(*caller, self.theirs(ino), flags).await
+        self.act(self.shared.open(*caller, self.theirs(ino), flags)).await
     }
 
     async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError> {
@@ -265,6 +273,18 @@ impl Filesystem for Client {
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {
         self.shared.holdings.locks.held_on(self.theirs(ino))
+    }
+
+    fn checks_users(&self) -> bool {
+        self.shared.session.lock().squash != Squash::None
+    }
+
+    fn for_user(&self, user: &Arc<Credentials>) -> Option<Arc<dyn Filesystem>> {
+        self.checks_users().then(|| {
+            let own: Arc<dyn Filesystem> =
+                Arc::new(Client { user: Some(user.clone()), ..self.clone() });
+            own
+        })
     }
 
     fn watch(&self, watcher: Watcher) {

@@ -12,6 +12,7 @@ use thalweg_fs::locks::LockTable;
 use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::users::User;
 use crate::protocol::{Claim, Request, SLOTS};
 
 /// Bytes of changes that are kept before the server has to make them durable.
@@ -22,9 +23,11 @@ pub(super) const BATCH_SLOT: u16 = SLOTS - 1;
 const KEPT_CALL: usize = 256;
 
 /// A file that the caller has open.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Opening {
     pub(super) ino: Ino,
+    /// The user that it was opened for.
+    pub(super) user: User,
     pub(super) caller: Caller,
     pub(super) flags: OpenFlags,
 }
@@ -34,6 +37,8 @@ pub(super) struct Opening {
 pub(super) struct KeptCall {
     pub(super) number: u64,
     pub(super) slot: u16,
+    /// The user that it was made for.
+    pub(super) user: User,
     pub(super) request: Arc<Request>,
     pub(super) payload: Vec<Bytes>,
     pub(super) committed: Committed,

@@ -145,17 +145,19 @@ impl Shared {
         let lost = |error| AttachError::Lost(io::Error::other(error));
         let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
         match answer {
-            Answer::Attached { root, lease, read_only, bytes, server, durable } => {
+            Answer::Attached { root, lease, read_only, bytes, squash, server, durable } => {
                 let lease = Duration::from_millis(u64::from(lease));
                 let is_new = begun && before != server;
                 {
                     let mut session = self.session.lock();
                     let begun = true;
-                    *session = SessionInfo { begun, root, lease, read_only, bytes, ..*session };
+                    *session =
+                        SessionInfo { begun, root, lease, read_only, bytes, squash, ..*session };
                     if !is_new {
                         session.server = server;
                     }
                 }
+                self.cache.lock().squash = squash;
                 if !is_new {
                     self.cache.lock().renew(sent, lease);
                     self.holdings.kept.lock().durable(durable);

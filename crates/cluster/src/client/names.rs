@@ -8,14 +8,20 @@ use thalweg_fs::{
     Answer as FileAnswer, AttributeChange, Attributes, Cookie, Entry, FsError, Ino, Lookup,
     NewNode, Node, Rename, Validity,
 };
+use thalweg_net::keys::Squash;
 
 use super::cache::{ChangeGuard, NewName};
-use super::{LinkError, Shared};
+use super::{LinkError, Shared, users};
 use crate::protocol::{Answer, Changed, ListedEntry, Reply, Request};
 
 /// What a change of a name in a directory changes.
 fn name_changes(parent: Ino, name: &[u8]) -> Vec<Changed> {
     vec![Changed::Attributes(parent), Changed::Name { parent, name: Bytes::copy_from_slice(name) }]
+}
+
+/// Whether a mode has set-user-id or set-group-id.
+fn is_privileged(mode: u16) -> bool {
+    mode & 0o6000 != 0
 }
 
 impl Shared {
@@ -98,7 +104,13 @@ impl Shared {
         ino: Ino,
         change: AttributeChange,
     ) -> Result<FileAnswer, FsError> {
-        if let Some(set) = self.set_alone(ino, &change).await? {
+        let squash = self.cache.lock().squash;
+        let is_privileged =
+            change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
+        // What a server that checks users makes of privileges is not foreseen.
+        if (squash == Squash::None || !is_privileged)
+            && let Some(set) = self.set_alone(ino, &change).await?
+        {
             return Ok(set);
         }
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
@@ -117,7 +129,15 @@ impl Shared {
         name: &[u8],
         new: &NewNode,
     ) -> Result<FileAnswer, FsError> {
-        if let Some(made) = self.make_alone(parent, name, new).await? {
+        let squash = self.cache.lock().squash;
+        let new = &match users::seen_as(squash) {
+            Some(user) => NewNode { uid: user.uid, gid: user.gid, ..new.clone() },
+            None => new.clone(),
+        };
+        let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
+        if (squash == Squash::None || !is_device && !is_privileged(new.mode))
+            && let Some(made) = self.make_alone(parent, name, new).await?
+        {
             return Ok(made);
         }
         let guard = ChangeGuard::begin(self, name_changes(parent, name));

@@ -7,6 +7,7 @@ use thalweg_env::{HashSet, Time};
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{Ino, Node};
 
+use super::users::{self, User};
 use crate::protocol::MAX_EVENTS;
 
 /// Bytes of events in one call at most, about.
@@ -40,7 +41,8 @@ pub(super) struct Own {
 /// What the client has made by itself, and the server does not have.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    events: VecDeque<Event>,
+    /// With the user of each.
+    events: VecDeque<(Event, User)>,
     bytes: usize,
     /// Events made so far, and those of them that the server has, or that are lost.
     made: u64,
@@ -124,33 +126,35 @@ impl Pending {
 
     pub(super) fn push(&mut self, event: Event, now: Time) {
         self.bytes += bytes_of(&event);
-        self.events.push_back(event);
+        self.events.push_back((event, users::current()));
         self.made += 1;
         self.since.get_or_insert(now);
     }
 
-    /// The next batch.
-    pub(super) fn take_batch(&mut self) -> Vec<Event> {
+    /// The next batch: changes of one user.
+    pub(super) fn take_batch(&mut self) -> (Vec<Event>, User) {
         let (mut batch, mut bytes) = (Vec::new(), 0);
+        let user = self.events.front().and_then(|(_, user)| user.clone());
         while batch.len() < MAX_EVENTS
-            && let Some(event) = self.events.front()
+            && let Some((event, maker)) = self.events.front()
+            && *maker == user
         {
             bytes += bytes_of(event);
             if bytes > BATCH_BYTES && !batch.is_empty() {
                 break;
             }
             self.bytes -= bytes_of(event);
-            batch.extend(self.events.pop_front());
+            batch.extend(self.events.pop_front().map(|(event, _)| event));
         }
         if self.events.is_empty() {
             self.since = None;
         }
-        batch
+        (batch, user)
     }
 
     /// The session has ended; the events that are lost.
     pub(super) fn clear(&mut self) -> Vec<Event> {
-        let waiting: Vec<Event> = self.events.drain(..).collect();
+        let waiting: Vec<Event> = self.events.drain(..).map(|(event, _)| event).collect();
         self.numbers.clear();
         self.used_up.clear();
         (self.bytes, self.since) = (0, None);

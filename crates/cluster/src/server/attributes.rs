@@ -42,6 +42,7 @@ impl Shared {
         how: SetXattr,
     ) -> Result<Outcome, FsError> {
         let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
+        self.lose_group(job, ino, &name).await?;
         job.filesystem.set_xattr(ino, &name, value, how).await?;
         Ok(Outcome::done())
     }
@@ -60,6 +61,7 @@ impl Shared {
         payload: Bytes,
     ) -> Result<Outcome, FsError> {
         self.check(job.session, &request)?;
+        let request = self.permit(job, request).await?;
         let filesystem = &self.filesystem;
         match request {
             Request::Lookup { parent, name } => self.look_up(job, parent, &name).await,
@@ -96,7 +98,7 @@ impl Shared {
             Request::Xattrs { ino } => {
                 let names = filesystem.xattrs(ino).await;
                 job.sees_inodes(&self.undurable, &[ino]);
-                let names = postcard::to_allocvec(&names?);
+                let names = postcard::to_allocvec(&self.known_names(job, names?));
                 let names = Bytes::from(names.unwrap_or_default());
                 match names.len() > MAX_PAYLOAD {
                     true => Err(FsError::AttributeTooLarge),

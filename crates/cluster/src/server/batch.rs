@@ -155,6 +155,7 @@ impl Shared {
     pub(super) async fn batch(&self, job: &Job<'_>, payload: &Bytes) -> Result<Outcome, FsError> {
         let events = decode_events(payload)?;
         self.check_events(job, &events)?;
+        self.permit_events(job, &events).await?;
         let Some(ledger) = job.filesystem.ledger() else { return Err(FsError::NotSupported) };
         let change = self.begin(job, changes_of(&events)).await;
         ledger.apply(&events).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_fs::ledger::Committed;
-use thalweg_fs::{FsError, Ino};
+use thalweg_fs::{Credentials, FsError, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
 use thalweg_net::keys::Access;
 use thalweg_net::serving::Serving;
@@ -188,6 +188,7 @@ impl Connection {
         Answer::Attached {
             root: session.root,
             lease: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
+            squash: self.visitor.squash,
             server: shared.incarnation,
             durable: shared.undurable.durable(),
             bytes: shared.filesystem.ledger().is_some_and(|ledger| ledger.applies_bytes()),
@@ -224,9 +225,9 @@ impl Connection {
         let claimed = match call.before {
             Some(before) => {
                 let change = (call.request, payload);
-                self.shared.make_again(session, place, before, change).await
+                self.shared.make_again(session, place, (call.user, before), change).await
             }
-            None => self.shared.claim(session, call.request, payload).await,
+            None => self.shared.claim(session, call.user, (call.request, payload)).await,
         };
         let reply = match claimed {
             Ok((outcome, committed)) => Reply { committed, ..plain(outcome.answer) },
@@ -261,7 +262,7 @@ impl Connection {
         call: Call,
         payload: Bytes,
     ) -> io::Result<()> {
-        let Call { number, oldest, slot, request, .. } = call;
+        let Call { number, oldest, slot, user, request, .. } = call;
         if slot >= SLOTS {
             return Err(io::Error::other("invalid request: there is no such slot"));
         }
@@ -290,7 +291,8 @@ impl Connection {
         shared.begins(&session, &payload);
         let work = async move {
             shared.recovery.over().await;
-            let result = shared.perform(&session, Place { number, slot }, request, payload).await;
+            let work = (user, request, payload);
+            let result = shared.perform(&session, Place { number, slot }, work).await;
             let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
             let (number, failed) =
                 (is_once.then_some(number), matches!(outcome.answer, Answer::Failed(_)));
@@ -317,8 +319,7 @@ impl Shared {
         &self,
         session: &Session,
         place: Place,
-        request: Request,
-        payload: Bytes,
+        (user, request, payload): (Option<Credentials>, Request, Bytes),
     ) -> Result<Outcome, FsError> {
         let (number, filesystem) = (place.number, &self.filesystem);
         let (job, before) = match request.is_change() {
@@ -328,7 +329,7 @@ impl Shared {
             ),
             false => (Job::plain(session, number, filesystem), None),
         };
-        let job = job.named(name_of(&request));
+        let job = job.named(name_of(&request)).made_for(user);
         let mut done = match before {
             Some(before) => self.answer_of(&job, &request, &payload, before.outcome).await,
             None => self.carry_out_alone(&job, request, payload).await,

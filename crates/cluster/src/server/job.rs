@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_fs::ledger::{Committed, RecordedCall, Recorder};
-use thalweg_fs::{Filesystem, Ino};
+use thalweg_fs::{Credentials, Filesystem, Ino};
 
 use super::session::Session;
 use super::undurable::{Item, Undurable};
+use crate::squash::acting;
 
 /// The number of a call in its session, and its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +26,8 @@ pub(super) struct Job<'a> {
     pub(super) number: u64,
     /// What kind of call it is, for an administrator.
     pub(super) kind: &'static str,
+    /// The user that it counts for; `None` if the client is trusted to have checked what its users may do.
+    pub(super) user: Option<Credentials>,
     /// Changes that are made through it are recorded.
     pub(super) filesystem: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
@@ -41,13 +44,18 @@ impl<'a> Job<'a> {
         filesystem: &Arc<dyn Filesystem>,
     ) -> Job<'a> {
         let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
-        let seen = Mutex::default();
-        Job { session, number, kind: "", filesystem, recorder: None, depends, seen }
+        let (seen, user) = (Mutex::default(), acting(session.visitor.squash, None));
+        Job { session, number, kind: "", user, filesystem, recorder: None, depends, seen }
     }
 
     /// The same call; its kind has this name.
     pub(super) fn named(self, kind: &'static str) -> Job<'a> {
         Job { kind, ..self }
+    }
+
+    /// The same call, made for this user of the client.
+    pub(super) fn made_for(self, user: Option<Credentials>) -> Job<'a> {
+        Job { user: acting(self.session.visitor.squash, user.as_ref()), ..self }
     }
 
     /// A call that changes something. It may have been made before.

@@ -129,6 +129,7 @@ impl Shared {
         let mut changes = name_changes(parent, &name).to_vec();
         let target = self.target(parent, &name).await?;
         changes.extend(target.map(Changed::Attributes));
+        self.permit_removal(job, parent, target, is_directory).await?;
         let surprising = target.filter(|_| target != expected);
         let _change = self.begin_with(job, changes, surprising.as_slice()).await;
         match is_directory {
@@ -150,8 +151,11 @@ impl Shared {
         let _shared = self.begin(job, parents.to_vec()).await;
         let _names = self.names.lock(&[(from.0, &from.1), (to.0, &to.1)]).await;
         let (mut changes, mut surprising) = (Vec::new(), Vec::new());
-        for ((parent, name), expected) in [&from, &to].into_iter().zip(expected) {
-            let target = self.target(*parent, name).await?;
+        let targets = [self.target(from.0, &from.1).await?, self.target(to.0, &to.1).await?];
+        self.permit_rename(job, [from.0, to.0], targets, how).await?;
+        for (((parent, name), expected), target) in
+            [&from, &to].into_iter().zip(expected).zip(targets)
+        {
             changes.extend(name_changes(*parent, name));
             changes.extend(target.map(Changed::Attributes));
             surprising.extend(target.filter(|_| target != expected));

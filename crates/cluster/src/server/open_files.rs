@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_env::HashMap;
-use thalweg_fs::Ino;
+use thalweg_fs::{Ino, OpenFlags};
 
 /// The open files of all sessions.
 #[derive(Debug, Default)]
@@ -14,6 +14,7 @@ pub(super) struct OpenFiles(Mutex<HashMap<Ino, SmallVec<[Opens; 2]>>>);
 struct Opens {
     session: u64,
     all: u32,
+    reading: u32,
     writing: u32,
 }
 
@@ -28,7 +29,7 @@ pub(super) struct Others {
 
 impl OpenFiles {
     /// A session opens a file. [`OpenFiles::close`] must follow.
-    pub(super) fn open(&self, session: u64, ino: Ino, writes: bool) -> Others {
+    pub(super) fn open(&self, session: u64, ino: Ino, flags: OpenFlags) -> Others {
         let mut files = self.0.lock();
         let opens = files.entry(ino).or_default();
         let others = || opens.iter().filter(|other| other.session != session);
@@ -39,22 +40,31 @@ impl OpenFiles {
         let own = match opens.iter().position(|it| it.session == session) {
             Some(own) => own,
             None => {
-                opens.push(Opens { session, all: 0, writing: 0 });
+                opens.push(Opens { session, all: 0, reading: 0, writing: 0 });
                 opens.len() - 1
             }
         };
         opens[own].all += 1;
-        opens[own].writing += u32::from(writes);
+        opens[own].reading += u32::from(flags.read);
+        opens[own].writing += u32::from(flags.write);
         found
     }
 
+    /// Whether a session has a file open to be read, and to be written.
+    pub(super) fn of(&self, session: u64, ino: Ino) -> (bool, bool) {
+        let files = self.0.lock();
+        let own = files.get(&ino).and_then(|opens| opens.iter().find(|it| it.session == session));
+        own.map_or((false, false), |own| (own.reading > 0, own.writing > 0))
+    }
+
     /// A session closes a file.
-    pub(super) fn close(&self, session: u64, ino: Ino, writes: bool) {
+    pub(super) fn close(&self, session: u64, ino: Ino, flags: OpenFlags) {
         let mut files = self.0.lock();
         let Some(opens) = files.get_mut(&ino) else { return };
         if let Some(own) = opens.iter_mut().find(|it| it.session == session) {
             own.all -= 1;
-            own.writing -= u32::from(writes);
+            own.reading -= u32::from(flags.read);
+            own.writing -= u32::from(flags.write);
         }
         opens.retain(|it| it.all > 0);
         if opens.is_empty() {

@@ -58,11 +58,11 @@ impl Shared {
         flags: OpenFlags,
     ) -> Result<Outcome, FsError> {
         let since = self.capabilities.now();
-        let others = self.open_files.open(session.serial, ino, flags.write);
+        let others = self.open_files.open(session.serial, ino, flags);
         let opened = match self.filesystem.open(caller, ino, flags).await {
             Ok(opened) => opened,
             Err(error) => {
-                self.open_files.close(session.serial, ino, flags.write);
+                self.open_files.close(session.serial, ino, flags);
                 return Err(error);
             }
         };
@@ -79,23 +79,29 @@ impl Shared {
 
     /// A file that is open from now on.
     fn opened(&self, ino: Ino, flags: OpenFlags, at: Handle) -> OpenFile {
-        OpenFile { ino, writes: flags.write, at, since: self.env.now(), locked: None }
+        OpenFile { ino, flags, at, since: self.env.now(), locked: None }
     }
 
     /// A file that the client had open is open again.
     pub(super) async fn claim_open(
         &self,
-        session: &Session,
+        job: &Job<'_>,
         handle: Handle,
         caller: &Caller,
         (ino, flags): (Ino, OpenFlags),
     ) -> Result<(), FsError> {
+        let session = job.session;
         session.knows(ino)?;
         if session.opened(handle, ino).is_ok() {
             return Ok(());
         }
+        match self.permit_open(job, ino, flags).await {
+            // The client itself makes it again, later: another one would not know of it.
+            Ok(()) | Err(FsError::Stale) => {}
+            Err(error) => return Err(error),
+        }
         let opened = self.filesystem.open(caller, ino, flags).await?;
-        self.open_files.open(session.serial, ino, flags.write);
+        self.open_files.open(session.serial, ino, flags);
         let file = self.opened(ino, flags, opened.handle);
         session.state.lock().claim_handle(handle, file);
         Ok(())
@@ -117,7 +123,7 @@ impl Shared {
 
     /// Closes a file of a session.
     pub(super) async fn close(&self, session: &Session, file: OpenFile) {
-        self.open_files.close(session.serial, file.ino, file.writes);
+        self.open_files.close(session.serial, file.ino, file.flags);
         self.filesystem.release(file.ino, file.at).await;
     }
 

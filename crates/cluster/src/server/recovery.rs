@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thalweg_env::{HashMap, HashSet, Time, watch};
 use thalweg_fs::ledger::{Committed, SessionRecord};
-use thalweg_fs::{FsError, Ino};
-use thalweg_net::keys::Access;
+use thalweg_fs::{Credentials, FsError, Ino};
+use thalweg_net::keys::{Access, Squash};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -31,22 +31,23 @@ struct SessionInfo {
     name: String,
     path: String,
     writes: bool,
+    squash: Squash,
     /// Milliseconds for which its client may use what it caches.
     lease: u64,
 }
 
 /// The record of a session.
 pub(super) fn info_of(id: Uuid, visitor: &Visitor, lease: Duration) -> Bytes {
-    let Visitor { name, path, access } = visitor.clone();
+    let Visitor { name, path, access, squash } = visitor.clone();
     let (writes, lease) = (access == Access::Write, lease.as_millis() as u64);
-    let info = SessionInfo { id, name, path, writes, lease };
+    let info = SessionInfo { id, name, path, writes, squash, lease };
     postcard::to_allocvec(&info).unwrap_or_default().into()
 }
 
 fn visitor_of(info: &[u8]) -> Option<(Uuid, Visitor, Duration)> {
-    let SessionInfo { id, name, path, writes, lease } = postcard::from_bytes(info).ok()?;
+    let SessionInfo { id, name, path, writes, squash, lease } = postcard::from_bytes(info).ok()?;
     let access = if writes { Access::Write } else { Access::Read };
-    Some((id, Visitor { name, path, access }, Duration::from_millis(lease)))
+    Some((id, Visitor { name, path, access, squash }, Duration::from_millis(lease)))
 }
 
 /// The clients that are expected back.
@@ -172,8 +173,8 @@ impl Shared {
     pub(super) async fn claim(
         &self,
         session: &Session,
-        request: Request,
-        payload: Bytes,
+        user: Option<Credentials>,
+        (request, payload): (Request, Bytes),
     ) -> Result<(Outcome, Option<Committed>), FsError> {
         let none = |()| (Outcome::done(), None);
         if self.has_claimed(session)? {
@@ -182,7 +183,8 @@ impl Shared {
         match request {
             Request::Claim => self.claim_inodes(session, &payload).map(none),
             Request::ClaimOpen { handle, caller, ino, flags } => {
-                self.claim_open(session, handle, &caller, (ino, flags)).await.map(none)
+                let job = Job::plain(session, 0, &self.filesystem).made_for(user);
+                self.claim_open(&job, handle, &caller, (ino, flags)).await.map(none)
             }
             Request::ClaimLock { ino, lock } => {
                 self.claim_lock(session, ino, &lock).await.map(none)
@@ -244,7 +246,7 @@ impl Shared {
         &self,
         session: &Session,
         place: Place,
-        before: Committed,
+        (user, before): (Option<Credentials>, Committed),
         (request, payload): (Request, Bytes),
     ) -> Result<(Outcome, Option<Committed>), FsError> {
         let has_claimed = self.has_claimed(session)?;
@@ -267,7 +269,7 @@ impl Shared {
             }
             request => request,
         };
-        let job = Job::recorded(session, place, &self.filesystem, Some(before));
+        let job = Job::recorded(session, place, &self.filesystem, Some(before)).made_for(user);
         let done = self.carry_out(&job, request, payload).await;
         let committed = job.committed();
         if let Some(committed) = committed {

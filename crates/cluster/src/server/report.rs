@@ -212,8 +212,8 @@ fn holder_of(session: &Session, ino: Ino, now: Time, locks: &[Lock]) -> Option<H
     Some(HolderReport {
         client: session.visitor.name.clone(),
         connected: state.channel.is_some(),
-        reading: files.iter().filter(|file| !file.writes).count(),
-        writing: files.iter().filter(|file| file.writes).count(),
+        reading: files.iter().filter(|file| !file.flags.write).count(),
+        writing: files.iter().filter(|file| file.flags.write).count(),
         open_ms: files.iter().map(|file| millis(now, file.since)).max(),
         locks: own
             .map(|lock| LockReport::of(lock, locked(lock).map(|since| millis(now, since))))

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
 use thalweg_fs::ledger::{Committed, SlotRecord};
-use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner};
+use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner, OpenFlags};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, oneshot};
 use uuid::Uuid;
@@ -68,7 +68,7 @@ pub(super) struct SessionState {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenFile {
     pub(super) ino: Ino,
-    pub(super) writes: bool,
+    pub(super) flags: OpenFlags,
     /// Its handle in the filesystem. The client's handle outlives the server.
     pub(super) at: Handle,
     /// When it was opened here.

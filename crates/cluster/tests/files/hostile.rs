@@ -11,8 +11,8 @@ use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task};
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{
-    Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
-    OpenFlags, Timestamp,
+    Caller, Credentials, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange,
+    Node, OpenFlags, Timestamp,
 };
 use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, Side};
 use thalweg_sim::net::Host;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::scene::*;
 
 /// A peer that says what it likes.
-struct Peer {
+pub(crate) struct Peer {
     channel: Channel,
     running: Task<std::io::Result<()>>,
 }
@@ -42,7 +42,7 @@ impl Handler for Invalidations {
 }
 
 fn call(number: u64, request: Request) -> Call {
-    Call { number, oldest: 0, slot: 0, before: None, request }
+    Call { number, oldest: 0, slot: 0, before: None, user: None, request }
 }
 
 impl Peer {
@@ -59,7 +59,7 @@ impl Peer {
     }
 
     /// A peer with a session.
-    async fn attached(scene: &Scene, host: &Host, answers: usize) -> Peer {
+    pub(crate) async fn attached(scene: &Scene, host: &Host, answers: usize) -> Peer {
         let peer = Peer::new(scene, host, answers).await;
         let session = scene.env.uuid();
         let answer = peer.ask(0, Request::Attach { session, resumes: false }).await;
@@ -71,8 +71,19 @@ impl Peer {
         self.channel.call::<_, Reply>(call, &[]).await.map(|(reply, _)| reply.answer)
     }
 
-    async fn ask(&self, number: u64, request: Request) -> Answer {
+    pub(crate) async fn ask(&self, number: u64, request: Request) -> Answer {
         self.try_ask(&call(number, request)).await.unwrap()
+    }
+
+    /// Makes a call for a user.
+    pub(crate) async fn ask_for(
+        &self,
+        (number, user): (u64, Option<Credentials>),
+        request: Request,
+        payload: Vec<u8>,
+    ) -> Answer {
+        let call = Call { user, ..call(number, request) };
+        self.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
     }
 
     /// Sends something without an answer.
@@ -169,7 +180,14 @@ fn numbers_of_calls_that_go_backwards_harm_nobody() {
             name: Bytes::from_static(name),
             new: new(Node::File),
         };
-        let first = Call { number: 100, oldest: 90, slot: 0, before: None, request: create(b"a") };
+        let first = Call {
+            number: 100,
+            oldest: 90,
+            slot: 0,
+            before: None,
+            user: None,
+            request: create(b"a"),
+        };
         let made = peer.try_ask(&first).await.unwrap();
         assert!(matches!(made, Answer::Inode(_)));
         // A repeated call is answered as before.

@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod alone;
 mod basics;
 mod histories;
 mod hostile;
+mod hostile_users;
 mod limits;
 mod linear;
 mod losses;

@@ -12,7 +12,7 @@ use thalweg_fs::{
     Filesystem, FsError, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, NewNode,
     Node as Kind, OpenFlags, WriteAt, WriteHow,
 };
-use thalweg_net::keys::Access;
+use thalweg_net::keys::{Access, Squash};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
@@ -47,9 +47,10 @@ pub(crate) fn options() -> Options {
     Options { lease: LEASE, expire: EXPIRE, share: LEASE / 2, ..Options::default() }
 }
 
-/// What a client may do everywhere.
+/// What a client may do everywhere, as every user.
 pub(crate) fn visitor(name: &str) -> Visitor {
-    Visitor { name: name.to_owned(), path: "/".to_owned(), access: Access::Write }
+    let (name, path) = (name.to_owned(), "/".to_owned());
+    Visitor { name, path, access: Access::Write, squash: Squash::None }
 }
 
 /// What a client may do.
@@ -60,7 +61,8 @@ pub(crate) struct Visit {
 
 impl Visit {
     pub(crate) fn of(self, name: &str) -> Visitor {
-        Visitor { name: name.to_owned(), path: self.path.to_owned(), access: self.access }
+        let path = self.path.to_owned();
+        Visitor { path, access: self.access, ..visitor(name) }
     }
 }
 
@@ -128,7 +130,7 @@ impl Scene {
     }
 
     /// The machine of a visitor that the server lets in.
-    fn admit(&self, visitor: Visitor) -> Host {
+    pub(crate) fn admit(&self, visitor: Visitor) -> Host {
         let host = self.network.host(&visitor.name);
         VISITORS.with(|all| all.borrow_mut().insert(visitor.name.clone(), visitor));
         host

@@ -14,7 +14,7 @@ use thalweg_env::connection::{BoxStream, Connecting, Connector};
 use thalweg_fs::local::{Format, Local, Options};
 use thalweg_fs::{Filesystem, Watcher};
 use thalweg_fuse::mounted::{MountOptions, Mounted, mount};
-use thalweg_net::keys::Access;
+use thalweg_net::keys::{Access, Squash};
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::BlockStore;
@@ -51,7 +51,7 @@ impl Connector for Loopback {
     fn connect(&self) -> Connecting<'_> {
         let (near, far) = tokio::io::duplex(1 << 20);
         let (name, path) = ("client".to_owned(), "/".to_owned());
-        let visitor = Visitor { name, path, access: Access::Write };
+        let visitor = Visitor { name, path, access: Access::Write, squash: Squash::None };
         let server = self.server.clone();
         self.env.spawn(async move { server.serve(far, visitor).await }).detach();
         Box::pin(async { Ok(Box::new(near) as BoxStream) })

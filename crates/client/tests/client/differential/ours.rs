@@ -8,6 +8,8 @@ use super::{Call, Outcome, SLOTS, path, shown};
 /// A filesystem here.
 pub(super) struct Ours {
     pub(super) root: Filesystem,
+    /// The same filesystem, for users other than root.
+    pub(super) others: Filesystem,
     pub(super) files: Filesystem,
     pub(super) open: [Option<File>; SLOTS],
 }
@@ -40,7 +42,8 @@ impl Ours {
                 let groups = groups.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
                 let groups = groups.split_whitespace().map(|it| it.parse().unwrap()).collect();
                 let umask = *umask as u16;
-                self.files = self.root.as_user(User { uid: *user, gid: *user, groups, umask });
+                let files = if *user == 0 { &self.root } else { &self.others };
+                self.files = files.as_user(User { uid: *user, gid: *user, groups, umask });
                 Ok(String::new())
             }
             Call::Open(slot, name, flags, mode) => {

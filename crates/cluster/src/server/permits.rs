@@ -1,0 +1,297 @@
+//! What the users of a client may do that is not trusted with that.
+//!
+//! A client's kernel checks permissions. The server checks them again for the user of each call, by the rules of
+//! [`thalweg_fs::access`], unless the client's users are not squashed. As with NFS, some things are left to the client's
+//! kernel, since a call does not say enough:
+//!
+//! - A user may read and write its own files whatever their mode: it could change that, and a program that makes a file with
+//!   mode 0444 goes on to write it.
+//! - A user that may execute a file may read it.
+//! - All users of the client may use a file that one of them has opened: programs pass open files on.
+
+use bytes::Bytes;
+use thalweg_env::HashSet;
+use thalweg_fs::access::{ACCESS_LIST, Actor, READ, Rules, SEARCH, WRITE};
+use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::{
+    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, OpenFlags, Rename,
+    TimeChange, WriteHow,
+};
+
+use super::Shared;
+use super::job::Job;
+use crate::protocol::Request;
+
+/// Set-user-id and set-group-id.
+const PRIVILEGES: u16 = 0o6000;
+/// The extended attribute with the capabilities of a program, which a write takes away.
+const CAPABILITIES: &[u8] = b"security.capability";
+/// The kinds of extended attributes that users have. The others set quotas.
+const NAMESPACES: [&[u8]; 4] = [b"user.", b"system.", b"security.", b"trusted."];
+
+impl Shared {
+    fn rules<'a>(&'a self, user: &'a Credentials) -> Rules<'a> {
+        Rules { files: &*self.filesystem, user: Actor::of(user), lists: &self.lists }
+    }
+
+    async fn inode(&self, ino: Ino) -> Result<Attributes, FsError> {
+        Ok(self.filesystem.attributes(ino).await?.attributes)
+    }
+
+    /// Fails unless the user of a call may do it; the call as it is carried out for that user. The inodes that it removes or
+    /// renames are checked when they are known.
+    pub(super) async fn permit(&self, job: &Job<'_>, request: Request) -> Result<Request, FsError> {
+        let Some(user) = &job.user else { return Ok(request) };
+        let rules = self.rules(user);
+        match &request {
+            Request::Lookup { parent, .. } => {
+                rules.check(&self.inode(*parent).await?, SEARCH).await?;
+            }
+            Request::Link { parent, .. } => {
+                rules.check(&self.inode(*parent).await?, WRITE | SEARCH).await?;
+            }
+            Request::Open { ino, flags, .. } => self.permit_open(job, *ino, *flags).await?,
+            Request::Read { ino, .. } => self.permit_use(job, *ino, READ).await?,
+            Request::Seek { ino, .. } => self.permit_use(job, *ino, READ | WRITE).await?,
+            Request::Allocate { ino, .. } => self.permit_use(job, *ino, WRITE).await?,
+            Request::Copy { from, to, .. } => {
+                self.permit_use(job, from.0, READ).await?;
+                self.permit_use(job, to.0, WRITE).await?;
+            }
+            Request::Xattr { ino, name } => {
+                rules.check_xattr(&self.inode(*ino).await?, name, false).await?;
+            }
+            Request::SetXattr { ino, name, .. } => {
+                self.permit_set_xattr(&rules, *ino, name).await?;
+            }
+            Request::RemoveXattr { ino, name } if name == CAPABILITIES => {
+                self.permit_use(job, *ino, WRITE).await?;
+            }
+            Request::RemoveXattr { ino, name } => self.permit_set_xattr(&rules, *ino, name).await?,
+            _ => return self.adapt(job, user, request).await,
+        }
+        Ok(request)
+    }
+
+    /// As [`Shared::permit`], for calls that are carried out in another way for some users.
+    async fn adapt(
+        &self,
+        job: &Job<'_>,
+        user: &Credentials,
+        request: Request,
+    ) -> Result<Request, FsError> {
+        let rules = self.rules(user);
+        Ok(match request {
+            Request::Create { parent, name, new } => {
+                let it = self.inode(parent).await?;
+                rules.check(&it, WRITE | SEARCH).await?;
+                rules.check_node(&new.node)?;
+                let mode = rules.mode_of_new(&it, &new.node, new.mode, new.umask);
+                let new = NewNode { mode, uid: user.uid, gid: user.gid, ..new };
+                Request::Create { parent, name, new }
+            }
+            Request::SetAttributes { ino, change } => {
+                let change = self.permit_change(job, &rules, ino, change).await?;
+                Request::SetAttributes { ino, change }
+            }
+            Request::Write { ino, at, how } => {
+                self.permit_use(job, ino, WRITE).await?;
+                Request::Write { ino, at, how: WriteHow { clear_suid: true, ..how } }
+            }
+            Request::ReadDirectory { ino, from, most, attributes } => {
+                let it = self.inode(ino).await?;
+                if !self.open_files.of(job.session.serial, ino).0 {
+                    rules.check(&it, READ).await?;
+                }
+                let attributes = attributes && rules.permits(&it, SEARCH).await?;
+                Request::ReadDirectory { ino, from, most, attributes }
+            }
+            // A client makes files by itself for the directory's owner only.
+            Request::Acquire { ino } => {
+                let it = self.inode(ino).await?;
+                match it.uid == user.uid && rules.permits(&it, WRITE | SEARCH).await? {
+                    true => Request::Acquire { ino },
+                    false => Request::Attributes { ino },
+                }
+            }
+            request => request,
+        })
+    }
+
+    /// Fails unless the user of a call may open an inode.
+    pub(super) async fn permit_open(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<(), FsError> {
+        let Some(user) = &job.user else { return Ok(()) };
+        let (rules, it) = (self.rules(user), self.inode(ino).await?);
+        if flags.read {
+            check_use(&rules, &it, READ).await?;
+        }
+        if flags.write {
+            check_use(&rules, &it, WRITE).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless a file is open for one of these, [`READ`] or [`WRITE`], or the user of a call may open it for the first.
+    async fn permit_use(&self, job: &Job<'_>, ino: Ino, wanted: u16) -> Result<(), FsError> {
+        let Some(user) = &job.user else { return Ok(()) };
+        let (reads, writes) = self.open_files.of(job.session.serial, ino);
+        if wanted & READ != 0 && reads || wanted & WRITE != 0 && writes {
+            return Ok(());
+        }
+        let wanted = if wanted & READ != 0 { READ } else { WRITE };
+        check_use(&self.rules(user), &self.inode(ino).await?, wanted).await
+    }
+
+    async fn permit_set_xattr(
+        &self,
+        rules: &Rules<'_>,
+        ino: Ino,
+        name: &[u8],
+    ) -> Result<(), FsError> {
+        if !NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) {
+            return Err(FsError::NotPermitted);
+        }
+        rules.check_xattr(&self.inode(ino).await?, name, true).await
+    }
+
+    /// A user who is about to set the access control list of an inode, and is not in its group, takes set-group-id away.
+    pub(super) async fn lose_group(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        name: &[u8],
+    ) -> Result<(), FsError> {
+        let Some(user) = job.user.as_ref().filter(|_| name == ACCESS_LIST) else { return Ok(()) };
+        let it = self.inode(ino).await?;
+        let mode = self.rules(user).mode_to_set(&it, it.mode)?;
+        if mode != it.mode {
+            let change = AttributeChange { mode: Some(mode), ..AttributeChange::default() };
+            self.filesystem.set_attributes(ino, &change).await?;
+        }
+        Ok(())
+    }
+
+    /// The change of attributes that a user may make instead of `change`.
+    async fn permit_change(
+        &self,
+        job: &Job<'_>,
+        rules: &Rules<'_>,
+        ino: Ino,
+        change: AttributeChange,
+    ) -> Result<AttributeChange, FsError> {
+        let it = self.inode(ino).await?;
+        let AttributeChange { mut mode, uid, gid, size, accessed, mut clear_suid, .. } = change;
+        if let Some(asked) = mode {
+            mode = Some(rules.mode_to_set(&it, asked)?);
+        }
+        if uid.is_some() || gid.is_some() {
+            rules.check_owner_change(&it, uid, gid)?;
+            clear_suid |= mode.is_none();
+        }
+        if size.is_some() || clear_suid && !rules.owns(&it) {
+            self.permit_use(job, ino, WRITE).await?;
+            clear_suid |= mode.is_none();
+        }
+        // A change of the content sets this time.
+        let modified = change.modified.filter(|it| size.is_none() || *it != TimeChange::Now);
+        if accessed.is_some() || modified.is_some() {
+            rules.check_times(&it, accessed, modified).await?;
+        }
+        Ok(AttributeChange { mode, clear_suid, ..change })
+    }
+
+    /// Fails unless the user of a call may remove a name of this inode.
+    pub(super) async fn permit_removal(
+        &self,
+        job: &Job<'_>,
+        parent: Ino,
+        target: Option<Ino>,
+        is_directory: bool,
+    ) -> Result<(), FsError> {
+        let Some((user, target)) = job.user.as_ref().zip(target) else { return Ok(()) };
+        let (parent, removed) = (self.inode(parent).await?, self.inode(target).await?);
+        self.rules(user).check_removal(&parent, &removed, is_directory).await
+    }
+
+    /// Fails unless the user of a call may rename the first of these inodes to the second one.
+    pub(super) async fn permit_rename(
+        &self,
+        job: &Job<'_>,
+        parents: [Ino; 2],
+        targets: [Option<Ino>; 2],
+        how: Rename,
+    ) -> Result<(), FsError> {
+        let [Some(moved), there] = targets else { return Ok(()) };
+        let Some(user) = &job.user else { return Ok(()) };
+        let [from, to] = [self.inode(parents[0]).await?, self.inode(parents[1]).await?];
+        let moved = self.inode(moved).await?;
+        let there = match there {
+            Some(there) => Some(self.inode(there).await?),
+            None => None,
+        };
+        let exchanges = how == Rename::Exchange;
+        self.rules(user).check_rename((&from, &moved), (&to, there.as_ref()), exchanges).await
+    }
+
+    /// Fails unless the user of a batch may have made these events: all are about that user's own inodes, and about no
+    /// privileges.
+    pub(super) async fn permit_events(
+        &self,
+        job: &Job<'_>,
+        events: &[Event],
+    ) -> Result<(), FsError> {
+        let Some(user) = &job.user else { return Ok(()) };
+        let mut own = HashSet::default();
+        for Event { deed, .. } in events {
+            if !own.contains(&deed.ino()) {
+                if self.inode(deed.ino()).await?.uid != user.uid {
+                    return Err(FsError::NotPermitted);
+                }
+                own.insert(deed.ino());
+            }
+            if !is_unprivileged(deed, Actor::of(user)) {
+                return Err(FsError::NotPermitted);
+            }
+            own.extend(deed.made());
+        }
+        Ok(())
+    }
+
+    /// The names of extended attributes that the user of a call may know.
+    pub(super) fn known_names(&self, job: &Job<'_>, mut names: Vec<Bytes>) -> Vec<Bytes> {
+        if let Some(user) = &job.user {
+            names.retain(|name| self.rules(user).may_know(name));
+        }
+        names
+    }
+}
+
+/// Fails unless a user may use a file so when it is not open; a directory as any other.
+async fn check_use(rules: &Rules<'_>, it: &Attributes, wanted: u16) -> Result<(), FsError> {
+    let is_file = it.kind == Kind::File;
+    if is_file && rules.owns(it) || is_file && wanted == READ && rules.permits(it, SEARCH).await? {
+        return Ok(());
+    }
+    rules.check(it, wanted).await
+}
+
+/// Whether an event gives no privileges that a user does not have; what it is about is that user's own.
+fn is_unprivileged(deed: &Deed, user: Actor<'_>) -> bool {
+    match deed {
+        Deed::Create { new, .. } => {
+            let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
+            let is_own = (new.uid, new.gid) == (user.uid, user.gid);
+            is_own && !is_device && new.mode & PRIVILEGES == 0
+        }
+        Deed::SetAttributes { change, .. } => {
+            let keeps_owner = change.uid.is_none() && change.gid.is_none();
+            keeps_owner && change.mode.is_none_or(|mode| mode & PRIVILEGES == 0)
+        }
+        Deed::Write { .. } => true,
+    }
+}

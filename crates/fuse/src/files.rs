@@ -28,6 +28,7 @@
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
 //!   that are under way (`grace`);
+//! - `users`: the users of requests, where a server checks what these may do;
 //! - `opening`: open files; `locks`: locks on files;
 //! - `stages`: times requests.
 
@@ -48,6 +49,7 @@ mod privileges;
 mod requests;
 mod served;
 mod stages;
+mod users;
 mod xattrs;
 
 pub use options::Locks;

@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 
 use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
 };
 use thalweg_env::{Env, allow_blocking, watch};
 use thalweg_fs::{Filesystem, FsError, Invalidation};
@@ -15,6 +15,7 @@ use thalweg_fs::{Filesystem, FsError, Invalidation};
 use super::options::{Locks, MountOptions};
 use super::served::Served;
 use super::stages::{Stage, Stages};
+use super::users::Users;
 use crate::errno::of_filesystem;
 
 /// The callbacks of FUSE's threads.
@@ -28,6 +29,7 @@ pub(crate) struct Adapter {
     /// Whether a thread may wait for a device while another takes requests.
     may_block: bool,
     stages: Stages,
+    users: Users,
     /// Dropped when the mount has ended.
     _life: watch::Sender<()>,
 }
@@ -81,6 +83,7 @@ impl Adapter {
             private: options.private,
             may_block: options.threads > 1,
             stages: Stages::new(env),
+            users: Users::new(env),
             _life: life,
         }
     }
@@ -95,7 +98,16 @@ impl Adapter {
         &self.served
     }
 
-    /// Runs `work` as a task, and answers with `tell`. If it panics, the reply answers `EIO`.
+    /// Runs requests for the user of this one. Those that every user may make do without.
+    pub(super) fn of(&self, request: &Request) -> ForUser<'_> {
+        ForUser { adapter: self, served: self.users.served(&self.served, request) }
+    }
+
+    fn of_all(&self) -> ForUser<'_> {
+        ForUser { adapter: self, served: self.served.clone() }
+    }
+
+    /// [`ForUser::run`], for no user.
     pub(super) fn run<R, T, W, F>(
         &self,
         operation: &'static str,
@@ -108,13 +120,16 @@ impl Adapter {
         W: FnOnce(Arc<Served>) -> F,
         F: Future<Output = Result<T, FsError>> + Send + 'static,
     {
-        let work = work(self.served.clone());
-        self.start(operation, async move {
-            match work.await {
-                Ok(result) => tell(reply, result),
-                Err(error) => reply.refuse(of_filesystem(operation, &error)),
-            }
-        });
+        self.of_all().run(operation, reply, work, tell);
+    }
+
+    /// [`ForUser::run_empty`], for no user.
+    pub(super) fn run_empty<W, F>(&self, operation: &'static str, reply: ReplyEmpty, work: W)
+    where
+        W: FnOnce(Arc<Served>) -> F,
+        F: Future<Output = Result<(), FsError>> + Send + 'static,
+    {
+        self.of_all().run_empty(operation, reply, work);
     }
 
     /// Runs a task: on this thread until it has to wait, and from there on in the runtime. A request that
@@ -154,8 +169,39 @@ impl Adapter {
             Err(_) => tracing::error!("a request panicked"),
         }
     }
+}
 
-    pub(super) fn run_empty<W, F>(&self, operation: &'static str, reply: ReplyEmpty, work: W)
+/// Runs requests for a user.
+pub(super) struct ForUser<'a> {
+    adapter: &'a Adapter,
+    /// The state, with the filesystem for that user.
+    pub(super) served: Arc<Served>,
+}
+
+impl ForUser<'_> {
+    /// Runs `work` as a task, and answers with `tell`. If it panics, the reply answers `EIO`.
+    pub(super) fn run<R, T, W, F>(
+        self,
+        operation: &'static str,
+        reply: R,
+        work: W,
+        tell: impl FnOnce(R, T) + Send + 'static,
+    ) where
+        R: Refuse,
+        T: Send,
+        W: FnOnce(Arc<Served>) -> F,
+        F: Future<Output = Result<T, FsError>> + Send + 'static,
+    {
+        let work = work(self.served);
+        self.adapter.start(operation, async move {
+            match work.await {
+                Ok(result) => tell(reply, result),
+                Err(error) => reply.refuse(of_filesystem(operation, &error)),
+            }
+        });
+    }
+
+    pub(super) fn run_empty<W, F>(self, operation: &'static str, reply: ReplyEmpty, work: W)
     where
         W: FnOnce(Arc<Served>) -> F,
         F: Future<Output = Result<(), FsError>> + Send + 'static,

@@ -15,6 +15,7 @@ const MAX_COPY: u64 = 1 << 30;
 impl Adapter {
     pub(super) fn write_content(
         &self,
+        request: &Request,
         ino: INodeNo,
         (handle, flags, write_flags): (FileHandle, OpenFlags, WriteFlags),
         offset: u64,
@@ -35,7 +36,7 @@ impl Adapter {
         };
         let (ino, data) = (Ino(ino.0), copy_by_blocks(offset, data));
         let bypasses = !cached && (is_direct || flags.0 & libc::O_DIRECT != 0);
-        self.run(
+        self.of(request).run(
             "write",
             reply,
             move |served| async move {
@@ -75,7 +76,7 @@ impl Adapter {
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         let (ino, is_root) = (Ino(ino.0), request.uid() == 0);
-        self.run_empty("fallocate", reply, move |served| async move {
+        self.of(request).run_empty("fallocate", reply, move |served| async move {
             let change = async {
                 served.filesystem.allocate(ino, offset, len, how).await?;
                 if is_root { Ok(()) } else { served.clear_suid(ino).await }
@@ -84,14 +85,21 @@ impl Adapter {
         });
     }
 
-    pub(super) fn seek(&self, ino: INodeNo, offset: i64, whence: i32, reply: ReplyLseek) {
+    pub(super) fn seek(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let what = match whence {
             libc::SEEK_DATA => Seek::Data,
             libc::SEEK_HOLE => Seek::Hole,
             _ => return reply.error(Errno::EINVAL),
         };
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
-        self.run(
+        self.of(request).run(
             "lseek",
             reply,
             move |served| async move { served.filesystem.seek(Ino(ino.0), offset, what).await },
@@ -112,7 +120,7 @@ impl Adapter {
     ) {
         let (from, to) = ((Ino(from.0), from_offset), (Ino(to.0), to_offset));
         let is_root = request.uid() == 0;
-        self.run(
+        self.of(request).run(
             "copy",
             reply,
             move |served| async move {

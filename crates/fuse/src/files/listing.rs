@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fuser::{FileAttr, INodeNo, ReplyDirectory, ReplyDirectoryPlus};
+use fuser::{FileAttr, INodeNo, ReplyDirectory, ReplyDirectoryPlus, Request};
 use thalweg_fs::{Answer, Cookie, FsError, Ino, Kind};
 
 use super::adapter::Adapter;
@@ -54,8 +54,14 @@ impl Served {
 }
 
 impl Adapter {
-    pub(super) fn list(&self, ino: INodeNo, offset: u64, mut reply: ReplyDirectory) {
-        let served = self.served.clone();
+    pub(super) fn list(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let served = self.of(request).served;
         self.start("readdir", async move {
             let add = |ino: Ino, next, name: &[u8], kind, _| {
                 reply.add(INodeNo(ino.0), next, file_type(kind), OsStr::from_bytes(name))
@@ -67,8 +73,14 @@ impl Adapter {
         });
     }
 
-    pub(super) fn list_plus(&self, ino: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let served = self.served.clone();
+    pub(super) fn list_plus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let served = self.of(request).served;
         self.start("readdirplus", async move {
             let (directory, epoch) = (Ino(ino.0), served.known.epoch());
             let add = |ino: Ino, next, bytes: &[u8], kind, answer: Option<Answer>| {

@@ -23,7 +23,7 @@ impl Adapter {
     ) {
         let new = new_node(request, node, mode, umask);
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.run(
+        self.of(request).run(
             "make",
             reply,
             |served| async move {
@@ -35,9 +35,15 @@ impl Adapter {
         );
     }
 
-    pub(super) fn look_up(&self, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+    pub(super) fn look_up(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        reply: ReplyEntry,
+    ) {
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.run(
+        self.of(request).run(
             "lookup",
             reply,
             |served| async move {
@@ -64,7 +70,7 @@ impl Adapter {
         let new = new_node(request, Node::File, mode, umask);
         let (parent, name) = (Ino(parent.0), bytes_of(name));
         let (caller, open, flush) = (caller(request), open_flags(flags), self.locks.has_posix());
-        self.run(
+        self.of(request).run(
             "create",
             reply,
             move |served| async move {
@@ -96,6 +102,7 @@ impl Adapter {
 
     pub(super) fn move_name(
         &self,
+        request: &Request,
         (parent, name): (INodeNo, &OsStr),
         (new_parent, new_name): (INodeNo, &OsStr),
         flags: RenameFlags,
@@ -109,7 +116,7 @@ impl Adapter {
         };
         let (from, name) = (Ino(parent.0), bytes_of(name));
         let (to, new_name) = (Ino(new_parent.0), bytes_of(new_name));
-        self.run_empty("rename", reply, move |served| async move {
+        self.of(request).run_empty("rename", reply, move |served| async move {
             served.filesystem.rename((from, &name), (to, &new_name), how).await?;
             // The kernel moves the entries that it has.
             for (parent, name) in [(from, &name), (to, &new_name)] {
@@ -121,12 +128,13 @@ impl Adapter {
 
     pub(super) fn add_name(
         &self,
+        request: &Request,
         ino: INodeNo,
         (parent, name): (INodeNo, &OsStr),
         reply: ReplyEntry,
     ) {
         let (ino, parent, name) = (Ino(ino.0), Ino(parent.0), bytes_of(name));
-        self.run(
+        self.of(request).run(
             "link",
             reply,
             |served| async move {

@@ -24,8 +24,8 @@ impl fuser::Filesystem for Adapter {
         self.negotiate(config)
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.look_up(parent, name, reply);
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.look_up(request, parent, name, reply);
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
@@ -76,7 +76,7 @@ impl fuser::Filesystem for Adapter {
         if mode.is_some() {
             self.served.known.granted(ino);
         }
-        self.run(
+        self.of(request).run(
             "setattr",
             reply,
             |served| async move { served.filesystem.set_attributes(ino, &change).await },
@@ -153,32 +153,32 @@ impl fuser::Filesystem for Adapter {
 
     fn link(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         parent: INodeNo,
         name: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.add_name(ino, (parent, name), reply);
+        self.add_name(request, ino, (parent, name), reply);
     }
 
-    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.run_empty("unlink", reply, |served| async move {
+        self.of(request).run_empty("unlink", reply, |served| async move {
             served.filesystem.unlink(parent, &name).await
         });
     }
 
-    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.run_empty("rmdir", reply, |served| async move {
+        self.of(request).run_empty("rmdir", reply, |served| async move {
             served.filesystem.remove_directory(parent, &name).await
         });
     }
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -186,12 +186,12 @@ impl fuser::Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.move_name((parent, name), (new_parent, new_name), flags, reply);
+        self.move_name(request, (parent, name), (new_parent, new_name), flags, reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, open, flush) = (caller(request), open_flags(flags.0), self.locks.has_posix());
-        self.run(
+        self.of(request).run(
             "open",
             reply,
             move |served| async move { served.open(&caller, Ino(ino.0), open, flush).await },
@@ -201,7 +201,7 @@ impl fuser::Filesystem for Adapter {
 
     fn opendir(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, open) = (caller(request), open_flags(flags.0));
-        self.run(
+        self.of(request).run(
             "opendir",
             reply,
             move |served| async move { served.filesystem.open(&caller, Ino(ino.0), open).await },
@@ -282,7 +282,7 @@ impl fuser::Filesystem for Adapter {
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         offset: u64,
@@ -291,7 +291,7 @@ impl fuser::Filesystem for Adapter {
         _lock_owner: Option<fuser::LockOwner>,
         reply: ReplyData,
     ) {
-        self.run(
+        self.of(request).run(
             "read",
             reply,
             move |served| async move {
@@ -307,7 +307,7 @@ impl fuser::Filesystem for Adapter {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -317,7 +317,7 @@ impl fuser::Filesystem for Adapter {
         _lock_owner: Option<fuser::LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.write_content(ino, (handle, flags, write_flags), offset, data, reply);
+        self.write_content(request, ino, (handle, flags, write_flags), offset, data, reply);
     }
 
     fn flush(
@@ -360,24 +360,24 @@ impl fuser::Filesystem for Adapter {
 
     fn readdir(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         offset: u64,
         reply: ReplyDirectory,
     ) {
-        self.list(ino, offset, reply);
+        self.list(request, ino, offset, reply);
     }
 
     fn readdirplus(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.list_plus(ino, offset, reply);
+        self.list_plus(request, ino, offset, reply);
     }
 
     fn statfs(&self, request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -386,7 +386,7 @@ impl fuser::Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -394,26 +394,26 @@ impl fuser::Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.set_xattr(ino, name, value, flags, reply);
+        self.set_xattr(request, ino, name, value, flags, reply);
     }
 
     fn getxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         size: u32,
         reply: ReplyXattr,
     ) {
-        self.get_xattr(ino, name, size, reply);
+        self.get_xattr(request, ino, name, size, reply);
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         self.list_xattrs(request, ino, size, reply);
     }
 
-    fn removexattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.remove_xattr(ino, name, reply);
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.remove_xattr(request, ino, name, reply);
     }
 
     fn ioctl(
@@ -445,14 +445,14 @@ impl fuser::Filesystem for Adapter {
 
     fn lseek(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        self.seek(ino, offset, whence, reply);
+        self.seek(request, ino, offset, whence, reply);
     }
 
     fn copy_file_range(

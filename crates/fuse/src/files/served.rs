@@ -22,13 +22,19 @@ pub(crate) struct Served {
     /// The tasks that run.
     pub(super) grace: Arc<Grace>,
     /// Notifies the kernel, on a thread of its own. Set before the first request.
-    coherence: OnceLock<Coherence>,
+    coherence: Arc<OnceLock<Coherence>>,
 }
 
 impl Served {
     pub(super) fn new(filesystem: Arc<dyn Filesystem>) -> Served {
         let known = Arc::new(Known::new(&*filesystem));
-        Served { filesystem, known, grace: Arc::default(), coherence: OnceLock::new() }
+        Served { filesystem, known, grace: Arc::default(), coherence: Arc::default() }
+    }
+
+    /// The same state, for requests of one user: with the filesystem for that user.
+    pub(super) fn with(&self, filesystem: Arc<dyn Filesystem>) -> Served {
+        let (known, grace) = (self.known.clone(), self.grace.clone());
+        Served { filesystem, known, grace, coherence: self.coherence.clone() }
     }
 
     /// Before the first request: how the kernel is told things.

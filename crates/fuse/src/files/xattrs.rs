@@ -13,6 +13,7 @@ use super::privileges::CAPABILITIES;
 impl Adapter {
     pub(super) fn set_xattr(
         &self,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -29,18 +30,25 @@ impl Adapter {
         if name == CAPABILITIES {
             self.served.known.granted(ino);
         }
-        self.run_empty("setxattr", reply, move |served| async move {
+        self.of(request).run_empty("setxattr", reply, move |served| async move {
             served.filesystem.set_xattr(ino, &name, value, how).await
         });
     }
 
-    pub(super) fn get_xattr(&self, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    pub(super) fn get_xattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         let (ino, name) = (Ino(ino.0), bytes_of(name));
         // The kernel asks for this again and again.
         if name == CAPABILITIES && self.served.known.is_plain(ino) {
             return reply.error(Errno::ENODATA);
         }
-        self.run(
+        self.of(request).run(
             "getxattr",
             reply,
             |served| async move { served.filesystem.xattr(ino, &name).await },
@@ -56,7 +64,7 @@ impl Adapter {
         reply: ReplyXattr,
     ) {
         let is_root = request.uid() == 0;
-        self.run(
+        self.of(request).run(
             "listxattr",
             reply,
             |served| async move { served.filesystem.xattrs(Ino(ino.0)).await },
@@ -71,9 +79,15 @@ impl Adapter {
         );
     }
 
-    pub(super) fn remove_xattr(&self, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    pub(super) fn remove_xattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        reply: ReplyEmpty,
+    ) {
         let (ino, name) = (Ino(ino.0), bytes_of(name));
-        self.run_empty("removexattr", reply, move |served| async move {
+        self.of(request).run_empty("removexattr", reply, move |served| async move {
             match served.filesystem.remove_xattr(ino, &name).await {
                 // The kernel lets a program remove the list of a file without one.
                 Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),

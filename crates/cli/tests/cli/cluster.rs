@@ -61,7 +61,12 @@ impl Scene {
     }
 
     fn token(&self, name: &str, path: &str, access: &str) -> String {
-        good(&mut self.client(&["add", name, "--path", path, access])).trim().to_owned()
+        self.token_with(name, &["--path", path, access, "--squash", "none"])
+    }
+
+    pub(crate) fn token_with(&self, name: &str, args: &[&str]) -> String {
+        let mut command = self.client(&["add", name]);
+        good(command.args(args)).trim().to_owned()
     }
 
     /// The directory on which a client mounts.
@@ -77,10 +82,14 @@ impl Scene {
         command
     }
 
-    /// Adds a client, and mounts what it sees.
+    /// Adds a client that acts as every user, and mounts what it sees.
     pub(crate) fn mount(&self, name: &str, path: &str, access: &str) -> PathBuf {
-        let token = self.token(name, path, access);
-        good(self.mount_command(name, path).args(["--token", &token]));
+        self.mount_with(name, path, &self.token(name, path, access))
+    }
+
+    /// Mounts what a client sees, the first time.
+    pub(crate) fn mount_with(&self, name: &str, path: &str, token: &str) -> PathBuf {
+        good(self.mount_command(name, path).args(["--token", token]));
         self.directory(name)
     }
 
@@ -133,6 +142,13 @@ fn clients_are_added_listed_and_revoked() {
         (&["add", "a", "--path", "/x/../y", "--rw"], 1, "without . and .."),
         (&["add", "a", "--path", "/"], 2, "--rw|--ro"),
         (&["add", "a", "--path", "/", "--rw", "--ro"], 2, "cannot be used with"),
+        (&["add", "a", "--path", "/", "--rw", "--squash", "some"], 2, "root, all, none"),
+        (&["add", "a", "--path", "/", "--rw", "--nobody", "0:0"], 2, "not 0"),
+        (
+            &["add", "a", "--path", "/", "--rw", "--squash", "none", "--nobody", "7:7"],
+            1,
+            "no user acts as nobody",
+        ),
         (&["revoke", "stranger"], 1, "no client stranger"),
     ] {
         let said = bad(&mut scene.client(args), code);

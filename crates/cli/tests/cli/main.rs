@@ -12,6 +12,7 @@ mod busy;
 mod ceph;
 mod clients;
 mod cluster;
+mod cluster_access;
 mod cluster_caps;
 mod cluster_selftest;
 mod cluster_status;

@@ -63,7 +63,7 @@ pub(super) fn contents_are_objects(mini: &MiniCluster) {
     let mut scene = Scene { mini, home, place: "127.0.0.1:0".to_owned() };
     creation_is_checked(&scene);
     let server = scene.serve();
-    let add = ["cluster", "client", "add", "alice", "--path", "/", "--rw"];
+    let add = ["cluster", "client", "add", "alice", "--path", "/", "--rw", "--squash", "none"];
     let token = good(&mut scene.thalweg("server", &add)).trim().to_owned();
     let root = scene.home.path("mnt");
     fs::create_dir(&root).unwrap();

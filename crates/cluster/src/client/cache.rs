@@ -299,7 +299,8 @@ impl Cache {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         node.references = node.references.saturating_sub(count);
         // One that was removed is to be gone soon; the rest may be needed again.
-        let is_needed = node.changing > 0 || node.own.unsent > 0 || node.attributes.is_some();
+        let has_names = node.attributes.is_some_and(|it| it.links > 0);
+        let is_needed = node.changing > 0 || node.own.unsent > 0 || has_names;
         if node.references == 0 && !is_needed {
             self.gone.push((ino, node.stamp));
             self.nodes.remove(&ino);

@@ -5,7 +5,8 @@
 //! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
-//! - `names`, `content`: the calls of [`Filesystem`](thalweg_fs::Filesystem).
+//! - `opening`: the open files; `opens`: the calls about them and about locks;
+//! - `names`, `content`: the other calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
 //! for [`Options::retry`], or at once when it does not let the client in any more. If the server has ended the session in the meantime, everything that was open is stale, which
@@ -22,6 +23,8 @@ mod filesystem;
 mod holdings;
 mod link;
 mod names;
+mod opening;
+mod opens;
 mod own;
 mod users;
 
@@ -161,6 +164,8 @@ struct Shared {
     sending: Arc<tokio::sync::Mutex<()>>,
     /// One reservation of inode numbers at a time.
     reserving: tokio::sync::Mutex<()>,
+    /// The server is told of open files by one task at a time.
+    telling: tokio::sync::Mutex<()>,
     /// What was sent.
     traffic: Traffic,
 }
@@ -225,6 +230,7 @@ impl Client {
             watcher: RwLock::default(),
             sending: Arc::default(),
             reserving: tokio::sync::Mutex::default(),
+            telling: tokio::sync::Mutex::default(),
             traffic: Traffic::default(),
         });
         let first = env.timeout(shared.options.patience, shared.attach()).await;

@@ -36,7 +36,7 @@ use uuid::Uuid;
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 4 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 5 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -121,7 +121,10 @@ pub enum Request {
     Reserve,
     /// The payload is a list of [`Event`](thalweg_fs::event::Event)s in directories that the client holds exclusively, in
     /// their order. [`Answer::Made`].
-    Batch,
+    Batch {
+        /// The answer comes when they are durable, and all changes before.
+        sync: bool,
+    },
     /// Renews the lease, as every call does.
     Renew,
     /// Ends the session, with all that it holds.
@@ -233,9 +236,13 @@ pub enum Request {
     },
     Statistics,
     Open {
+        /// Chosen by the client, which has no other open file under it.
+        handle: Handle,
         caller: Caller,
         ino: Ino,
         flags: OpenFlags,
+        /// The client has had it open before this call, without one, while it was the client's alone, and caches its pages.
+        late: bool,
     },
     Flush {
         ino: Ino,
@@ -339,8 +346,6 @@ pub enum Answer {
     Number(u64),
     /// An open file.
     Opened {
-        /// The handle.
-        handle: Handle,
         /// How its pages are cached.
         pages: PageCache,
         /// Whether closes are to be told.

@@ -311,7 +311,7 @@ impl Shared {
         session.moved.notify_waiters();
         // Without a server, nothing waits for the client.
         let Some(shared) = self.me.upgrade() else { return };
-        let (serial, ended) = (session.serial, session.clone());
+        let serial = session.serial;
         let release = async move {
             // First of all, so that a client cannot claim what another one gets now.
             if let Some(ledger) = shared.filesystem.ledger()
@@ -320,7 +320,7 @@ impl Shared {
                 tracing::error!(%error, "the record of a client's session stays");
             }
             for file in estate.files {
-                shared.close(&ended, file).await;
+                shared.close(serial, file).await;
             }
             estate.inodes.into_iter().for_each(|ino| shared.filesystem.unreference(ino, 1));
             shared.return_numbers(estate.numbers).await;

@@ -47,6 +47,8 @@ pub(super) struct Node {
     pub(super) proof: u64,
     /// The caller may cache its pages.
     content: bool,
+    /// The caller may cache pages without the server's knowledge, since the file was this client's alone.
+    cached_alone: bool,
     /// References of the caller.
     references: u64,
     /// It was used since the last sweep.
@@ -203,6 +205,20 @@ impl Cache {
         self.nodes.entry(ino).or_default().content = true;
     }
 
+    /// The caller may cache pages of a file that is this client's alone; the server does not know.
+    pub(super) fn cache_alone(&mut self, ino: Ino) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.cached_alone |= !node.content;
+        }
+    }
+
+    /// The server knows from now on that the caller caches pages of a file. Whether the caller may have cached some before.
+    pub(super) fn tell_content(&mut self, ino: Ino) -> bool {
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        node.content = true;
+        std::mem::take(&mut node.cached_alone)
+    }
+
     /// That the client knows an inode.
     pub(super) fn claim(&self, ino: Ino) -> Option<Claim> {
         let Node { stamp, proof, .. } = *self.nodes.get(&ino)?;
@@ -349,7 +365,7 @@ impl Cache {
         for node in self.nodes.values_mut() {
             node.attributes = None;
             node.names = None;
-            node.content = false;
+            (node.content, node.cached_alone) = (false, false);
             node.stamp = 0;
             node.own = Own::default();
         }

@@ -116,6 +116,7 @@ impl Shared {
         then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(Reply, Bytes), FsError> {
         self.send_before(&request).await?;
+        self.tell_before(&request).await?;
         let slot = self.slot_for(&request).await?;
         let named = request.touched().0.into_iter().flatten().collect();
         self.call_in((slot, users::current()), named, (request, payload), then).await

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use futures::future::{join_all, maybe_done};
 use thalweg_net::channel::{CallError, Channel};
 
-use super::holdings::{KeptCall, Opening};
+use super::holdings::KeptCall;
+use super::opening::Opening;
 use super::{AttachError, Shared};
 use crate::protocol::{Answer, Call, MAX_CLAIMS, Reply, Request};
 
@@ -45,14 +46,17 @@ impl Shared {
     }
 
     async fn claim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
-        let mut opens: Vec<_> =
-            self.holdings.opens.lock().iter().map(|(handle, it)| (*handle, it.clone())).collect();
-        opens.sort_unstable_by_key(|(handle, _)| *handle);
+        let opens = self.holdings.opens.lock().told();
         let opens = opens.into_iter().map(|(handle, Opening { ino, user, caller, flags })| Call {
             user: user.as_deref().cloned(),
             ..Call::outside(Request::ClaimOpen { handle, caller, ino, flags })
         });
-        let locks = self.holdings.locks.held();
+        let locks = {
+            let opens = self.holdings.opens.lock();
+            let mut locks = self.holdings.locks.held();
+            locks.retain(|(ino, _)| opens.is_told(*ino));
+            locks
+        };
         let locks = locks.into_iter().map(|(ino, lock)| Request::ClaimLock { ino, lock });
         let reserved = self.cache.lock().pending.reservations();
         let numbers = reserved.into_iter().map(|it| Request::ClaimNumbers {

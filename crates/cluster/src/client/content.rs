@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_fs::{
-    Allocation, Caller, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, OpenFlags,
-    Opened, PageCache, WriteAt, WriteHow,
-};
+use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 
 use super::cache::ChangeGuard;
-use super::holdings::Opening;
-use super::{LinkError, Shared, users};
+use super::{LinkError, Shared};
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Reply, Request};
 
 /// Cuts buffers where a write ends that begins at `start`: at multiples of the longest payload, so that aligned writes
@@ -148,106 +144,6 @@ impl Shared {
     ) -> Result<(), FsError> {
         self.cache.lock().share_all_of(ino);
         self.change(ino, request, payload).await.map(|_| ())
-    }
-
-    pub(super) async fn open(
-        self: &Arc<Self>,
-        caller: Caller,
-        ino: Ino,
-        flags: OpenFlags,
-    ) -> Result<Opened, FsError> {
-        let request = Request::Open { caller, ino, flags };
-        let opening = Opening { ino, user: users::current(), caller, flags };
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            if let Answer::Opened { handle, .. } = &reply.answer {
-                shared.holdings.opens.lock().insert(*handle, opening.clone());
-                if reply.grants.content {
-                    shared.cache.lock().hold_content(ino);
-                }
-            }
-        };
-        let (reply, _) = self.call(request, Vec::new(), take).await?;
-        let Answer::Opened { handle, pages, flush } = reply.answer else {
-            return Err(LinkError::Unexpected.into());
-        };
-        let pages = if reply.grants.content { pages } else { PageCache::Bypass };
-        Ok(Opened { handle, pages, flush })
-    }
-
-    /// Tells of a close of a descriptor, which releases POSIX locks. A process that ends cannot be killed while it waits for
-    /// this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The
-    /// call goes on by itself.
-    pub(super) async fn flush(
-        self: &Arc<Self>,
-        ino: Ino,
-        handle: Handle,
-        owner: LockOwner,
-    ) -> Result<(), FsError> {
-        self.holdings.locks.unlock_owner(ino, LockKind::Posix, owner);
-        let request = Request::Flush { ino, handle, owner };
-        let (shared, lease) = (self.clone(), self.session.lock().lease);
-        let mut flushing = self.env.spawn(async move { shared.order(request).await });
-        match self.env.timeout(lease, &mut flushing).await {
-            Some(flushed) => flushed.unwrap_or(Err(LinkError::Closed.into())),
-            None => {
-                tracing::warn!(
-                    "the server does not answer; locks of a closed file stay until it does"
-                );
-                flushing.detach();
-                Ok(())
-            }
-        }
-    }
-
-    pub(super) async fn release(self: &Arc<Self>, ino: Ino, handle: Handle) {
-        self.holdings.opens.lock().remove(&handle);
-        self.holdings.locks.unlock_handle(ino, handle);
-        if let Err(error) = self.order(Request::Release { ino, handle }).await {
-            // A file of a session that has ended was closed with it.
-            tracing::debug!(%error, "a file was not closed at the server");
-        }
-    }
-
-    pub(super) async fn lock(
-        self: &Arc<Self>,
-        ino: Ino,
-        lock: Lock,
-        wait: bool,
-    ) -> Result<(), FsError> {
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            // The server has decided; a claim of it is decided again.
-            if reply.answer == Answer::Done
-                && let Err(error) = shared.holdings.locks.try_lock(ino, &lock)
-            {
-                tracing::warn!(%error, "a lock will not outlive the server");
-            }
-        };
-        match self.call(Request::Lock { ino, lock, wait }, Vec::new(), take).await?.0.answer {
-            Answer::Done => Ok(()),
-            _ => Err(LinkError::Unexpected.into()),
-        }
-    }
-
-    pub(super) async fn unlock(
-        self: &Arc<Self>,
-        ino: Ino,
-        kind: LockKind,
-        owner: LockOwner,
-        range: LockRange,
-    ) -> Result<(), FsError> {
-        self.holdings.locks.unlock(ino, kind, owner, range)?;
-        self.order(Request::Unlock { ino, kind, owner, range }).await
-    }
-
-    pub(super) async fn conflicting_lock(
-        self: &Arc<Self>,
-        ino: Ino,
-        lock: Lock,
-    ) -> Result<Option<Lock>, FsError> {
-        match self.ask(Request::ConflictingLock { ino, lock }).await? {
-            (Answer::Lock(found), _) => Ok(found),
-            _ => Err(LinkError::Unexpected.into()),
-        }
     }
 }
 

@@ -179,7 +179,7 @@ impl Shared {
         _turn: tokio::sync::OwnedMutexGuard<()>,
     ) -> Result<(), FsError> {
         while self.cache.lock().pending.is_full() {
-            self.send_batch().await?;
+            self.send_batch(None).await?;
         }
         Ok(())
     }
@@ -196,27 +196,57 @@ impl Shared {
             if is_done {
                 return Ok(());
             }
-            self.send_batch().await?;
+            self.send_batch(None).await?;
         }
     }
 
-    /// Sends one batch. One is under way at a time, so that they count in their order.
-    async fn send_batch(self: &Arc<Self>) -> Result<(), FsError> {
-        self.make_room().await?;
-        let (batch, user) = self.cache.lock().pending.take_batch();
-        if batch.is_empty() {
-            return Ok(());
+    /// Sends the events that wait, and has everything be durable with the last batch of them. Whether there was one.
+    pub(super) async fn sync_events(self: &Arc<Self>) -> Result<bool, FsError> {
+        let last = self.cache.lock().pending.last();
+        loop {
+            let _turn = self.sending.lock().await;
+            if self.cache.lock().pending.has(last) {
+                return Ok(false);
+            }
+            if self.send_batch(Some(last)).await? {
+                return Ok(true);
+            }
         }
-        let mut parts = vec![batch];
+    }
+
+    /// Has changes be durable: those that this call names, with those that wait here.
+    pub(super) async fn sync(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
+        match self.sync_events().await? {
+            true => Ok(()),
+            false => self.order(request).await,
+        }
+    }
+
+    /// Sends one batch. One is under way at a time, so that they count in their order. With `sync`, it is durable when it has
+    /// all events up to this one; whether it is.
+    async fn send_batch(self: &Arc<Self>, sync: Option<u64>) -> Result<bool, FsError> {
+        self.make_room().await?;
+        let (batch, user, syncs) = {
+            let pending = &mut self.cache.lock().pending;
+            let (batch, user) = pending.take_batch();
+            let end = pending.done + batch.len() as u64;
+            (batch, user, sync.is_some_and(|last| end >= last))
+        };
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        let (mut parts, mut is_whole) = (vec![batch], true);
         while let Some(mut part) = parts.pop() {
-            match self.send_part(&part, &user).await {
+            match self.send_part(&part, &user, syncs && parts.is_empty()).await {
                 Ok(()) => {}
                 // The server is there, and refuses one of them: the others count.
                 Err(error) if part.len() > 1 && !matches!(error, FsError::Store(_)) => {
+                    is_whole = false;
                     parts.push(part.split_off(part.len() / 2));
                     parts.push(part);
                 }
                 Err(error) => {
+                    is_whole = false;
                     self.lose_events(&part, &error);
                     if matches!(error, FsError::Store(_)) {
                         parts.iter().rev().for_each(|part| self.lose_events(part, &error));
@@ -225,11 +255,16 @@ impl Shared {
                 }
             }
         }
-        Ok(())
+        Ok(syncs && is_whole)
     }
 
     /// Sends events of one user in one call.
-    async fn send_part(self: &Arc<Self>, part: &[Event], user: &User) -> Result<(), FsError> {
+    async fn send_part(
+        self: &Arc<Self>,
+        part: &[Event],
+        user: &User,
+        sync: bool,
+    ) -> Result<(), FsError> {
         let made: HashSet<Ino> = part.iter().filter_map(|it| it.deed.made()).collect();
         let named: HashSet<Ino> =
             part.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
@@ -243,7 +278,7 @@ impl Shared {
                 shared.cache.lock().sent(&events, reply.stamp, &proofs);
             }
         };
-        let call = (Request::Batch, vec![payload.into()]);
+        let call = (Request::Batch { sync }, vec![payload.into()]);
         let user = (Some(Slot::of_batch()), user.clone());
         self.call_in(user, named.into(), call, take).await.map(|_| ())
     }

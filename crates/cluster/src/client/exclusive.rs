@@ -104,6 +104,11 @@ impl Cache {
         node.attributes.filter(|it| seen_as.is_none_or(|user| is_owned_by(it, &user)))
     }
 
+    /// Whether a file may be opened, and locked, without the server.
+    pub(super) fn may_open(&self, ino: Ino, now: Time) -> bool {
+        self.own_attributes(ino, now).is_some_and(|it| it.kind == Kind::File)
+    }
+
     /// An inode that this client may change by itself misses nothing for that but its attributes.
     pub(super) fn lacks_attributes(&self, ino: Ino) -> bool {
         let has_none = |node: &super::cache::Node| node.attributes.is_none() && node.changing == 0;

@@ -170,7 +170,7 @@ impl Filesystem for Client {
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
         let ino = self.theirs(ino);
-        let synced = self.shared.order(Request::Sync { ino, content_only }).await;
+        let synced = self.shared.sync(Request::Sync { ino, content_only }).await;
         if self.shared.cache.lock().has_failed(ino) {
             return Err(LinkError::Lost.into());
         }
@@ -178,7 +178,7 @@ impl Filesystem for Client {
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
-        self.shared.order(Request::SyncAll).await
+        self.shared.sync(Request::SyncAll).await
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {

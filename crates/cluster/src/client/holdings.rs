@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::HashMap;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::locks::LockTable;
-use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::opening::Opens;
 use super::users::User;
 use crate::protocol::{Claim, Request, SLOTS};
 
@@ -21,16 +20,6 @@ pub(super) const MAX_KEPT: usize = 32 << 20;
 pub(super) const BATCH_SLOT: u16 = SLOTS - 1;
 /// Bytes that a kept change takes beside its payload, about.
 const KEPT_CALL: usize = 256;
-
-/// A file that the caller has open.
-#[derive(Clone, Debug)]
-pub(super) struct Opening {
-    pub(super) ino: Ino,
-    /// The user that it was opened for.
-    pub(super) user: User,
-    pub(super) caller: Caller,
-    pub(super) flags: OpenFlags,
-}
 
 /// A change that was answered.
 #[derive(Clone, Debug)]
@@ -123,7 +112,7 @@ impl Kept {
 /// What a client would claim.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    pub(super) opens: Mutex<HashMap<Handle, Opening>>,
+    pub(super) opens: Mutex<Opens>,
     pub(super) locks: LockTable,
     pub(super) kept: Mutex<Kept>,
     pub(super) slots: Slots,

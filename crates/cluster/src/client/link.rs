@@ -72,7 +72,7 @@ impl Handler for Invalidator {
         }
         // The caller's cache may wait for calls that are answered on this connection.
         let answering = async move {
-            if gives_back && let Err(error) = shared.send_events(true).await {
+            if gives_back && let Err(error) = shared.hand_over().await {
                 tracing::error!(%error, "a directory was given back without all changes in it");
             }
             join_all(dropped.into_iter().map(Invalidation::wait)).await;
@@ -111,6 +111,12 @@ impl Shared {
         }
         let watcher = self.watcher.read();
         watcher.as_ref().map(|watcher| told.into_iter().map(watcher).collect()).unwrap_or_default()
+    }
+
+    /// The server gets everything of what is not this client's alone any more.
+    async fn hand_over(self: &Arc<Self>) -> Result<(), FsError> {
+        self.send_events(true).await?;
+        self.tell_shared_opens().await
     }
 
     /// The number of an inode for callers: all filesystems have one for the root.

@@ -35,7 +35,7 @@ impl Request {
             | Request::Cancel(_)
             | Request::SyncAll
             | Request::Statistics => ([None, None], false),
-            Request::Batch => ([None, None], true),
+            Request::Batch { .. } => ([None, None], true),
             Request::Lookup { parent: ino, .. }
             | Request::Acquire { ino }
             | Request::Parent { directory: ino }
@@ -74,7 +74,7 @@ impl Request {
         matches!(
             self,
             Request::SetAttributes { .. }
-                | Request::Batch
+                | Request::Batch { .. }
                 | Request::Create { .. }
                 | Request::Link { .. }
                 | Request::Unlink { .. }

@@ -108,7 +108,7 @@ impl Shared {
             Request::RemoveXattr { ino, name } => self.remove_xattr(job, ino, name).await,
             Request::Acquire { ino } => self.acquire(job, ino).await,
             Request::Reserve => self.reserve(job.session).await,
-            Request::Batch => self.batch(job, &payload).await,
+            Request::Batch { sync } => self.batch(job, &payload, sync).await,
             Request::Statistics => {
                 Ok(Outcome::of(Answer::Statistics(filesystem.statistics().await?)))
             }

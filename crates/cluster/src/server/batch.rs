@@ -152,7 +152,12 @@ impl Shared {
     }
 
     /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
-    pub(super) async fn batch(&self, job: &Job<'_>, payload: &Bytes) -> Result<Outcome, FsError> {
+    pub(super) async fn batch(
+        &self,
+        job: &Job<'_>,
+        payload: &Bytes,
+        sync: bool,
+    ) -> Result<Outcome, FsError> {
         let events = decode_events(payload)?;
         self.check_events(job, &events)?;
         self.permit_events(job, &events).await?;
@@ -163,6 +168,9 @@ impl Shared {
         {
             let mut state = job.session.state.lock();
             events.iter().filter_map(|it| it.deed.made()).for_each(|it| state.use_number(it.0));
+        }
+        if sync {
+            job.depend();
         }
         Ok(made_by(&events))
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_fs::ledger::Committed;
-use thalweg_fs::{Credentials, FsError, Ino};
+use thalweg_fs::{Credentials, FsError, Handle, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
 use thalweg_net::keys::Access;
 use thalweg_net::serving::Serving;
@@ -53,8 +53,8 @@ pub(super) struct Outcome {
     pub(super) wants: Wants,
     /// Entries of a directory, which become the payload.
     pub(super) entries: Option<Vec<ListedEntry>>,
-    /// The file that it has opened.
-    pub(super) opened: Option<OpenFile>,
+    /// The file that it has opened, under the client's handle.
+    pub(super) opened: Option<(Handle, OpenFile)>,
     /// An inode that the call has taken a reference to, for the client.
     pub(super) referenced: Option<Ino>,
     /// What its change has come to.
@@ -74,6 +74,8 @@ pub(super) struct Wants {
     pub(super) names: Option<Ino>,
     /// Pages of this file.
     pub(super) content: Option<Ino>,
+    /// Pages of this file are cached already.
+    pub(super) cached: Option<Ino>,
     /// This directory, exclusively.
     pub(super) exclusive: Option<Ino>,
 }
@@ -339,6 +341,10 @@ impl Shared {
         }
         if job.depends() {
             self.make_durable().await?;
+            // The client need not keep it.
+            if let Ok(outcome) = &mut done {
+                outcome.committed = None;
+            }
         }
         done
     }
@@ -385,9 +391,8 @@ impl Shared {
             true => Grants::default(),
             false => grant(&mut table, session.serial, &mut outcome),
         };
-        if let (Some(file), Answer::Opened { handle, .. }) = (outcome.opened, &outcome.answer) {
-            state.open(*handle, file);
-        }
+        // Two calls have opened files under one handle: the first one is closed.
+        let displaced = outcome.opened.and_then(|(handle, file)| state.open(handle, file));
         let (stamp, new) = state.tell(&outcome.tells());
         for ino in new.iter().filter(|ino| outcome.referenced != Some(**ino)) {
             self.filesystem.reference(*ino);
@@ -420,6 +425,10 @@ impl Shared {
         if let Some(ino) = extra {
             self.filesystem.unreference(ino, 1);
         }
+        if let (Some(file), Some(shared)) = (displaced, self.me.upgrade()) {
+            let serial = session.serial;
+            self.env.spawn(async move { shared.close(serial, file).await }).detach();
+        }
         Ok(())
     }
 
@@ -448,8 +457,8 @@ impl Shared {
         if let Some(ino) = outcome.referenced {
             self.filesystem.unreference(ino, 1);
         }
-        if let Some(file) = outcome.opened {
-            self.close(session, file).await;
+        if let Some((_, file)) = outcome.opened {
+            self.close(session.serial, file).await;
         }
     }
 }
@@ -471,6 +480,9 @@ fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
         content: grant(wants.content, Held::CONTENT),
         exclusive: false,
     };
+    if let Some(ino) = wants.cached {
+        table.claim(session, ino, Held::CONTENT);
+    }
     for (ino, is_directory) in &outcome.made {
         table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
     }

@@ -19,7 +19,9 @@ impl Shared {
         let owner_of = |owner| session.owner_of(owner);
         let lock_of = |lock: Lock| Lock { owner: owner_of(lock.owner), ..lock };
         match request {
-            Request::Open { caller, ino, flags } => self.open(session, &caller, ino, flags).await,
+            Request::Open { handle, caller, ino, flags, late } => {
+                self.open(session, (&caller, handle), (ino, flags), late).await
+            }
             Request::Flush { ino, handle, owner } => {
                 let file = session.opened(handle, ino)?;
                 filesystem.flush(ino, file.at, owner_of(owner)).await?;
@@ -29,7 +31,7 @@ impl Shared {
                 session.opened(handle, ino)?;
                 let closed = session.state.lock().close(handle);
                 if let Some(file) = closed {
-                    self.close(session, file).await;
+                    self.close(session.serial, file).await;
                 }
                 Ok(Outcome::done())
             }
@@ -53,10 +55,13 @@ impl Shared {
     async fn open(
         &self,
         session: &Session,
-        caller: &Caller,
-        ino: Ino,
-        flags: OpenFlags,
+        (caller, handle): (&Caller, Handle),
+        (ino, flags): (Ino, OpenFlags),
+        late: bool,
     ) -> Result<Outcome, FsError> {
+        if session.state.lock().has_handle(handle) {
+            return Err(FsError::Invalid("the client has another file open under this handle"));
+        }
         let since = self.capabilities.now();
         let others = self.open_files.open(session.serial, ino, flags);
         let opened = match self.filesystem.open(caller, ino, flags).await {
@@ -70,11 +75,11 @@ impl Shared {
         // clients to drop that page. So at most one client writes through its kernel's pages.
         let is_shared = others.writing || (flags.write && others.open);
         let pages = if is_shared { PageCache::Bypass } else { opened.pages };
-        let wants = Wants { since, content: (!is_shared).then_some(ino), ..Wants::default() };
+        let content = (!is_shared).then_some(ino);
+        let wants = Wants { since, content, cached: late.then_some(ino), ..Wants::default() };
         let file = self.opened(ino, flags, opened.handle);
-        let handle = session.state.lock().new_handle();
-        let answer = Answer::Opened { handle, pages, flush: opened.flush };
-        Ok(Outcome { wants, opened: Some(file), ..Outcome::of(answer) })
+        let answer = Answer::Opened { pages, flush: opened.flush };
+        Ok(Outcome { wants, opened: Some((handle, file)), ..Outcome::of(answer) })
     }
 
     /// A file that is open from now on.
@@ -103,7 +108,10 @@ impl Shared {
         let opened = self.filesystem.open(caller, ino, flags).await?;
         self.open_files.open(session.serial, ino, flags);
         let file = self.opened(ino, flags, opened.handle);
-        session.state.lock().claim_handle(handle, file);
+        let displaced = session.state.lock().open(handle, file);
+        if let Some(file) = displaced {
+            self.close(session.serial, file).await;
+        }
         Ok(())
     }
 
@@ -122,8 +130,8 @@ impl Shared {
     }
 
     /// Closes a file of a session.
-    pub(super) async fn close(&self, session: &Session, file: OpenFile) {
-        self.open_files.close(session.serial, file.ino, file.flags);
+    pub(super) async fn close(&self, session: u64, file: OpenFile) {
+        self.open_files.close(session, file.ino, file.flags);
         self.filesystem.release(file.ino, file.at).await;
     }
 

@@ -263,6 +263,8 @@ impl Shared {
             return Ok((Outcome::done(), None));
         }
         let request = match request {
+            // The end of the recovery makes it durable.
+            Request::Batch { .. } => Request::Batch { sync: false },
             Request::Write { ino, how, .. } => {
                 let at = thalweg_fs::WriteAt::Offset(before.outcome);
                 Request::Write { ino, at, how }
@@ -292,7 +294,7 @@ impl Shared {
         outcome: u64,
     ) -> Result<Outcome, FsError> {
         match request {
-            Request::Batch => Ok(made_by(&decode_events(payload)?)),
+            Request::Batch { .. } => Ok(made_by(&decode_events(payload)?)),
             Request::Create { .. } => {
                 let made = self.attributes(job, Ino(outcome)).await?;
                 Ok(Outcome { wants: Default::default(), ..made })

@@ -51,7 +51,6 @@ pub(super) struct SessionState {
     /// The inodes that the client knows, and the stamp of the last answer that named each.
     told: HashMap<Ino, u64>,
     handles: HashMap<Handle, OpenFile>,
-    last_handle: u64,
     /// The client was asked to forget inodes, and still knows too many.
     pub(super) asked: Option<Asked>,
     pressure: Arc<Pressure>,
@@ -138,7 +137,6 @@ impl Session {
             kept: 0,
             told: HashMap::from_iter([(root, u64::MAX)]),
             handles: HashMap::default(),
-            last_handle: 0,
             asked: None,
             pressure: pressure.clone(),
             calls: BTreeMap::new(),
@@ -363,20 +361,15 @@ impl SessionState {
         self.numbers.retain(|(range, _)| !range.is_empty());
     }
 
-    /// A handle that the client does not have.
-    pub(super) fn new_handle(&mut self) -> Handle {
-        self.last_handle += 1;
-        Handle(self.last_handle)
+    /// Whether the client has a file open under this handle.
+    pub(super) fn has_handle(&self, handle: Handle) -> bool {
+        self.handles.contains_key(&handle)
     }
 
-    pub(super) fn open(&mut self, handle: Handle, file: OpenFile) {
-        self.handles.insert(handle, file);
-    }
-
-    /// The client claims an open file.
-    pub(super) fn claim_handle(&mut self, handle: Handle, file: OpenFile) {
-        self.last_handle = self.last_handle.max(handle.0);
-        self.open(handle, file);
+    /// The client has a file open under this handle. Returns one that it had opened under it before.
+    #[must_use = "it is to be closed"]
+    pub(super) fn open(&mut self, handle: Handle, file: OpenFile) -> Option<OpenFile> {
+        self.handles.insert(handle, file)
     }
 
     pub(super) fn close(&mut self, handle: Handle) -> Option<OpenFile> {

@@ -241,11 +241,15 @@ fn handles_of_others_are_refused() {
             OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
         let client = &others.machine.client;
         client.open(&Caller::default(), ino, flags).await.unwrap();
-        // Each session counts its own.
+        // Each session has its own.
         let theirs = client.open(&Caller::default(), ino, flags).await.unwrap().handle;
         peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "f".into() }).await;
-        let opened = peer.ask(2, Request::Open { caller: Caller::default(), ino, flags }).await;
-        let Answer::Opened { handle: own, .. } = opened else { panic!("{opened:?}") };
+        let (own, caller, late) = (Handle(7), Caller::default(), false);
+        let open = Request::Open { handle: own, caller, ino, flags, late };
+        let opened = peer.ask(2, open.clone()).await;
+        assert!(matches!(opened, Answer::Opened { .. }), "{opened:?}");
+        let again = peer.ask(3, open).await;
+        assert!(matches!(again, Answer::Failed(WireError::Invalid(_))), "{again:?}");
         let owner = LockOwner::local(1);
         let (kind, mode, range) = (LockKind::Posix, LockMode::Exclusive, LockRange::ALL);
         let lock = |handle| Lock { kind, owner, handle, pid: 1, mode, range };
@@ -365,7 +369,7 @@ fn events_of_a_peer_are_checked() {
             Event { time: Timestamp::default(), deed }
         };
         let batch = async |number, events: &[Event]| {
-            let call = call(number, Request::Batch);
+            let call = call(number, Request::Batch { sync: false });
             let payload = postcard::to_allocvec(events).unwrap();
             peer.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
         };
@@ -380,7 +384,7 @@ fn events_of_a_peer_are_checked() {
         let twice = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "y", first)];
         let refused = batch(4, &twice).await;
         assert!(invalid(&refused), "{refused:?}");
-        let refused = peer.try_ask(&call(5, Request::Batch)).await.unwrap();
+        let refused = peer.try_ask(&call(5, Request::Batch { sync: false })).await.unwrap();
         assert!(invalid(&refused), "{refused:?}");
         // A name that is there already: nothing of the batch counts, and the numbers are still the peer's.
         let exists = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "d", first + 1)];

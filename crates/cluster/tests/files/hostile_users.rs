@@ -66,7 +66,10 @@ fn a_peer_is_not_root_because_it_says_so() {
             for (request, refusal) in [
                 (Request::Read { ino: secret, offset: 0, len: 9 }, DENIED),
                 (Request::Write { ino: secret, at: WriteAt::End, how }, DENIED),
-                (Request::Open { caller, ino: secret, flags }, DENIED),
+                (
+                    Request::Open { handle: Handle(1), caller, ino: secret, flags, late: false },
+                    DENIED,
+                ),
                 (Request::SetAttributes { ino: secret, change: mode }, NOT_PERMITTED),
             ] {
                 number += 1;
@@ -140,7 +143,8 @@ fn a_batch_gives_its_maker_nothing() {
         for events in refused {
             number += 1;
             let payload = postcard::to_allocvec(&events).unwrap();
-            let answer = peer.ask_for((number, user()), Request::Batch, payload).await;
+            let answer =
+                peer.ask_for((number, user()), Request::Batch { sync: false }, payload).await;
             assert_eq!(answer, NOT_PERMITTED, "{events:?}");
         }
         // Of root, and of no user, the directory is not the own one.
@@ -149,7 +153,9 @@ fn a_batch_gives_its_maker_nothing() {
                 number += 1;
                 let events = vec![create(at(number), own, node(Node::File, 0o644, uid))];
                 let payload = postcard::to_allocvec(&events).unwrap();
-                let answer = peer.ask_for((number, user.clone()), Request::Batch, payload).await;
+                let answer = peer
+                    .ask_for((number, user.clone()), Request::Batch { sync: false }, payload)
+                    .await;
                 assert_eq!(answer, NOT_PERMITTED, "{user:?} {uid}");
             }
         }
@@ -159,7 +165,7 @@ fn a_batch_gives_its_maker_nothing() {
             set(Ino(at(101)), AttributeChange { mode: Some(0o600), ..any }),
         ];
         let payload = postcard::to_allocvec(&events).unwrap();
-        let answer = peer.ask_for((99, user()), Request::Batch, payload).await;
+        let answer = peer.ask_for((99, user()), Request::Batch { sync: false }, payload).await;
         assert_eq!(answer, Answer::Made);
         let names = |it: Vec<thalweg_fs::Entry>| it.into_iter().map(|it| it.name).collect();
         let made: Vec<Bytes> =
@@ -227,7 +233,7 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
                 Request::Link { ino, parent: own, name: name.clone() },
                 Request::Link { ino: inside, parent: ino, name: name.clone() },
                 Request::Unlink { parent: ino, name: name.clone(), target: None },
-                Request::Open { caller, ino, flags: WRITING },
+                Request::Open { handle: Handle(1), caller, ino, flags: WRITING, late: true },
                 Request::Read { ino, offset: 0, len: 9 },
                 Request::Write { ino, at: WriteAt::End, how: WriteHow::default() },
                 Request::Copy { from: (ino, 0), to: (inside, 0), len: 9 },

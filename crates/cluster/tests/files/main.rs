@@ -12,6 +12,7 @@ mod limits;
 mod linear;
 mod losses;
 mod model;
+mod own_files;
 mod pressure;
 mod reports;
 mod restarts;

@@ -1,0 +1,138 @@
+//! The files that the caller has open, and which of them the server knows of.
+//!
+//! Files that are this client's alone it opens *quietly*, without a call. Before such a file is another client's too, the
+//! server is told of it ([`Shared::tell_opens`](super::Shared::tell_opens)).
+
+use thalweg_env::HashMap;
+use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
+
+use super::users::User;
+
+/// A file that the caller has open.
+#[derive(Clone, Debug)]
+pub(super) struct Opening {
+    pub(super) ino: Ino,
+    /// The user that it was opened for.
+    pub(super) user: User,
+    pub(super) caller: Caller,
+    pub(super) flags: OpenFlags,
+}
+
+/// What the server knows of an open file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Known {
+    /// Nothing.
+    Quiet,
+    /// A call that says so is under way.
+    Asked,
+    /// That it is open.
+    Told,
+}
+
+/// How often an inode is open.
+#[derive(Clone, Copy, Debug, Default)]
+struct Uses {
+    quiet: u32,
+    asked: u32,
+    told: u32,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Opens {
+    last: u64,
+    files: HashMap<Handle, (Opening, Known)>,
+    inodes: HashMap<Ino, Uses>,
+}
+
+impl Opens {
+    /// A file is opened; its handle.
+    pub(super) fn add(&mut self, opening: Opening, known: Known) -> Handle {
+        self.last += 1;
+        let handle = Handle(self.last);
+        self.count(opening.ino, known, 1);
+        self.files.insert(handle, (opening, known));
+        handle
+    }
+
+    /// The server knows so much of it from now on.
+    pub(super) fn set(&mut self, handle: Handle, known: Known) {
+        let Some((opening, before)) = self.files.get_mut(&handle) else { return };
+        let (ino, before) = (opening.ino, std::mem::replace(before, known));
+        self.count(ino, known, 1);
+        self.count(ino, before, -1);
+    }
+
+    /// A file is closed; what the server knew of it.
+    pub(super) fn remove(&mut self, handle: Handle) -> Option<Known> {
+        let (opening, known) = self.files.remove(&handle)?;
+        self.count(opening.ino, known, -1);
+        Some(known)
+    }
+
+    fn count(&mut self, ino: Ino, known: Known, by: i32) {
+        let uses = self.inodes.entry(ino).or_default();
+        let count = match known {
+            Known::Quiet => &mut uses.quiet,
+            Known::Asked => &mut uses.asked,
+            Known::Told => &mut uses.told,
+        };
+        *count = count.saturating_add_signed(by);
+        if (uses.quiet, uses.asked, uses.told) == (0, 0, 0) {
+            self.inodes.remove(&ino);
+        }
+    }
+
+    /// What the server knows of an open file.
+    pub(super) fn known(&self, handle: Handle) -> Option<Known> {
+        self.files.get(&handle).map(|(_, known)| *known)
+    }
+
+    /// Whether an inode is open, and the server does not know of some of that.
+    pub(super) fn is_quiet(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|uses| uses.quiet > 0)
+    }
+
+    /// Whether an inode is open, and the server knows of some of that, or is about to.
+    pub(super) fn is_told(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|uses| uses.asked > 0 || uses.told > 0)
+    }
+
+    /// Whether the server knows of all opens of an inode.
+    pub(super) fn is_settled(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_none_or(|uses| uses.quiet == 0 && uses.asked == 0)
+    }
+
+    /// The inodes that are open quietly.
+    pub(super) fn quiet(&self) -> Vec<Ino> {
+        let quiet = self.inodes.iter().filter(|(_, uses)| uses.quiet > 0);
+        let mut inodes: Vec<Ino> = quiet.map(|(ino, _)| *ino).collect();
+        inodes.sort_unstable();
+        inodes
+    }
+
+    /// The server is about to be told of the quiet opens of an inode: these.
+    pub(super) fn ask(&mut self, ino: Ino) -> Vec<(Handle, Opening)> {
+        let quiet =
+            |(opening, known): &(Opening, Known)| opening.ino == ino && *known == Known::Quiet;
+        let of = self.files.iter().filter(|(_, it)| quiet(it));
+        let mut asked: Vec<_> = of.map(|(handle, (it, _))| (*handle, it.clone())).collect();
+        asked.sort_unstable_by_key(|(handle, _)| *handle);
+        asked.iter().for_each(|(handle, _)| self.set(*handle, Known::Asked));
+        asked
+    }
+
+    /// Those that the server knows of.
+    pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
+        let told = self.files.iter().filter(|(_, (_, known))| *known == Known::Told);
+        let mut told: Vec<_> = told.map(|(handle, (it, _))| (*handle, it.clone())).collect();
+        told.sort_unstable_by_key(|(handle, _)| *handle);
+        told
+    }
+
+    /// The session has ended. Handles are not used again.
+    pub(super) fn clear(&mut self) {
+        self.files.clear();
+        self.inodes.clear();
+    }
+}

@@ -1,0 +1,294 @@
+//! Calls about open files and locks. Those of files that are this client's alone need none.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_fs::{
+    Caller, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, OpenFlags, Opened,
+    PageCache,
+};
+
+use super::cache::Cache;
+use super::opening::{Known, Opening, Opens};
+use super::{LinkError, Shared, users};
+use crate::protocol::{Answer, Reply, Request};
+
+impl Shared {
+    /// Runs `then` if a file is this client's alone, and the server knows of no open of it: so none of its locks is at the
+    /// server, and nothing of that changes meanwhile.
+    fn alone<T>(&self, ino: Ino, then: impl FnOnce(&mut Cache, &mut Opens) -> T) -> Option<T> {
+        let mut cache = self.cache.lock();
+        let mut opens = self.holdings.opens.lock();
+        let is_alone = cache.may_open(ino, self.env.now()) && !opens.is_told(ino);
+        is_alone.then(|| then(&mut cache, &mut opens))
+    }
+
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<Opened, FsError> {
+        let opening = Opening { ino, user: users::current(), caller, flags };
+        let quiet = self.alone(ino, |cache, opens| {
+            cache.cache_alone(ino);
+            opens.add(opening.clone(), Known::Quiet)
+        });
+        if let Some(handle) = quiet {
+            return Ok(Opened { handle, ..Opened::default() });
+        }
+        self.tell_opens(&[ino]).await?;
+        let handle = self.holdings.opens.lock().add(opening, Known::Asked);
+        let request = Request::Open { handle, caller, ino, flags, late: false };
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            let mut cache = shared.cache.lock();
+            let mut opens = shared.holdings.opens.lock();
+            match &reply.answer {
+                Answer::Opened { .. } => {
+                    opens.set(handle, Known::Told);
+                    if reply.grants.content {
+                        cache.hold_content(ino);
+                    }
+                }
+                _ => drop(opens.remove(handle)),
+            }
+        };
+        let reply = match self.call(request, Vec::new(), take).await {
+            Ok((reply, _)) => reply,
+            Err(error) => {
+                self.holdings.opens.lock().remove(handle);
+                return Err(error);
+            }
+        };
+        let Answer::Opened { pages, flush } = reply.answer else {
+            return Err(LinkError::Unexpected.into());
+        };
+        if !reply.grants.content || pages == PageCache::Bypass {
+            return Ok(Opened { handle, pages: PageCache::Bypass, flush });
+        }
+        // The server has not invalidated what the caller cached without its knowledge.
+        let was_alone = self.cache.lock().tell_content(ino);
+        let pages = if was_alone { PageCache::Renew } else { pages };
+        Ok(Opened { handle, pages, flush })
+    }
+
+    /// Tells of a close of a descriptor, which releases POSIX locks. A process that ends cannot be killed while it waits for
+    /// this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The
+    /// call goes on by itself.
+    pub(super) async fn flush(
+        self: &Arc<Self>,
+        ino: Ino,
+        handle: Handle,
+        owner: LockOwner,
+    ) -> Result<(), FsError> {
+        let is_quiet = {
+            let opens = self.holdings.opens.lock();
+            self.holdings.locks.unlock_owner(ino, LockKind::Posix, owner);
+            opens.known(handle) == Some(Known::Quiet) && !opens.is_told(ino)
+        };
+        if is_quiet {
+            return Ok(());
+        }
+        let (shared, lease) = (self.clone(), self.session.lock().lease);
+        let mut flushing = self.env.spawn(async move {
+            shared.tell_opens(&[ino]).await?;
+            shared.order(Request::Flush { ino, handle, owner }).await
+        });
+        match self.env.timeout(lease, &mut flushing).await {
+            Some(flushed) => flushed.unwrap_or(Err(LinkError::Closed.into())),
+            None => {
+                tracing::warn!(
+                    "the server does not answer; locks of a closed file stay until it does"
+                );
+                flushing.detach();
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) async fn release(self: &Arc<Self>, ino: Ino, handle: Handle) {
+        let close = || {
+            let mut opens = self.holdings.opens.lock();
+            self.holdings.locks.unlock_handle(ino, handle);
+            match opens.known(handle) {
+                Some(Known::Asked) => None,
+                _ => Some(opens.remove(handle)),
+            }
+        };
+        let known = match close() {
+            Some(known) => known,
+            // The server is being told that it is open.
+            None => {
+                let _turn = self.telling.lock().await;
+                self.holdings.opens.lock().remove(handle)
+            }
+        };
+        if known.is_none_or(|known| known == Known::Quiet) {
+            return;
+        }
+        if let Err(error) = self.order(Request::Release { ino, handle }).await {
+            // A file of a session that has ended was closed with it.
+            tracing::debug!(%error, "a file was not closed at the server");
+        }
+    }
+
+    pub(super) async fn lock(
+        self: &Arc<Self>,
+        ino: Ino,
+        lock: Lock,
+        wait: bool,
+    ) -> Result<(), FsError> {
+        match self.alone(ino, |_, _| self.holdings.locks.try_lock(ino, &lock)) {
+            // The server knows which waits would wait for each other.
+            Some(Err(FsError::Locked)) if wait => {}
+            Some(locked) => return locked,
+            None => {}
+        }
+        self.tell_opens(&[ino]).await?;
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            // The server has decided; a claim of it is decided again.
+            if reply.answer == Answer::Done
+                && let Err(error) = shared.holdings.locks.try_lock(ino, &lock)
+            {
+                tracing::warn!(%error, "a lock will not outlive the server");
+            }
+        };
+        match self.call(Request::Lock { ino, lock, wait }, Vec::new(), take).await?.0.answer {
+            Answer::Done => Ok(()),
+            _ => Err(LinkError::Unexpected.into()),
+        }
+    }
+
+    pub(super) async fn unlock(
+        self: &Arc<Self>,
+        ino: Ino,
+        kind: LockKind,
+        owner: LockOwner,
+        range: LockRange,
+    ) -> Result<(), FsError> {
+        let is_told = {
+            let opens = self.holdings.opens.lock();
+            self.holdings.locks.unlock(ino, kind, owner, range)?;
+            opens.is_told(ino) || !opens.is_quiet(ino)
+        };
+        if !is_told {
+            return Ok(());
+        }
+        self.tell_opens(&[ino]).await?;
+        self.order(Request::Unlock { ino, kind, owner, range }).await
+    }
+
+    pub(super) async fn conflicting_lock(
+        self: &Arc<Self>,
+        ino: Ino,
+        lock: Lock,
+    ) -> Result<Option<Lock>, FsError> {
+        if let Some(found) = self.alone(ino, |_, _| self.holdings.locks.conflict(ino, &lock)) {
+            return Ok(found);
+        }
+        self.tell_opens(&[ino]).await?;
+        match self.ask(Request::ConflictingLock { ino, lock }).await? {
+            (Answer::Lock(found), _) => Ok(found),
+            _ => Err(LinkError::Unexpected.into()),
+        }
+    }
+
+    /// Tells the server of the quiet opens of these inodes and of the locks on them, after the events that made them.
+    pub(super) async fn tell_opens(self: &Arc<Self>, inodes: &[Ino]) -> Result<(), FsError> {
+        let is_settled = {
+            let opens = self.holdings.opens.lock();
+            inodes.iter().all(|ino| opens.is_settled(*ino))
+        };
+        if is_settled {
+            return Ok(());
+        }
+        // Also of those of which the server is being told.
+        let _turn = self.telling.lock().await;
+        let is_quiet = |ino: &&Ino| self.holdings.opens.lock().is_quiet(**ino);
+        if inodes.iter().any(|ino| is_quiet(&ino)) {
+            Box::pin(self.send_events(true)).await?;
+        }
+        for ino in inodes.iter().filter(is_quiet) {
+            self.tell_opens_of(*ino).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_opens_of(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
+        // From here on all locks of this inode are taken at the server, after those that follow here.
+        let asked = self.holdings.opens.lock().ask(ino);
+        for (handle, Opening { user, caller, flags, .. }) in asked {
+            let request = Request::Open { handle, caller, ino, flags, late: true };
+            let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+                if matches!(reply.answer, Answer::Opened { .. }) {
+                    shared.cache.lock().tell_content(ino);
+                }
+            };
+            let call = (request, Vec::new());
+            let told = Box::pin(self.call_in((None, user), [ino].into(), call, take)).await;
+            self.holdings.opens.lock().set(handle, Known::Told);
+            match told {
+                Err(error @ FsError::Store(_)) => return Err(error),
+                Err(error) => tracing::error!(%error, "the server refuses a file that is open"),
+                Ok(_) => {}
+            }
+        }
+        for lock in self.holdings.locks.held_on(ino) {
+            let call = (Request::Lock { ino, lock, wait: false }, Vec::new());
+            let told = Box::pin(self.call_in((None, None), [ino].into(), call, |_, _, _| {})).await;
+            match told {
+                Err(error @ FsError::Store(_)) => return Err(error),
+                Err(error) => tracing::error!(%error, "the server refuses a lock that is held"),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the server of open files that are not this client's alone any more.
+    pub(super) async fn tell_shared_opens(self: &Arc<Self>) -> Result<(), FsError> {
+        let shared = self.shared_opens();
+        self.tell_opens(&shared).await
+    }
+
+    fn shared_opens(&self) -> Vec<Ino> {
+        let cache = self.cache.lock();
+        let mut quiet = self.holdings.opens.lock().quiet();
+        quiet.retain(|ino| !cache.is_own(*ino));
+        quiet
+    }
+
+    /// Tells the server of the open files that it has to know of before a call: those that the call removes names of, moves, or
+    /// uses for another user.
+    pub(super) async fn tell_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
+        let quiet = self.holdings.opens.lock().quiet();
+        if quiet.is_empty() {
+            return Ok(());
+        }
+        let mut told = match request {
+            Request::Unlink { target: Some(target), .. } => vec![*target],
+            Request::Rename { targets: [Some(one), Some(two)], .. } => vec![*one, *two],
+            // A name that is not known may be that of any of them.
+            Request::Unlink { .. } | Request::Rename { .. } => quiet,
+            Request::Link { ino, .. }
+            | Request::SetXattr { ino, .. }
+            | Request::RemoveXattr { ino, .. } => vec![*ino],
+            // The server lets all users of this client use a file that one of them has open.
+            Request::Read { ino, .. }
+            | Request::Write { ino, .. }
+            | Request::Seek { ino, .. }
+            | Request::Allocate { ino, .. }
+            | Request::SetAttributes { ino, .. }
+                if users::current().is_some() =>
+            {
+                vec![*ino]
+            }
+            Request::Copy { from, to, .. } if users::current().is_some() => vec![from.0, to.0],
+            _ => return Ok(()),
+        };
+        if matches!(request, Request::Rename { .. } | Request::Link { .. }) {
+            told.extend(self.shared_opens());
+        }
+        Box::pin(self.tell_opens(&told)).await
+    }
+}

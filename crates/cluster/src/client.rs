@@ -37,6 +37,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
+use thalweg_fs::event::ByteEvents;
 use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
@@ -141,8 +142,8 @@ struct SessionInfo {
     root: Ino,
     lease: Duration,
     read_only: bool,
-    /// Batches may change bytes and sizes.
-    bytes: bool,
+    /// The changes of bytes that batches may have.
+    bytes: ByteEvents,
     squash: Squash,
     /// The server's incarnation.
     server: Uuid,
@@ -212,7 +213,7 @@ impl Client {
             root: Ino::ROOT,
             lease: Duration::ZERO,
             read_only: false,
-            bytes: false,
+            bytes: ByteEvents::default(),
             squash: Squash::None,
             server: Uuid::nil(),
         };

@@ -23,6 +23,7 @@ mod needs;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use thalweg_fs::event::ByteEvents;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Lock,
@@ -323,8 +324,8 @@ pub enum Answer {
         lease: u32,
         /// Changes are refused.
         read_only: bool,
-        /// A [`Request::Batch`] may change bytes and sizes of files.
-        bytes: bool,
+        /// The changes of bytes that a [`Request::Batch`] may have.
+        bytes: ByteEvents,
         /// The users of the client that act as the user nobody. Unless that is none, the server checks what the user of each call may do.
         squash: Squash,
         /// The incarnation of the server.

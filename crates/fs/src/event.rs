@@ -19,6 +19,15 @@ pub struct Event {
     pub deed: Deed,
 }
 
+/// The changes of bytes that a filesystem takes as events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ByteEvents {
+    /// Writes may end here at most; 0: there may be none.
+    pub end: u64,
+    /// Sizes may be set.
+    pub sizes: bool,
+}
+
 /// What an event has made.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Deed {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino, Kind};
 use crate::error::FsError;
-use crate::event::Event;
+use crate::event::{ByteEvents, Event};
 use crate::handle::{Caller, Credentials, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
 use crate::ledger::{Recorder, SessionRecord};
@@ -422,10 +422,9 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// [`FsError::Invalid`] when some were never reserved, were returned before, or an inode has one.
     async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError>;
 
-    /// Whether [`Ledger::apply`] takes changes of bytes and sizes. Where contents are kept elsewhere, these are not in the
-    /// transaction.
-    fn applies_bytes(&self) -> bool {
-        true
+    /// The changes of bytes that [`Ledger::apply`] takes.
+    fn byte_events(&self) -> ByteEvents {
+        ByteEvents { end: u64::MAX, sizes: true }
     }
 
     /// Applies events in their order: all of them in one transaction, or none.

@@ -65,7 +65,7 @@ impl Shared {
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<Option<FileAnswer>, FsError> {
-        if change.size.is_some() && !self.session.lock().bytes {
+        if change.size.is_some() && !self.session.lock().bytes.sizes {
             return Ok(None);
         }
         self.complete_own(ino).await?;
@@ -83,8 +83,8 @@ impl Shared {
         how: WriteHow,
     ) -> Result<Option<u64>, FsError> {
         let len: usize = data.iter().map(Bytes::len).sum();
-        let takes_bytes = self.session.lock().bytes;
-        if how.sync || len > MAX_WRITE || !takes_bytes || !self.cache.lock().is_own(ino) {
+        let most = self.session.lock().bytes.end;
+        if how.sync || len > MAX_WRITE || most == 0 || !self.cache.lock().is_own(ino) {
             return Ok(None);
         }
         self.complete_own(ino).await?;
@@ -94,7 +94,7 @@ impl Shared {
         };
         // What the caller's buffers are part of may be much larger.
         let data = Bytes::from(data.concat());
-        let wrote = self.cache.lock().write(ino, at, data, how.clear_suid, self.clocks());
+        let wrote = self.cache.lock().write(ino, (at, most), data, how.clear_suid, self.clocks());
         if wrote.is_some() {
             self.pace().await?;
         }

@@ -193,11 +193,11 @@ impl Cache {
         Some(attributes)
     }
 
-    /// Writes bytes, if that is possible without the server; where they went.
+    /// Writes bytes that end at `most` or before, if that is possible without the server; where they went.
     pub(super) fn write(
         &mut self,
         ino: Ino,
-        at: Option<u64>,
+        (at, most): (Option<u64>, u64),
         data: Bytes,
         clear_suid: bool,
         (now, time): (Time, Timestamp),
@@ -208,6 +208,7 @@ impl Cache {
         let is_possible = is_dense
             && attributes.kind == Kind::File
             && offset <= attributes.size
+            && offset + data.len() as u64 <= most
             && !data.is_empty()
             && self.is_made_here(ino);
         if !is_possible {

@@ -193,7 +193,7 @@ impl Connection {
             squash: self.visitor.squash,
             server: shared.incarnation,
             durable: shared.undurable.durable(),
-            bytes: shared.filesystem.ledger().is_some_and(|ledger| ledger.applies_bytes()),
+            bytes: shared.filesystem.ledger().map(|it| it.byte_events()).unwrap_or_default(),
             read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
         }
     }

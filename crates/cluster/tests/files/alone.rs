@@ -271,7 +271,7 @@ fn a_reader_of_names_gets_no_directory() {
 }
 
 #[test]
-fn names_of_contents_elsewhere_are_sent_in_batches_and_bytes_by_calls() {
+fn with_contents_elsewhere_names_and_bytes_are_sent_in_batches() {
     run(11, |env| async move {
         let scene = Scene::of(&env, Arc::new(elsewhere(&env).await)).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
@@ -280,8 +280,10 @@ fn names_of_contents_elsewhere_are_sent_in_batches_and_bytes_by_calls() {
         let made = fill(fs, directory, 2..100).await;
         let change = AttributeChange { mode: Some(0o600), ..Default::default() };
         fs.set_attributes(made[0], &change).await.unwrap();
-        assert_eq!(calls(fs), before, "nothing was sent");
         put(fs, made[0], "text").await.unwrap();
+        assert_eq!(calls(fs), before, "nothing was sent");
+        let (far, data) = (WriteAt::Offset(5 << 20), vec!["far".into()]);
+        fs.write(made[2], far, data, WriteHow::default()).await.unwrap();
         assert_eq!(calls(fs), before + 2, "a batch and a call");
         let cut = AttributeChange { size: Some(0), ..Default::default() };
         fs.set_attributes(made[1], &cut).await.unwrap();

@@ -45,7 +45,7 @@ fn a_file_is_made_opened_locked_written_and_closed_without_a_call() {
         let machine = scene.client("a").await;
         let a = &machine.client;
         let (directory, _) = alone(a).await;
-        let before = calls(&a);
+        let before = calls(a);
         for number in 0..100 {
             let file = make(a, directory, &format!("n{number}"), Node::File).await;
             let handle = open(a, file).await;
@@ -57,10 +57,10 @@ fn a_file_is_made_opened_locked_written_and_closed_without_a_call() {
             a.flush(file, handle, LockOwner::local(5)).await.unwrap();
             a.release(file, handle).await;
         }
-        assert_eq!(calls(&a), before);
+        assert_eq!(calls(a), before);
         let last = make(a, directory, "last", Node::File).await;
         a.sync(last, false).await.unwrap();
-        assert_eq!(calls(&a), before + 1, "one batch, which is durable when it is answered");
+        assert_eq!(calls(a), before + 1, "one batch, which is durable when it is answered");
         assert_eq!((a.status().unsent, a.status().kept), (0, 0));
     });
 }
@@ -86,10 +86,10 @@ fn locks_exclude_programs_of_one_client() {
         a.release(file, two).await;
         assert_eq!(scene.service.status().clients[0].open, 0);
         // Nothing of it is at the server any more.
-        let before = calls(&a);
+        let before = calls(a);
         let handle = open(a, file).await;
         a.lock(file, &flock(handle, LockMode::Exclusive), false).await.unwrap();
-        assert_eq!(calls(&a), before);
+        assert_eq!(calls(a), before);
     });
 }
 

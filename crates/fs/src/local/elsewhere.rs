@@ -174,7 +174,7 @@ impl Local {
 
 impl Op<'_> {
     /// The content of a file has changed, and it has at least `least` bytes now.
-    async fn content_changed(
+    pub(super) async fn content_changed(
         &mut self,
         ino: u64,
         least: u64,
@@ -236,7 +236,7 @@ impl Inner {
 
     /// Before a file grows to `end` by bytes from `start` on: checks its quota, and has the bytes between its end and
     /// `start` be zeros. Returns its record.
-    async fn prepare_growth(
+    pub(super) async fn prepare_growth(
         &self,
         elsewhere: &Elsewhere,
         ino: u64,
@@ -265,7 +265,12 @@ impl Inner {
     }
 
     /// Has the reach of a file be durable and at least `end`.
-    async fn raise_reach(&self, elsewhere: &Elsewhere, ino: u64, end: u64) -> Result<(), FsError> {
+    pub(super) async fn raise_reach(
+        &self,
+        elsewhere: &Elsewhere,
+        ino: u64,
+        end: u64,
+    ) -> Result<(), FsError> {
         if end > reach_of(&self.file_now(ino).await?) {
             elsewhere.raised.lock().insert(ino);
             let reach = reach_for(end + end.min(REACH_AHEAD));

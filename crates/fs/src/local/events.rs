@@ -1,27 +1,90 @@
 //! Changes that were made elsewhere, applied in bulk.
+//!
+//! Where contents are kept elsewhere, the bytes of all events are stored first, and then names and sizes change in one
+//! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
 use thalweg_store::txn::Transaction;
 
 use super::Local;
 use super::effects::Effects;
+use super::elsewhere::REACH;
 use super::format::encode_time;
+use super::gates::Elsewhere;
 use super::op::Op;
+use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::event::{Deed, Event};
-use crate::filesystem::WriteAt;
+use crate::filesystem::{MAX_FILE, WriteAt};
+
+/// Files whose bytes are stored at a time.
+const FILES_AT_ONCE: usize = 64;
+
+/// Bytes that follow one another in a file.
+#[derive(Debug)]
+struct Run {
+    offset: u64,
+    end: u64,
+    data: Vec<Bytes>,
+}
+
+/// What events write to each file, in their order. Writes that follow one another are one.
+fn runs_of(events: &[Event]) -> BTreeMap<Ino, Vec<Run>> {
+    let mut files: BTreeMap<Ino, Vec<Run>> = BTreeMap::new();
+    for Event { deed, .. } in events {
+        let Deed::Write { ino, offset, data, .. } = deed else { continue };
+        let runs = files.entry(*ino).or_default();
+        let end = offset.saturating_add(data.len() as u64);
+        match runs.last_mut() {
+            Some(last) if last.end == *offset => {
+                last.data.push(data.clone());
+                last.end = end;
+            }
+            _ => runs.push(Run { offset: *offset, end, data: vec![data.clone()] }),
+        }
+    }
+    files
+}
+
+/// The byte behind all that is written.
+fn end_of(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| run.end).max().unwrap_or_default()
+}
+
+/// The end of the last hole that writes leave in a file of this size.
+fn last_gap(runs: &[Run], mut size: u64) -> Option<u64> {
+    let mut last = None;
+    for run in runs {
+        if run.offset > size {
+            last = Some(run.offset);
+        }
+        size = size.max(run.end);
+    }
+    last
+}
 
 impl Local {
     /// [`Ledger::apply`](crate::Ledger::apply).
     ///
     /// # Errors
-    /// [`FsError::NotSupported`] for a change of bytes or of a size where contents are kept elsewhere: these do not change
-    /// together with the names.
+    /// [`FsError::NotSupported`] for changes of bytes beyond [`Ledger::byte_events`](crate::Ledger::byte_events).
     pub(super) async fn apply_all(&self, events: &[Event]) -> Result<(), FsError> {
-        if self.inner.elsewhere.is_some() && events.iter().any(|event| changes_bytes(&event.deed)) {
-            return Err(FsError::NotSupported);
+        let mut gates = Vec::new();
+        if let Some(elsewhere) = self.elsewhere_to_change()? {
+            if events.iter().any(|event| sets_size(&event.deed)) {
+                return Err(FsError::NotSupported);
+            }
+            let runs = runs_of(events);
+            // In the order of their numbers, so that two batches never wait for each other.
+            for ino in runs.keys() {
+                gates.push(elsewhere.alone(ino.0).await);
+            }
+            self.store_runs(elsewhere, runs, events).await?;
         }
         self.change(async |txn| {
             if let Some(aside) = txn.aside() {
@@ -32,18 +95,81 @@ impl Local {
         .await
     }
 
+    /// Stores what events write to files.
+    async fn store_runs(
+        &self,
+        elsewhere: &Elsewhere,
+        runs: BTreeMap<Ino, Vec<Run>>,
+        events: &[Event],
+    ) -> Result<(), FsError> {
+        let made: HashSet<Ino> = events.iter().filter_map(|event| event.deed.made()).collect();
+        let storing = runs.into_iter().map(|(ino, runs)| {
+            let is_new = made.contains(&ino);
+            async move {
+                match is_new {
+                    true => self.prepare_new(elsewhere, ino, &runs).await?,
+                    false => self.prepare_old(elsewhere, ino, &runs).await?,
+                }
+                for run in runs {
+                    elsewhere.contents.write(ino, run.offset, &run.data).await?;
+                }
+                Ok(())
+            }
+        });
+        stream::iter(storing).buffer_unordered(FILES_AT_ONCE).try_collect::<()>().await
+    }
+
+    /// Before bytes of a file that there is are stored.
+    async fn prepare_old(
+        &self,
+        elsewhere: &Elsewhere,
+        ino: Ino,
+        runs: &[Run],
+    ) -> Result<(), FsError> {
+        let end = end_of(runs);
+        if end > MAX_FILE {
+            return Err(FsError::FileTooLarge);
+        }
+        let record = self.inner.file_now(ino.0).await?;
+        let start = last_gap(runs, record.size.get()).unwrap_or_default();
+        self.inner.prepare_growth(elsewhere, ino.0, &record, (start, end)).await?;
+        self.inner.raise_reach(elsewhere, ino.0, end).await
+    }
+
+    /// Before bytes of a file are stored that the same events make.
+    async fn prepare_new(
+        &self,
+        elsewhere: &Elsewhere,
+        ino: Ino,
+        runs: &[Run],
+    ) -> Result<(), FsError> {
+        if end_of(runs) > REACH {
+            return Err(FsError::NotSupported);
+        }
+        let txn = self.inner.look().await?;
+        if Op::new(&self.inner, &txn, false).find_inode(ino.0).await?.is_some() {
+            return Err(FsError::Invalid("an inode has the number"));
+        }
+        // A creation that a crash has undone may have left bytes.
+        match last_gap(runs, 0) {
+            None => Ok(()),
+            Some(start) => elsewhere.contents.zero(ino, 0..start).await,
+        }
+    }
+
     async fn apply_in(
         &self,
         txn: &Arc<dyn Transaction>,
         events: &[Event],
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
+        let is_within = self.inner.elsewhere.is_none();
         // A call of its own does not see its writes of bytes. So the bytes of a file are changed once in each.
         let mut written = HashSet::default();
         let mut op = self.op(txn);
         let (recorder, now) = (op.recorder.take(), op.now);
         for Event { time, deed } in events {
-            if changes_bytes(deed) && !written.insert(deed.ino()) {
+            if is_within && changes_bytes(deed) && !written.insert(deed.ino()) {
                 effects.add(op.finish().await?);
                 op = self.op(txn);
                 op.recorder = None;
@@ -66,9 +192,12 @@ impl Local {
 fn changes_bytes(deed: &Deed) -> bool {
     match deed {
         Deed::Write { .. } => true,
-        Deed::SetAttributes { change, .. } => change.size.is_some(),
-        Deed::Create { .. } => false,
+        Deed::SetAttributes { .. } | Deed::Create { .. } => sets_size(deed),
     }
+}
+
+fn sets_size(deed: &Deed) -> bool {
+    matches!(deed, Deed::SetAttributes { change, .. } if change.size.is_some())
 }
 
 impl Op<'_> {
@@ -81,6 +210,10 @@ impl Op<'_> {
             }
             Deed::SetAttributes { ino, change } => {
                 self.set_attributes(ino.0, change).await?;
+            }
+            Deed::Write { ino, offset, data, clear_suid } if self.inner.elsewhere.is_some() => {
+                let end = offset.saturating_add(data.len() as u64);
+                self.content_changed(ino.0, end, *clear_suid).await?;
             }
             Deed::Write { ino, offset, data, clear_suid } => {
                 let at = WriteAt::Offset(*offset);

@@ -13,11 +13,12 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Local;
+use super::elsewhere::REACH;
 use super::format::{Tag, decode_time, key, key_behind, parse_key};
 use super::op::Op;
 use crate::attributes::Ino;
 use crate::error::FsError;
-use crate::event::Event;
+use crate::event::{ByteEvents, Event};
 use crate::filesystem::{Filesystem, Ledger};
 use crate::ledger::{Recorder, SessionRecord, SlotRecord};
 
@@ -200,8 +201,12 @@ impl Ledger for Local {
         Local::return_numbers(self, numbers).await
     }
 
-    fn applies_bytes(&self) -> bool {
-        self.inner.elsewhere.is_none()
+    fn byte_events(&self) -> ByteEvents {
+        match self.inner.elsewhere {
+            // The reach of a new file is not raised before the file is durable.
+            Some(_) => ByteEvents { end: REACH, sizes: false },
+            None => ByteEvents { end: u64::MAX, sizes: true },
+        }
     }
 
     async fn apply(&self, events: &[Event]) -> Result<(), FsError> {

@@ -1,16 +1,19 @@
 //! Changes that were made elsewhere come to what their maker has foreseen.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
+use thalweg_fs::check::{Damage, How, check_with};
 use thalweg_fs::event::{Deed, Event};
-use thalweg_fs::local::{Atime, Local, Options};
+use thalweg_fs::local::{self, Atime, Local, Options};
 use thalweg_fs::{
-    AttributeChange, Attributes, Filesystem, Ino, Kind, Ledger, NewNode, Node, TimeChange,
-    Timestamp,
+    AttributeChange, Attributes, Contents, Filesystem, FsError, Ino, Kind, Ledger, NewNode, Node,
+    TimeChange, Timestamp,
 };
+use thalweg_sim::contents::SimContents;
 use thalweg_sim::{campaign, run};
 
 use crate::support::*;
@@ -22,6 +25,8 @@ struct Maker {
     nodes: BTreeMap<Ino, Attributes>,
     bytes: BTreeMap<Ino, Vec<u8>>,
     next: u64,
+    /// Writes may leave holes.
+    leaves_holes: bool,
 }
 
 impl Maker {
@@ -77,7 +82,8 @@ impl Maker {
         let ino = self.of_kind(Kind::File)?;
         let bytes = self.bytes.entry(ino).or_default();
         // The bytes of a file follow one another, or are written again.
-        let offset = self.rng.random_range(0..=bytes.len());
+        let gap = if self.leaves_holes && self.rng.random_bool(0.2) { 5000 } else { 0 };
+        let offset = self.rng.random_range(0..=bytes.len()) + gap;
         let len = self.rng.random_range(1..6000);
         let data = vec![self.rng.random_range(1..=255); len];
         bytes.resize(bytes.len().max(offset + len), 0);
@@ -103,15 +109,28 @@ impl Maker {
     }
 }
 
-async fn apply_some(env: &Env) {
+async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
     let (volume, _) = volume(env, BLOCKS);
-    make(env, &volume).await.close().await.unwrap();
+    match &contents {
+        Some(contents) => {
+            local::make_elsewhere(env, &volume, &format(), &**contents).await.unwrap();
+        }
+        None => make(env, &volume).await.close().await.unwrap(),
+    }
     let options = Options { atime: Atime::Never, ..Options::default() };
-    let fs = Local::open(env, volume.clone(), "fs", options).await.unwrap();
+    let opened = Local::open_with(env, volume.clone(), "fs", options, contents.clone()).await;
+    let fs = opened.unwrap();
     let numbers = Ledger::reserve_numbers(&fs, 1000).await.unwrap();
+    let leaves_holes = contents.is_some();
+    if let Some(contents) = &contents {
+        // Creations with these numbers, which a crash has undone, have stored something.
+        for number in numbers.clone().take(300) {
+            contents.write(Ino(number), 0, &[vec![9; 7000].into()]).await.unwrap();
+        }
+    }
     let root = attributes(&fs, ROOT).await;
     let (nodes, bytes) = (BTreeMap::from([(ROOT, root)]), BTreeMap::new());
-    let mut maker = Maker { rng: env.rng(), nodes, bytes, next: numbers.start };
+    let mut maker = Maker { rng: env.rng(), nodes, bytes, next: numbers.start, leaves_holes };
     for _ in 0..8 {
         let count = maker.rng.random_range(1..60);
         let events: Vec<Event> = (0..count).map(|_| maker.event()).collect();
@@ -129,12 +148,64 @@ async fn apply_some(env: &Env) {
         }
     }
     fs.close().await.unwrap();
-    assert_clean(env, &volume).await;
+    match contents {
+        None => assert_clean(env, &volume).await,
+        Some(contents) => {
+            let how = How { repair: false, data: true, salvage: false };
+            let report = check_with(env, volume, "fs", how, Some(contents)).await.unwrap();
+            let is_left = |damage: &Damage| {
+                matches!(damage, Damage::OrphanedContents { .. } | Damage::ContentsBehind { .. })
+            };
+            let mut found = report.findings.iter().map(|it| &it.damage);
+            assert!(found.all(is_left), "{:?}", report.findings);
+        }
+    }
 }
 
 #[test]
 fn events_come_to_what_was_foreseen() {
-    for seed in campaign::seeds(12) {
-        run(seed, |env| async move { apply_some(&env).await });
+    for seed in campaign::seeds(16) {
+        run(seed, |env| async move {
+            let contents: Option<Arc<dyn Contents>> = match seed % 2 {
+                0 => None,
+                _ => Some(SimContents::new(&env)),
+            };
+            apply_some(&env, contents).await;
+        });
     }
+}
+
+#[test]
+fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let contents = SimContents::new(&env);
+        local::make_elsewhere(&env, &volume, &format(), &*contents).await.unwrap();
+        let (options, elsewhere) =
+            (Options::default(), Some(contents.clone() as Arc<dyn Contents>));
+        let fs = Local::open_with(&env, volume, "fs", options, elsewhere).await.unwrap();
+        let most = fs.byte_events();
+        assert!(!most.sizes && most.end > 0 && most.end < u64::MAX);
+        let number = Ino(Ledger::reserve_numbers(&fs, 1).await.unwrap().start);
+        let new = NewNode { node: Node::File, mode: 0o644, umask: 0, uid: 5, gid: 6 };
+        let time = Timestamp { seconds: 1, nanos: 0 };
+        let create = Deed::Create { parent: ROOT, name: "n".into(), new, number };
+        let write =
+            |offset| Deed::Write { ino: number, offset, data: "x".into(), clear_suid: false };
+        let event = |deed| Event { time, deed };
+        let far = [event(create.clone()), event(write(most.end))];
+        assert!(matches!(fs.apply(&far).await, Err(FsError::NotSupported)));
+        let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
+        let cut = [event(create.clone()), event(Deed::SetAttributes { ino: number, change })];
+        assert!(matches!(fs.apply(&cut).await, Err(FsError::NotSupported)));
+        let near = [event(create), event(write(most.end - 1))];
+        fs.apply(&near).await.unwrap();
+        // The bytes of an inode that there is stay when it is made again.
+        let again = [near[0].clone(), event(write(0))];
+        assert!(matches!(fs.apply(&again).await, Err(FsError::Invalid(_))));
+        assert_eq!(fs.read(number, 0, 1).await.unwrap().concat(), [0]);
+        // One that is there may be written behind that.
+        fs.apply(&[event(write(most.end + 9))]).await.unwrap();
+        assert_eq!(attributes(&fs, number).await.size, most.end + 10);
+    });
 }

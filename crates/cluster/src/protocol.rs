@@ -244,6 +244,8 @@ pub enum Request {
         flags: OpenFlags,
         /// The client has had it open before this call, without one, while it was the client's alone, and caches its pages.
         late: bool,
+        /// The client would like to hold the file exclusively ([`Grants::exclusive`]).
+        exclusive: bool,
     },
     Flush {
         ino: Ino,
@@ -280,8 +282,9 @@ pub struct Grants {
     pub names: bool,
     /// The pages of the file that the call opens.
     pub content: bool,
-    /// The directory of a [`Request::Acquire`] is the client's alone: no other client sees it or changes something in it before
-    /// the client has released it. So the client may change names in it by itself, and attributes of what it has made there.
+    /// The directory of a [`Request::Acquire`], or the file of a [`Request::Open`], is the client's alone: no other client
+    /// sees it or changes something of it before the client has released it. So the client may change names in the directory by
+    /// itself, with all of what it has made there; and bytes, size and times of the file.
     pub exclusive: bool,
 }
 
@@ -408,8 +411,10 @@ pub enum FromServer {
 /// What is about to change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Changed {
-    /// The directory is not the client's alone any more: what it has made there is to be at the server when it answers.
+    /// The directory or file is not the client's alone any more: what it has made of it is to be at the server when it answers.
     Exclusive(Ino),
+    /// All pages of a file that the client does not have open.
+    Pages(Ino),
     /// The attributes of an inode.
     Attributes(Ino),
     /// All names of a directory.
@@ -437,6 +442,7 @@ impl Changed {
     pub fn ino(&self) -> Ino {
         match self {
             Changed::Exclusive(ino)
+            | Changed::Pages(ino)
             | Changed::Attributes(ino)
             | Changed::Names(ino)
             | Changed::Name { parent: ino, .. }

@@ -189,7 +189,7 @@ impl Server {
         let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
         let (counters, pressure, started) = (Counters::default(), Default::default(), env.now());
         let lists = AccessLists::default();
-        let capabilities = Capabilities::new(env);
+        let capabilities = Capabilities::new(env, 4 * options.lease);
         let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
         let incarnation = env.uuid();
         let shared = Arc::new_cyclic(|me| Shared {

@@ -26,6 +26,8 @@ pub struct ByteEvents {
     pub end: u64,
     /// Sizes may be set.
     pub sizes: bool,
+    /// What files take follows from their sizes, whatever holes they have.
+    pub dense: bool,
 }
 
 /// What an event has made.
@@ -132,7 +134,7 @@ impl Attributes {
         self.touch(time);
     }
 
-    /// Attributes other than the size were set, of an inode without an access control list.
+    /// Attributes were set, of an inode without an access control list or without another mode.
     pub fn set(&mut self, change: &AttributeChange, time: Timestamp) {
         let at = |change: TimeChange| match change {
             TimeChange::Now => time,
@@ -143,6 +145,9 @@ impl Attributes {
         self.gid = change.gid.unwrap_or(self.gid);
         if change.clear_suid && self.kind != Kind::Directory {
             self.clear_suid();
+        }
+        if let Some(size) = change.size {
+            (self.size, self.modified) = (size, time);
         }
         self.accessed = change.accessed.map_or(self.accessed, at);
         self.modified = change.modified.map_or(self.modified, at);

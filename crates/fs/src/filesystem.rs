@@ -424,7 +424,7 @@ pub trait Ledger: Send + Sync + fmt::Debug {
 
     /// The changes of bytes that [`Ledger::apply`] takes.
     fn byte_events(&self) -> ByteEvents {
-        ByteEvents { end: u64::MAX, sizes: true }
+        ByteEvents { end: u64::MAX, sizes: true, dense: false }
     }
 
     /// Applies events in their order: all of them in one transaction, or none.

@@ -122,6 +122,14 @@ impl Cache {
         let valid = self.validity(now);
         let node = self.nodes.get_mut(&ino)?;
         node.used = true;
+        let shown = node.attributes.filter(|_| !node.own.is_estimate);
+        shown.map(|attributes| Answer { attributes, valid })
+    }
+
+    /// The attributes that this client has given an inode, if the server does not have all of that.
+    pub(super) fn unsent(&self, ino: Ino, now: Time) -> Option<Answer> {
+        let node = self.nodes.get(&ino).filter(|node| node.own.unsent > 0)?;
+        let valid = if node.own.is_estimate { Validity::NONE } else { self.validity(now) };
         node.attributes.map(|attributes| Answer { attributes, valid })
     }
 
@@ -162,6 +170,7 @@ impl Cache {
         match keep && node.changing == 0 && node.own.unsent == 0 {
             true => {
                 node.attributes = Some(*attributes);
+                node.own.is_estimate = false;
                 valid
             }
             false => Validity::NONE,
@@ -297,6 +306,7 @@ impl Cache {
             Changed::Exclusive(ino) => self.share(*ino),
             Changed::Attributes(_) => node.attributes = None,
             Changed::Names(_) => node.names = None,
+            Changed::Pages(_) => (node.content, node.cached_alone) = (false, false),
             Changed::Content { .. } => {}
             Changed::Name { name, .. } => {
                 if let Some(names) = &mut node.names {

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::event::Event;
 use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, WriteAt,
-    WriteHow,
+    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, Validity,
+    WriteAt, WriteHow,
 };
 
 use super::exclusive::MAX_WRITE;
@@ -29,7 +29,8 @@ impl Shared {
     }
 
     fn of_own(&self, attributes: Attributes) -> FileAnswer {
-        let valid = self.cache.lock().validity(self.env.now());
+        let own = self.cache.lock().unsent(attributes.ino, self.env.now());
+        let valid = own.map_or(Validity::NONE, |own| own.valid);
         FileAnswer { attributes, valid }
     }
 
@@ -83,8 +84,8 @@ impl Shared {
         how: WriteHow,
     ) -> Result<Option<u64>, FsError> {
         let len: usize = data.iter().map(Bytes::len).sum();
-        let most = self.session.lock().bytes.end;
-        if how.sync || len > MAX_WRITE || most == 0 || !self.cache.lock().is_own(ino) {
+        let bytes = self.session.lock().bytes;
+        if how.sync || len > MAX_WRITE || bytes.end == 0 || !self.cache.lock().is_own(ino) {
             return Ok(None);
         }
         self.complete_own(ino).await?;
@@ -94,7 +95,7 @@ impl Shared {
         };
         // What the caller's buffers are part of may be much larger.
         let data = Bytes::from(data.concat());
-        let wrote = self.cache.lock().write(ino, (at, most), data, how.clear_suid, self.clocks());
+        let wrote = self.cache.lock().write(ino, (at, bytes), data, how.clear_suid, self.clocks());
         if wrote.is_some() {
             self.pace().await?;
         }

@@ -1,13 +1,13 @@
-//! Directories that are this client's alone: it changes names in them by itself, and attributes and bytes of what it has
-//! made there, and sends that later, many changes at a time.
+//! Directories and files that are this client's alone: it changes names in the directories by itself, attributes and bytes of
+//! what it has made there, and bytes, sizes and times of the files. It sends that later, many changes at a time.
 //!
 //! The server grants it for a directory. New inodes in such a directory are the client's alone, too, since other clients come
 //! to them only through that directory; they wait there until the client has sent everything and released the directory.
 
 use bytes::Bytes;
 use thalweg_env::Time;
-use thalweg_fs::event::{Deed, Event};
-use thalweg_fs::filesystem::{MAX_LINKS, MAX_NAME};
+use thalweg_fs::event::{ByteEvents, Deed, Event};
+use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
 use thalweg_fs::{
     AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, Timestamp,
 };
@@ -18,6 +18,8 @@ use super::users;
 
 /// Longest write that waits for others; longer ones are calls of their own.
 pub(super) const MAX_WRITE: usize = 128 << 10;
+/// What is stored of a file is a multiple of this.
+const BLOCK: u64 = 4096;
 /// Inodes at most of which is remembered that changes were lost.
 const MAX_FAILED: usize = 65536;
 
@@ -42,7 +44,12 @@ impl Cache {
             (None, Some(within)) => within,
             (None, None) => return false,
         };
-        self.nodes.get(&root).is_some_and(|root| root.own.granted == Some(grant))
+        self.has_grant(root, grant)
+    }
+
+    /// Whether a directory or file is this client's alone since that grant.
+    fn has_grant(&self, ino: Ino, grant: u64) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.own.granted == Some(grant))
     }
 
     /// Whether the directory was granted to this client.
@@ -50,11 +57,11 @@ impl Cache {
         self.nodes.get(&ino).is_some_and(|node| node.own.granted.is_some())
     }
 
-    /// The server has granted a directory.
-    pub(super) fn hold_exclusively(&mut self, directory: Ino) {
+    /// The server has granted a directory or file.
+    pub(super) fn hold_exclusively(&mut self, ino: Ino) {
         self.pending.grants += 1;
         let grant = self.pending.grants;
-        self.nodes.entry(directory).or_default().own.granted = Some(grant);
+        self.nodes.entry(ino).or_default().own.granted = Some(grant);
     }
 
     /// A directory is not this client's alone any more, and nothing that was made in it.
@@ -166,7 +173,8 @@ impl Cache {
 
     /// Whether this client has made it, so that nothing is unknown of it.
     fn is_made_here(&self, ino: Ino) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.own.within.is_some()) && self.is_own(ino)
+        let within = self.nodes.get(&ino).and_then(|node| node.own.within);
+        within.is_some_and(|(root, grant)| self.has_grant(root, grant))
     }
 
     /// Sets attributes, if that is possible without the server.
@@ -177,15 +185,25 @@ impl Cache {
         (now, time): (Time, Timestamp),
     ) -> Option<Attributes> {
         let mut attributes = self.own_attributes(ino, now)?;
-        let is_cut = change.size.is_some_and(|size| size != 0 || attributes.size != 0);
-        if is_cut || !self.is_made_here(ino) || attributes.kind == Kind::Symlink {
+        let is_made_here = self.is_made_here(ino);
+        // An access control list may say more.
+        let is_plain = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
+        if !is_made_here && !is_plain || attributes.kind == Kind::Symlink {
             return None;
         }
-        if change.size.is_some() {
-            if attributes.kind != Kind::File {
-                return None;
+        let own = &mut self.nodes.get_mut(&ino)?.own;
+        match change.size {
+            // The answer is to say what is stored.
+            None if own.is_estimate => return None,
+            None => {}
+            Some(size) => {
+                let is_exact = size == 0 || own.is_dense && size <= attributes.size;
+                if attributes.kind != Kind::File || !is_exact {
+                    return None;
+                }
+                (own.is_dense, own.is_estimate) = (true, false);
+                attributes.stored = size.next_multiple_of(BLOCK);
             }
-            attributes.modified = time;
         }
         attributes.set(change, time);
         self.pending.push(Event { time, deed: Deed::SetAttributes { ino, change: *change } }, now);
@@ -193,29 +211,33 @@ impl Cache {
         Some(attributes)
     }
 
-    /// Writes bytes that end at `most` or before, if that is possible without the server; where they went.
+    /// Writes bytes, if that is possible without the server, which takes such ones as events; where they went.
     pub(super) fn write(
         &mut self,
         ino: Ino,
-        (at, most): (Option<u64>, u64),
+        (at, bytes): (Option<u64>, ByteEvents),
         data: Bytes,
         clear_suid: bool,
         (now, time): (Time, Timestamp),
     ) -> Option<u64> {
         let mut attributes = self.own_attributes(ino, now)?;
-        let is_dense = self.nodes.get(&ino).is_some_and(|node| node.own.is_dense);
         let offset = at.unwrap_or(attributes.size);
-        let is_possible = is_dense
-            && attributes.kind == Kind::File
-            && offset <= attributes.size
-            && offset + data.len() as u64 <= most
-            && !data.is_empty()
-            && self.is_made_here(ino);
-        if !is_possible {
+        let len = data.len() as u64;
+        let end = offset.checked_add(len).filter(|end| *end <= bytes.end.min(MAX_FILE))?;
+        if attributes.kind != Kind::File || data.is_empty() {
             return None;
         }
-        attributes.wrote(offset + data.len() as u64, clear_suid, time);
-        attributes.stored = attributes.size.next_multiple_of(4096);
+        let own = &mut self.nodes.get_mut(&ino)?.own;
+        own.is_dense = bytes.dense || own.is_dense && offset <= attributes.size;
+        own.is_estimate |= !own.is_dense;
+        attributes.wrote(end, clear_suid, time);
+        let most = attributes.size.next_multiple_of(BLOCK);
+        attributes.stored = match own.is_dense {
+            true => most,
+            false => {
+                most.min(attributes.stored + len.next_multiple_of(BLOCK)).max(attributes.stored)
+            }
+        };
         self.pending.push(Event { time, deed: Deed::Write { ino, offset, data, clear_suid } }, now);
         self.note(ino, attributes);
         Some(offset)

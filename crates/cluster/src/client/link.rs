@@ -98,6 +98,7 @@ impl Shared {
                     Changed::Attributes(ino) => {
                         told.push(Change::Inode { ino: self.ours(*ino), content: None })
                     }
+                    Changed::Pages(ino) => told.push(Change::content(self.ours(*ino))),
                     Changed::Content { ino, from, to } => {
                         told.push(Change::Inode {
                             ino: self.ours(*ino),

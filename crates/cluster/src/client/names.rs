@@ -38,9 +38,14 @@ impl Shared {
     fn valid(&self, attributes: Attributes) -> FileAnswer {
         let cached = {
             let mut cache = self.cache.lock();
-            let is_unsent = cache.is_unsent(attributes.ino);
-            let cached = cache.attributes(attributes.ino, self.env.now());
-            cached.filter(|cached| is_unsent || cached.attributes == attributes)
+            let now = self.env.now();
+            match cache.unsent(attributes.ino, now) {
+                Some(own) => Some(own),
+                None => {
+                    let cached = cache.attributes(attributes.ino, now);
+                    cached.filter(|cached| cached.attributes == attributes)
+                }
+            }
         };
         cached.unwrap_or(FileAnswer { attributes, valid: Validity::NONE })
     }

@@ -39,7 +39,8 @@ impl Shared {
         }
         self.tell_opens(&[ino]).await?;
         let handle = self.holdings.opens.lock().add(opening, Known::Asked);
-        let request = Request::Open { handle, caller, ino, flags, late: false };
+        let exclusive = flags.write && self.options.exclusive.is_some();
+        let request = Request::Open { handle, caller, ino, flags, late: false, exclusive };
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let mut cache = shared.cache.lock();
             let mut opens = shared.holdings.opens.lock();
@@ -48,6 +49,9 @@ impl Shared {
                     opens.set(handle, Known::Told);
                     if reply.grants.content {
                         cache.hold_content(ino);
+                    }
+                    if reply.grants.exclusive {
+                        cache.hold_exclusively(ino);
                     }
                 }
                 _ => drop(opens.remove(handle)),
@@ -218,7 +222,8 @@ impl Shared {
         // From here on all locks of this inode are taken at the server, after those that follow here.
         let asked = self.holdings.opens.lock().ask(ino);
         for (handle, Opening { user, caller, flags, .. }) in asked {
-            let request = Request::Open { handle, caller, ino, flags, late: true };
+            let request =
+                Request::Open { handle, caller, ino, flags, late: true, exclusive: false };
             let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
                 if matches!(reply.answer, Answer::Opened { .. }) {
                     shared.cache.lock().tell_content(ino);

@@ -24,7 +24,7 @@ const FEW_NUMBERS: u64 = 1024;
 /// What is known of an inode in this regard.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    /// The directory is this client's alone since this grant.
+    /// The directory or file is this client's alone since this grant.
     pub(super) granted: Option<u64>,
     /// The client has made it in a directory that was its alone since that grant, or in what it has made there.
     pub(super) within: Option<(Ino, u64)>,
@@ -32,6 +32,8 @@ pub(super) struct Own {
     pub(super) unsent: u32,
     /// Its bytes follow one another from the start, without holes.
     pub(super) is_dense: bool,
+    /// How much its attributes say that is stored is not exact.
+    pub(super) is_estimate: bool,
     /// New names that were made in the directory with calls since it was refused to the client.
     pub(super) creates: u32,
     /// Before this time it is not asked for again.

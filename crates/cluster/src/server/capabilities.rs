@@ -5,6 +5,8 @@
 //! does not have to keep changes away, it is granted only when none was under way since the read began: times are
 //! stamps of one counter, and inodes share slots.
 
+use std::time::Duration;
+
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use thalweg_env::{Env, HashMap, Time};
@@ -64,8 +66,10 @@ pub(super) struct Table {
     slots: Vec<Slot>,
     /// The sessions by their serial numbers, and since when each caches something of the inode.
     holders: HashMap<Ino, Holders>,
-    /// Directories that were taken back from a session, and when they may be one session's alone again.
+    /// Directories and files that are or were taken back from a session, and when they may be one session's alone again.
     shared: HashMap<Ino, Time>,
+    /// Longer than it takes to take one back.
+    recall: Duration,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,9 +81,28 @@ struct Slot {
 }
 
 impl Table {
-    fn new(env: &Env) -> Table {
+    fn new(env: &Env, recall: Duration) -> Table {
         let (slots, (holders, shared)) = (vec![Slot::default(); SLOTS], Default::default());
-        Table { env: env.clone(), stamp: 0, slots, holders, shared }
+        Table { env: env.clone(), stamp: 0, slots, holders, shared, recall }
+    }
+
+    /// A directory or file is no session's alone before that time.
+    fn share(&mut self, ino: Ino, until: Time) {
+        if self.shared.len() >= MAX_SHARED {
+            self.shared.clear();
+        }
+        self.shared.insert(ino, until);
+    }
+
+    /// Directories or files are being taken back: their owners, who have answered, may ask for them before that is noticed
+    /// here.
+    fn share_recalled(&mut self, recalls: &[(u64, Vec<Changed>)]) {
+        let until = self.env.now() + self.recall;
+        for change in recalls.iter().flat_map(|(_, changes)| changes) {
+            if let Changed::Exclusive(ino) = change {
+                self.share(*ino, until);
+            }
+        }
     }
 }
 
@@ -98,8 +121,11 @@ impl Table {
         true
     }
 
-    /// Makes a directory a session's alone, if no other one caches or changes something of it; whether it did.
+    /// Makes a directory or file a session's alone, if no other one caches or changes something of it; whether it did.
     pub(super) fn acquire(&mut self, session: u64, ino: Ino) -> bool {
+        if !self.is_free(ino, session) {
+            return false;
+        }
         let mut others = self.holders.get(&ino).into_iter().flatten();
         if self.slots[slot(ino)].running > 0 || others.any(|(it, ..)| *it != session) {
             return false;
@@ -108,7 +134,7 @@ impl Table {
         true
     }
 
-    /// Whether a directory may become a session's alone now: no other one has it so, or has asked for it lately.
+    /// Whether a directory or file may become a session's alone now: no other one has it so, or has asked for it lately.
     pub(super) fn is_free(&mut self, ino: Ino, session: u64) -> bool {
         let now = self.env.now();
         if self.shared.get(&ino).is_some_and(|until| *until > now) {
@@ -118,7 +144,7 @@ impl Table {
         self.exclusive(ino, session).is_none()
     }
 
-    /// The other session whose alone a directory is.
+    /// The other session whose alone a directory or file is.
     fn exclusive(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
         holders
@@ -154,8 +180,9 @@ fn add_change(all: &mut Vec<(u64, Vec<Changed>)>, session: u64, change: Changed)
 }
 
 impl Capabilities {
-    pub(super) fn new(env: &Env) -> Capabilities {
-        Capabilities(Mutex::new(Table::new(env)))
+    /// It takes less than `recall` to take something back from a session.
+    pub(super) fn new(env: &Env, recall: Duration) -> Capabilities {
+        Capabilities(Mutex::new(Table::new(env, recall)))
     }
 
     /// The table. Nothing is granted and no change begins while it is locked.
@@ -192,7 +219,7 @@ impl Capabilities {
                     Changed::Exclusive(_) => false,
                     Changed::Attributes(_) => held.attributes,
                     Changed::Names(_) | Changed::Name { .. } => held.names,
-                    Changed::Content { .. } => held.content,
+                    Changed::Content { .. } | Changed::Pages(_) => held.content,
                 };
                 let releases =
                     (held.exclusive && *session != by).then_some(Changed::Exclusive(ino));
@@ -200,18 +227,20 @@ impl Capabilities {
                 all.for_each(|change| add_change(&mut invalid, *session, change));
             }
         }
+        table.share_recalled(&invalid);
         invalid
     }
 
-    /// Directories that other sessions have to release before a session sees these directories.
+    /// The ones of these inodes that other sessions have to release before a session uses them.
     pub(super) fn recalls(&self, by: u64, seen: &[Ino]) -> Vec<(u64, Vec<Changed>)> {
-        let table = self.0.lock();
+        let mut table = self.0.lock();
         let mut recalls = Vec::new();
         for ino in seen {
             if let Some(session) = table.exclusive(*ino, by) {
                 add_change(&mut recalls, session, Changed::Exclusive(*ino));
             }
         }
+        table.share_recalled(&recalls);
         recalls
     }
 
@@ -228,6 +257,7 @@ impl Capabilities {
                 Changed::Exclusive(_) => held.exclusive = false,
                 Changed::Attributes(_) => held.attributes = false,
                 Changed::Names(_) => held.names = false,
+                Changed::Pages(_) => held.content = false,
                 Changed::Name { .. } | Changed::Content { .. } => {}
             });
             holders.retain(|(_, held, _)| !held.is_nothing());
@@ -235,10 +265,7 @@ impl Capabilities {
                 table.holders.remove(&ino);
             }
             if matches!(change, Changed::Exclusive(_)) {
-                if table.shared.len() >= MAX_SHARED {
-                    table.shared.clear();
-                }
-                table.shared.insert(ino, until);
+                table.share(ino, until);
             }
         }
     }
@@ -272,6 +299,12 @@ impl Capabilities {
             holders.retain(|(holder, ..)| *holder != session);
             !holders.is_empty()
         });
+    }
+
+    /// Whether another session caches something of an inode.
+    pub(super) fn is_held_by_others(&self, session: u64, ino: Ino) -> bool {
+        let table = self.0.lock();
+        table.holders.get(&ino).is_some_and(|it| it.iter().any(|(holder, ..)| *holder != session))
     }
 
     /// The sessions that cache something of an inode: what, and since when.

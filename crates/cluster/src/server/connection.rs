@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{Credentials, FsError, Handle, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
@@ -76,7 +77,7 @@ pub(super) struct Wants {
     pub(super) content: Option<Ino>,
     /// Pages of this file are cached already.
     pub(super) cached: Option<Ino>,
-    /// This directory, exclusively.
+    /// This directory or file, exclusively.
     pub(super) exclusive: Option<Ino>,
 }
 
@@ -349,8 +350,8 @@ impl Shared {
         done
     }
 
-    /// Carries out a call. A call that only reads is repeated when it has seen a directory that is another client's alone, after
-    /// that one has released it.
+    /// Carries out a call, after other clients have released what it names. A call that only reads is repeated when it has seen
+    /// something else that is another client's alone, after that one has released it.
     async fn carry_out_alone(
         &self,
         job: &Job<'_>,
@@ -358,6 +359,12 @@ impl Shared {
         payload: Bytes,
     ) -> Result<Outcome, FsError> {
         if request.is_once() {
+            // What its user may do is decided by what the owner has made.
+            let inodes: SmallVec<[Ino; 2]> = request.touched().0.into_iter().flatten().collect();
+            let recalls = self.capabilities.recalls(job.session.serial, &inodes);
+            if !recalls.is_empty() {
+                self.invalidate(job, recalls).await;
+            }
             return self.carry_out(job, request, payload).await;
         }
         loop {
@@ -389,7 +396,12 @@ impl Shared {
         }
         let grants = match self.is_refused(state.asked) {
             true => Grants::default(),
-            false => grant(&mut table, session.serial, &mut outcome),
+            false => {
+                let wanted = outcome.wants.exclusive;
+                let others = |ino| self.open_files.is_open_by_others(session.serial, ino);
+                outcome.wants.exclusive = wanted.filter(|ino| !others(*ino));
+                grant(&mut table, session.serial, &mut outcome)
+            }
         };
         // Two calls have opened files under one handle: the first one is closed.
         let displaced = outcome.opened.and_then(|(handle, file)| state.open(handle, file));

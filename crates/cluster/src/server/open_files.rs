@@ -50,6 +50,12 @@ impl OpenFiles {
         found
     }
 
+    /// Whether another session has a file open.
+    pub(super) fn is_open_by_others(&self, session: u64, ino: Ino) -> bool {
+        let files = self.0.lock();
+        files.get(&ino).is_some_and(|opens| opens.iter().any(|it| it.session != session))
+    }
+
     /// Whether a session has a file open to be read, and to be written.
     pub(super) fn of(&self, session: u64, ino: Ino) -> (bool, bool) {
         let files = self.0.lock();

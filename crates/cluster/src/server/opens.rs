@@ -1,12 +1,13 @@
 //! Open files, and locks that are taken through them.
 
-use thalweg_fs::{Caller, FsError, Handle, Ino, Lock, OpenFlags, PageCache};
+use thalweg_fs::{Caller, FsError, Handle, Ino, Kind, Lock, OpenFlags, PageCache};
+use thalweg_net::keys::Access;
 
 use super::Shared;
 use super::connection::{Outcome, Wants};
 use super::job::Job;
 use super::session::{OpenFile, Session};
-use crate::protocol::{Answer, Request};
+use crate::protocol::{Answer, Changed, Request};
 
 impl Shared {
     /// Carries out a call about open files.
@@ -19,8 +20,11 @@ impl Shared {
         let owner_of = |owner| session.owner_of(owner);
         let lock_of = |lock: Lock| Lock { owner: owner_of(lock.owner), ..lock };
         match request {
-            Request::Open { handle, caller, ino, flags, late } => {
-                self.open(session, (&caller, handle), (ino, flags), late).await
+            Request::Open { handle, caller, ino, flags, late, exclusive } => {
+                let alone = exclusive && self.prepare_alone(job, ino).await?;
+                let opened = self.open(session, (&caller, handle), (ino, flags), late).await?;
+                let exclusive = alone.then_some(ino);
+                Ok(Outcome { wants: Wants { exclusive, ..opened.wants }, ..opened })
             }
             Request::Flush { ino, handle, owner } => {
                 let file = session.opened(handle, ino)?;
@@ -80,6 +84,22 @@ impl Shared {
         let file = self.opened(ino, flags, opened.handle);
         let answer = Answer::Opened { pages, flush: opened.flush };
         Ok(Outcome { wants, opened: Some((handle, file)), ..Outcome::of(answer) })
+    }
+
+    /// Has other clients drop what they cache of a file that is to be one client's alone; whether it may be.
+    async fn prepare_alone(&self, job: &Job<'_>, ino: Ino) -> Result<bool, FsError> {
+        let serial = job.session.serial;
+        let is_free = self.capabilities.lock().is_free(ino, serial)
+            && !self.open_files.is_open_by_others(serial, ino)
+            && job.session.visitor.access == Access::Write
+            && self.filesystem.ledger().is_some();
+        if !is_free || self.filesystem.attributes(ino).await?.attributes.kind != Kind::File {
+            return Ok(false);
+        }
+        if self.capabilities.is_held_by_others(serial, ino) {
+            drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await);
+        }
+        Ok(true)
     }
 
     /// A file that is open from now on.

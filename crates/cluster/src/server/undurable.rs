@@ -73,7 +73,7 @@ pub(super) fn items(changes: &[Changed]) -> Items {
     for change in changes {
         let item = match change {
             // Nothing changes by itself.
-            Changed::Exclusive(_) | Changed::Names(_) => continue,
+            Changed::Exclusive(_) | Changed::Names(_) | Changed::Pages(_) => continue,
             Changed::Attributes(ino) | Changed::Content { ino, .. } => Item::Inode(*ino),
             Changed::Name { parent, name } => Item::Name(*parent, name.clone()),
         };

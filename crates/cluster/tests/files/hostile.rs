@@ -245,7 +245,7 @@ fn handles_of_others_are_refused() {
         let theirs = client.open(&Caller::default(), ino, flags).await.unwrap().handle;
         peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "f".into() }).await;
         let (own, caller, late) = (Handle(7), Caller::default(), false);
-        let open = Request::Open { handle: own, caller, ino, flags, late };
+        let open = Request::Open { handle: own, caller, ino, flags, late, exclusive: true };
         let opened = peer.ask(2, open.clone()).await;
         assert!(matches!(opened, Answer::Opened { .. }), "{opened:?}");
         let again = peer.ask(3, open).await;

@@ -1,12 +1,15 @@
 //! Files that are one client's alone: it opens, locks and closes them by itself.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use thalweg_cluster::client::Client;
 use thalweg_fs::{
-    Caller, Filesystem, FsError, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
-    PageCache, Rename, WriteAt, WriteHow,
+    AttributeChange, Attributes, Caller, Change, Filesystem, FsError, Handle, Ino, Invalidation,
+    Lock, LockKind, LockMode, LockOwner, LockRange, Node, OpenFlags, PageCache, Rename, TimeChange,
+    Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
@@ -270,7 +273,7 @@ fn writes_and_opens_at_the_moment_of_a_recall_are_not_lost() {
                 }
             }
             let b = looking.await.unwrap();
-            assert_eq!(b.attributes(file).await.unwrap().attributes.size, 20);
+            assert_eq!(b.attributes(file).await.unwrap().attributes.size, 20, "seed {seed}");
             let handle = open(&b, file).await;
             for number in 0..20_u64 {
                 let range = LockRange { first: number, last: number };
@@ -285,4 +288,115 @@ fn writes_and_opens_at_the_moment_of_a_recall_are_not_lost() {
             assert_eq!(b.find(directory, b"f").await.unwrap().ino, file);
         });
     }
+}
+
+#[test]
+fn a_file_that_is_opened_to_be_written_becomes_its_clients_own() {
+    run(8, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machines = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&machines.0.client, &machines.1.client);
+        let file = make(b, Ino::ROOT, "f", Node::File).await;
+        b.reference(file);
+        let theirs = b.open(&Caller::default(), file, WRITING).await.unwrap();
+        put(b, file, "theirs, which is long").await.unwrap();
+        b.release(file, theirs.handle).await;
+        assert_eq!(a.find(Ino::ROOT, b"f").await.unwrap().ino, file);
+        a.reference(file);
+        // It was another one's a moment ago.
+        let handle = open(a, file).await;
+        let before = calls(a);
+        put(a, file, "THEIRS").await.unwrap();
+        assert!(calls(a) > before);
+        a.release(file, handle).await;
+        env.sleep(2 * LEASE).await;
+        let handle = open(a, file).await;
+        let before = calls(a);
+        for text in ["mine", "ours", "mine"] {
+            put(a, file, text).await.unwrap();
+            a.sync(file, true).await.unwrap();
+        }
+        assert!(calls(a) - before <= 4, "attributes once, and three batches");
+        let cut = |size| AttributeChange { size: Some(size), ..AttributeChange::default() };
+        a.set_attributes(file, &cut(0)).await.unwrap();
+        put(a, file, "mineR and more").await.unwrap();
+        assert_eq!(a.set_attributes(file, &cut(5)).await.unwrap().size, 5);
+        let then = Some(TimeChange::At(Timestamp { seconds: 7, nanos: 8 }));
+        let times = AttributeChange { modified: then, ..AttributeChange::default() };
+        a.set_attributes(file, &times).await.unwrap();
+        assert!(calls(a) - before <= 4);
+        // The other one sees all of it, as it is then.
+        assert_eq!(text(b, file).await, "mineR");
+        let found = b.attributes(file).await.unwrap().attributes;
+        assert_eq!((found.size, found.modified.seconds), (5, 7));
+        let own = a.attributes(file).await.unwrap().attributes;
+        // When it was read is not told to others.
+        assert_eq!(own, Attributes { accessed: own.accessed, ..found });
+        let before = calls(a);
+        put(a, file, "o").await.unwrap();
+        assert!(calls(a) > before, "it is not alone any more");
+        assert_eq!(text(b, file).await, "oineR");
+        a.release(file, handle).await;
+    });
+}
+
+#[test]
+fn a_file_that_another_client_has_open_is_no_clients_own() {
+    run(9, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machines = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&machines.0.client, &machines.1.client);
+        let file = make(a, Ino::ROOT, "f", Node::File).await;
+        a.reference(file);
+        b.find(Ino::ROOT, b"f").await.unwrap();
+        b.reference(file);
+        env.sleep(2 * LEASE).await;
+        let reading = OpenFlags { write: false, ..WRITING };
+        let theirs = b.open(&Caller::default(), file, reading).await.unwrap().handle;
+        let handle = open(a, file).await;
+        put(a, file, "now").await.unwrap();
+        assert_eq!(a.status().unsent, 0);
+        assert_eq!(text(b, file).await, "now");
+        b.release(file, theirs).await;
+        a.release(file, handle).await;
+        // An open that comes while it is one client's own takes it back, with a lock on it.
+        env.sleep(2 * LEASE).await;
+        let handle = open(a, file).await;
+        a.lock(file, &whole(handle, 5), false).await.unwrap();
+        put(a, file, "own").await.unwrap();
+        assert_eq!(a.status().unsent, 1);
+        let theirs = b.open(&Caller::default(), file, WRITING).await.unwrap();
+        assert_eq!((a.status().unsent, theirs.pages), (0, PageCache::Bypass));
+        let refused = b.lock(file, &whole(theirs.handle, 5), false).await;
+        assert!(matches!(refused, Err(FsError::Locked)), "{refused:?}");
+    });
+}
+
+#[test]
+fn pages_of_closed_files_are_dropped_before_another_client_owns_the_file() {
+    run(10, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machines = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&machines.0.client, &machines.1.client);
+        let file = make(a, Ino::ROOT, "f", Node::File).await;
+        a.reference(file);
+        b.find(Ino::ROOT, b"f").await.unwrap();
+        b.reference(file);
+        let reading = OpenFlags { write: false, ..WRITING };
+        let opened = b.open(&Caller::default(), file, reading).await.unwrap();
+        assert_eq!(opened.pages, PageCache::Keep);
+        b.release(file, opened.handle).await;
+        let dropped = Arc::new(Mutex::new(Vec::new()));
+        let told = dropped.clone();
+        b.watch(Box::new(move |change| {
+            told.lock().push(change);
+            Invalidation::complete()
+        }));
+        env.sleep(2 * LEASE).await;
+        open(a, file).await;
+        put(a, file, "own").await.unwrap();
+        assert_eq!(a.status().unsent, 1);
+        assert!(dropped.lock().contains(&Change::content(file)), "{:?}", dropped.lock());
+        assert_eq!(text(b, file).await, "own");
+    });
 }

@@ -204,8 +204,8 @@ impl Ledger for Local {
     fn byte_events(&self) -> ByteEvents {
         match self.inner.elsewhere {
             // The reach of a new file is not raised before the file is durable.
-            Some(_) => ByteEvents { end: REACH, sizes: false },
-            None => ByteEvents { end: u64::MAX, sizes: true },
+            Some(_) => ByteEvents { end: REACH, sizes: false, dense: true },
+            None => ByteEvents { end: u64::MAX, sizes: true, dense: false },
         }
     }
 

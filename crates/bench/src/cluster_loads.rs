@@ -93,7 +93,7 @@ struct Row {
     lost: Option<u64>,
 }
 
-/// What a run is made of.
+/// The parts of a run.
 pub(crate) struct Plan<'a> {
     pub(crate) env: &'a Env,
     pub(crate) sites: &'a [Site],
@@ -143,7 +143,7 @@ fn measure_once(
     Ok(())
 }
 
-/// Our filesystems, and those beside which they are measured.
+/// Whether a filesystem is ours and shared.
 fn is_ours(kind: Kind) -> bool {
     matches!(kind, Kind::Rados | Kind::Embedded)
 }

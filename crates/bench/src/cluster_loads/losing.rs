@@ -1,4 +1,4 @@
-//! What a shared filesystem does worst: removing trees, work that another client looks at or takes part in.
+//! Loads that suit a shared filesystem least: removing trees, work that another client looks at or takes part in.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -46,7 +46,7 @@ fn remove(stage: &Stage<'_>, folder: &Path) -> Result<Timed, BenchError> {
     })
 }
 
-/// The first client unpacks an archive while the second one lists what is there, with attributes, again and again. So no
+/// The first client unpacks an archive while the second one lists the tree with attributes again and again. So no
 /// directory is the first client's alone.
 fn untar_watched(stage: &Stage<'_>) -> Result<Timed, BenchError> {
     let is_done = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! What programs usually do, by one client, and by a second one with what the first has written.
+//! Usual work of programs: on one client, and on a second one with the files of the first.
 //!
 //! A load ends when its names are durable: after an `fsync` of the directory.
 

@@ -1,7 +1,7 @@
 //! `cluster-losing`: a shared filesystem under the loads that suit it least, beside a CephFS with `ceph-fuse` and a mount of
 //! a volume that is not shared (real time).
 //!
-//! The filesystems are those of [`cluster_fs`](crate::cluster_fs), and `local`: a volume in a folder that `thalweg mount`
+//! The filesystems are those of [`cluster_fs`], and `local`: a volume in a folder that `thalweg mount`
 //! mounts without a server, for both clients. The rounds are as there.
 //!
 //! | load | rate |

@@ -7,6 +7,7 @@
 //! over the rounds. Apart from these, calls are timed without kernel and disk (`in_process`).
 
 mod in_process;
+pub(crate) mod loads;
 pub(crate) mod made;
 mod passthrough;
 
@@ -14,7 +15,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
 use rand::{RngExt, SeedableRng};
@@ -28,6 +29,7 @@ use thalweg_store::inplace::{InPlace, Mode};
 use crate::loops::{LoopDevice, Mounted, Reached};
 use crate::rig::{self, median, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
+use loads::{SourceTree, command, noise, threads};
 use made::make;
 use passthrough::Passthrough;
 
@@ -203,11 +205,11 @@ pub fn run(options: &Options) -> Result<Report, BenchError> {
     for (system, name) in SYSTEMS {
         subjects.push(Subject::start(system, name, &parent)?);
     }
-    let tree = source_tree(&parent)?;
+    let tree = SourceTree::make(&parent)?;
     for load in LOADS.into_iter().filter(|load| options.runs(load.name)) {
         let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
         for round in 0..ROUNDS {
-            let turn = Turn { round, seed: options.seed, scale, tree: tree.path() };
+            let turn = Turn { round, seed: options.seed, scale, tree: &tree };
             for (subject, row) in subjects.iter().zip(&mut measured) {
                 let folder = subject.point.join(format!("{}{round}", load.name));
                 fs::create_dir(&folder)
@@ -253,8 +255,7 @@ struct Turn<'a> {
     round: usize,
     seed: u64,
     scale: f64,
-    /// A source tree, and an archive of it.
-    tree: &'a Path,
+    tree: &'a SourceTree,
 }
 
 type Outcome = Result<(f64, Option<(u64, u64)>), BenchError>;
@@ -302,28 +303,6 @@ fn rng(turn: &Turn<'_>, thread: usize) -> Rng {
     Rng::seed_from_u64(turn.seed ^ (turn.round as u64) << 32 ^ thread as u64)
 }
 
-fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    rng.fill(&mut bytes[..]);
-    bytes
-}
-
-/// Runs a function in each of several threads.
-fn threads(
-    count: usize,
-    work: impl Fn(usize) -> std::io::Result<()> + Sync,
-) -> Result<(), BenchError> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let running: Vec<_> = (0..count).map(|at| scope.spawn(move || work(at))).collect();
-        let mut joined = running.into_iter().map(|thread| thread.join());
-        // After a failure the scope waits for the other threads.
-        joined.try_for_each(|done| {
-            done.map_err(|_| failed("a client thread panicked"))?.map_err(other)
-        })
-    })
-}
-
 fn synchronous(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).read(true).write(true).custom_flags(libc::O_SYNC).open(path)
 }
@@ -369,81 +348,19 @@ fn append(folder: &Path, turn: &Turn<'_>) -> Outcome {
 /// Empty files in one directory.
 fn create(folder: &Path, turn: &Turn<'_>) -> Outcome {
     let count = (CREATES * turn.scale) as usize;
-    for nth in 0..count {
-        File::create(folder.join(format!("file{nth}"))).map_err(other)?;
-    }
+    loads::create(folder, count)?;
     Ok((count as f64, None))
 }
 
-/// Small files that are created, appended to and deleted; each is synced after each write.
 fn postmark(folder: &Path, turn: &Turn<'_>) -> Outcome {
     const THREADS: usize = 16;
     let each = (WRITES * turn.scale) as usize / 4 / THREADS;
-    threads(THREADS, |thread| {
-        let mut rng = rng(turn, thread);
-        let mut files = Vec::new();
-        for nth in 0..each {
-            let path = folder.join(format!("{thread}.{nth}"));
-            let mut file = File::create(&path)?;
-            let size = rng.random_range(500..20_000);
-            file.write_all(&noise(&mut rng, size))?;
-            file.sync_all()?;
-            files.push(path);
-            let at = rng.random_range(0..files.len());
-            if rng.random_bool(0.5) {
-                fs::read(&files[at])?;
-            } else {
-                let mut file = OpenOptions::new().append(true).open(&files[at])?;
-                file.write_all(&noise(&mut rng, 1000))?;
-                file.sync_all()?;
-            }
-            if rng.random_bool(0.1) {
-                fs::remove_file(files.swap_remove(at))?;
-            }
-        }
-        Ok(())
-    })?;
+    loads::postmark(folder, THREADS, each, |thread| rng(turn, thread))?;
     Ok(((each * THREADS) as f64, None))
 }
 
-/// A tree of C sources and their archive.
-fn source_tree(parent: &Path) -> Result<TempDir, BenchError> {
-    let io = |source| BenchError::Io { path: parent.to_owned(), source };
-    let folder = tempfile::tempdir_in(parent).map_err(io)?;
-    let tree = folder.path().join("tree");
-    for unit in 0..400 {
-        let place = tree.join(format!("part{}", unit / 20));
-        fs::create_dir_all(&place).map_err(io)?;
-        let body: String = (0..60)
-            .map(|nth| {
-                format!("int f{unit}_{nth}(int x) {{ return printf(\"%d\", x * {nth}); }}\n")
-            })
-            .collect();
-        let text = format!("#include <stdio.h>\n#include <stdlib.h>\n{body}");
-        fs::write(place.join(format!("unit{unit}.c")), text).map_err(io)?;
-        fs::write(place.join(format!("unit{unit}.h")), "#pragma once\n".repeat(40)).map_err(io)?;
-    }
-    let archive = folder.path().join("tree.tar");
-    command(
-        "tar",
-        &["-cf".as_ref(), archive.as_ref(), "-C".as_ref(), folder.path(), "tree".as_ref()],
-    )?;
-    Ok(folder)
-}
-
-fn command(program: &str, arguments: &[&Path]) -> Result<(), BenchError> {
-    let mut command = Command::new(program);
-    let done = command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    match done {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(failed(format!("{program} ended with {status}"))),
-        Err(error) => Err(failed(format!("{program}: {error}"))),
-    }
-}
-
 fn extract(folder: &Path, turn: &Turn<'_>) -> Result<(), BenchError> {
-    let archive = turn.tree.join("tree.tar");
-    command("tar", &["-xf".as_ref(), archive.as_ref(), "-C".as_ref(), folder])
+    turn.tree.extract(folder)
 }
 
 fn untar(folder: &Path, turn: &Turn<'_>) -> Outcome {

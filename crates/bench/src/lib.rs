@@ -22,6 +22,8 @@
 //! - [`txn_put`]: bytes and flushes that a durable small put costs a device;
 //! - [`mod@fs`]: filesystems on the same disk, ours and others;
 //! - [`cluster_creates`]: clients make files in directories of their own, with and without interference;
+//! - [`cluster_fs`]: a shared filesystem under usual loads, beside `ceph-fuse` on the same Ceph;
+//! - [`cluster_losing`]: the same under the loads that suit it least, also beside a local mount;
 //! - [`cluster_recall`]: a client waits for what another one has made;
 //! - [`cluster_restart`]: a server of files is killed under its clients;
 //! - [`cluster_server`]: a server of files, beside its filesystem alone;
@@ -42,13 +44,19 @@
 //!
 //! The names of a simulated pool of files, then their number. Every other lock is held alone, for a few statements.
 
+mod ceph;
 pub mod chain_cache;
 pub mod chain_gc;
 pub mod chain_memory;
 pub mod chain_power;
 pub mod chain_reads;
 pub mod chain_restart;
+
 pub mod cluster_creates;
+pub mod cluster_fs;
+mod cluster_loads;
+pub mod cluster_losing;
+mod cluster_mounts;
 pub mod cluster_recall;
 pub mod cluster_restart;
 pub mod cluster_server;
@@ -60,9 +68,11 @@ pub mod fs_many;
 pub mod imgstore;
 pub mod kv;
 mod loops;
+mod machine;
 pub mod nbd;
 pub mod okeanos;
 pub mod page;
+mod peer;
 pub mod plot;
 pub mod rados_device;
 mod recency;
@@ -165,6 +175,8 @@ const BENCHES: &[BenchEntry] = &[
     chain_reads::ENTRY,
     chain_restart::ENTRY,
     cluster_creates::ENTRY,
+    cluster_fs::ENTRY,
+    cluster_losing::ENTRY,
     cluster_recall::ENTRY,
     cluster_restart::ENTRY,
     cluster_server::ENTRY,

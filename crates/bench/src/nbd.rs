@@ -7,9 +7,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use thalweg_env::{Env, server_threads};
 use thalweg_nbd::{Export, Server, ServerConfig, UnixSocketOptions};
@@ -19,6 +18,7 @@ use thalweg_store::device::{DeviceRef, FileDevice, FileOptions, Partition};
 use thalweg_store::volume::StoreVolume;
 use uuid::Uuid;
 
+use crate::peer::Peer;
 use crate::rig::median;
 use crate::{BenchEntry, BenchError, Options, Report};
 
@@ -79,49 +79,6 @@ fn failed(what: impl Into<String>) -> BenchError {
 
 fn other(error: impl std::error::Error + Send + Sync + 'static) -> BenchError {
     BenchError::Failed(Box::new(error))
-}
-
-/// A server in a process of its own; dropping it ends the process.
-pub(crate) struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        // SAFETY: the process is a child that was not waited for, so its number is not reused.
-        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
-        for _ in 0..1000 {
-            if !matches!(self.0.try_wait(), Ok(None)) {
-                return;
-            }
-            pause(Duration::from_millis(10));
-        }
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-impl Peer {
-    /// Starts a server, and waits for its socket.
-    pub(crate) fn start(
-        program: &str,
-        arguments: &[&str],
-        socket: &Path,
-    ) -> Result<Peer, BenchError> {
-        let spawned = Command::new(program).args(arguments).stdout(Stdio::null()).spawn();
-        let peer = Peer(spawned.map_err(|error| failed(format!("{program}: {error}")))?);
-        for _ in 0..500 {
-            if socket.exists() {
-                return Ok(peer);
-            }
-            pause(Duration::from_millis(10));
-        }
-        Err(failed(format!("{program} does not listen")))
-    }
-}
-
-/// Blocks the calling thread: the benchmark itself runs outside of every environment.
-#[allow(clippy::disallowed_methods)]
-pub(crate) fn pause(span: Duration) {
-    std::thread::sleep(span);
 }
 
 /// See [`ENTRY`].

@@ -5,7 +5,7 @@
 //!
 //! | placeholder | rendered as |
 //! |---|---|
-//! | `{{NAME FIGURE FORMAT}}` | a figure of a stored run; `–` when the run lacks it |
+//! | `{{NAME FIGURE FORMAT}}` | a figure of a stored run; `–` when the run lacks it, or there is none yet |
 //! | `{{run NAME}}` | the run's command, machine, date and commit |
 //! | `{{remarks NAME}}` | the run's remarks, as a list |
 //!
@@ -19,11 +19,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::machine::{self, said};
 use crate::report::Figures;
 use crate::{BenchError, Clock, Report};
 
@@ -31,6 +31,8 @@ use crate::{BenchError, Clock, Report};
 const TEMPLATE: &str = "page.md";
 /// Rendered in place of a figure that a run lacks.
 const ABSENT: &str = "–";
+/// Rendered in place of the run of a benchmark that has none.
+const UNMEASURED: &str = "Not measured yet.";
 
 /// The stored runs of one benchmark.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -121,9 +123,11 @@ impl Results {
                     let text = match words[..] {
                         ["run", name] => {
                             shown.insert(name);
-                            self.run(name).map(describe)
+                            self.run(name).map(|run| run.map_or(UNMEASURED.to_owned(), describe))
                         }
-                        ["remarks", name] => self.run(name).map(list_remarks),
+                        ["remarks", name] => {
+                            self.run(name).map(|run| run.map_or(String::new(), list_remarks))
+                        }
                         _ => self.figure(inside),
                     };
                     page.push_str(&text.map_err(|detail| self.invalid(detail))?);
@@ -188,12 +192,13 @@ impl Results {
         BenchError::Page { path: self.path.clone(), detail }
     }
 
-    /// The run called `BENCHMARK` or `BENCHMARK:RUN`.
-    fn run(&self, name: &str) -> Result<&Run, String> {
+    /// The run called `BENCHMARK` or `BENCHMARK:RUN`; `None` when the benchmark's file has no runs yet.
+    fn run(&self, name: &str) -> Result<Option<&Run>, String> {
         let (bench, run) = name.split_once(':').unwrap_or((name, ""));
-        let stored = self.benches.get(bench);
-        let run = stored.and_then(|stored| stored.runs.iter().find(|it| it.name == run));
-        run.ok_or_else(|| format!("no run of {name} is stored"))
+        let missing = || format!("no run of {name} is stored");
+        let runs = &self.benches.get(bench).ok_or_else(missing)?.runs;
+        let run = runs.iter().find(|it| it.name == run);
+        if run.is_some() || runs.is_empty() { Ok(run) } else { Err(missing()) }
     }
 
     /// Renders `NAME FIGURE FORMAT`.
@@ -204,7 +209,7 @@ impl Results {
             [name, figure, format] => (name, figure, format),
             _ => return Err(format!("{{{{{placeholder}}}}} is not a placeholder")),
         };
-        let Some(value) = self.run(name)?.figures.get(figure) else {
+        let Some(value) = self.run(name)?.and_then(|run| run.figures.get(figure)) else {
             return Ok(ABSENT.to_owned());
         };
         let numbers = match value {
@@ -318,7 +323,7 @@ pub fn save(folder: &Path, report: &Report, name: &str, command: &str) -> Result
         machine: match entry.map(|entry| entry.clock) {
             Some(Clock::Virtual) => "virtual time".to_owned(),
             Some(Clock::Counts) => "counts".to_owned(),
-            Some(Clock::Real) | None => machine(),
+            Some(Clock::Real) | None => machine::describe(),
         },
         date: said("date", &["-u", "+%F"]).unwrap_or_default(),
         commit: said("git", &["describe", "--always", "--dirty"]).unwrap_or_default(),
@@ -336,23 +341,6 @@ pub fn save(folder: &Path, report: &Report, name: &str, command: &str) -> Result
     let text =
         serde_json::to_string_pretty(&stored).map_err(|error| BenchError::Failed(error.into()))?;
     std::fs::write(&path, text + "\n").map_err(|source| BenchError::Io { path, source })
-}
-
-/// This machine in a few words.
-fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = memory.split_whitespace().nth(1).and_then(|text| text.parse::<u64>().ok());
-    let memory = kib.map_or(String::new(), |kib| format!(", {} GiB of memory", (kib >> 20) + 1));
-    let system = said("uname", &["-sr"]).map_or(String::new(), |system| format!(", {system}"));
-    format!("{cores} cores{memory}{system}")
-}
-
-/// The first line that a program prints; `None` when it fails.
-fn said(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).output().ok()?;
-    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
-    text.lines().next().map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -451,6 +439,13 @@ mod tests {
             let error = results(template).render().unwrap_err().to_string();
             assert!(error.contains(wanted), "{template}: {error}");
         }
+    }
+
+    #[test]
+    fn a_benchmark_without_runs_is_not_measured_yet() {
+        let mut results = results("{{run chain-gc}} {{chain-gc rate}}{{remarks chain-gc}}");
+        results.benches.get_mut("chain-gc").unwrap().runs.clear();
+        assert_eq!(results.render().unwrap(), format!("{UNMEASURED} {ABSENT}"));
     }
 
     #[test]

@@ -15,8 +15,6 @@ use crate::rig::{self};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 #[cfg(feature = "librados")]
-mod cluster;
-#[cfg(feature = "librados")]
 mod measure;
 
 /// This benchmark in the list.

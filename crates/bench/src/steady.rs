@@ -16,13 +16,12 @@
 //! It needs root, fio, qemu-nbd and FUSE, and an otherwise idle disk.
 
 mod files;
-mod machine;
 mod nbd;
 mod pace;
 
+use crate::machine::{Machine, Need};
 use crate::rig;
 use crate::{BenchEntry, BenchError, Options, Report};
-use machine::{Machine, Need};
 
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {

@@ -8,7 +8,7 @@ use thalweg_env::Env;
 use thalweg_rados::{ClusterOptions, Pool, RadosDevice, RadosOptions};
 use thalweg_store::device::{AlignedBuf, Device, Purpose};
 
-use super::cluster::Cluster;
+use crate::ceph::Ceph;
 use crate::rig::{failed, median, rounded};
 use crate::{BenchError, Report};
 
@@ -67,7 +67,7 @@ async fn pool(conf: &std::path::Path) -> Result<Pool, BenchError> {
 
 /// Measures all loads on a cluster that is started for it.
 pub(super) fn run(scale: f64, report: &mut Report) -> Result<(), BenchError> {
-    let cluster = Cluster::start(STORE)?;
+    let cluster = Ceph::start(STORE, 0)?;
     report.figure("store", STORE);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     runtime.map_err(failed)?.block_on(async {

@@ -13,11 +13,11 @@ use tempfile::TempDir;
 use thalweg_env::Rng;
 use thalweg_store::device::AlignedBuf;
 
-use super::machine::{Machine, Mount, execute};
 use super::pace::{Load, Outcome, write_file};
 use super::{ROUNDS, maximum, millis, ratio};
 use crate::loops::{LoopDevice, Mounted};
-use crate::nbd::pause;
+use crate::machine::{Machine, Mount, execute};
+use crate::peer::pause;
 use crate::rig::{failed, median, rounded};
 use crate::{BenchError, Report};
 

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::machine::Machine;
 use super::{ROUNDS, maximum, millis, pace, ratio};
-use crate::nbd::{Peer, fio_job};
+use crate::machine::Machine;
+use crate::nbd::fio_job;
+use crate::peer::Peer;
 use crate::rig::{median, rounded};
 use crate::{BenchError, Report};
 

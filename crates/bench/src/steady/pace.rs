@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use thalweg_env::{Env, Rng, Time};
 
 use crate::BenchError;
-use crate::nbd::pause;
+use crate::peer::pause;
 use crate::rig::failed;
 
 /// Bytes of an overwrite.

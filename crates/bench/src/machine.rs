@@ -1,4 +1,4 @@
-//! The benchmark's requirements of the machine: programs, rights, mounts.
+//! A benchmark's requirements of the machine: programs, rights, mounts.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -6,28 +6,43 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::ceph::Ceph;
 use crate::{BenchError, Options};
 
 /// A requirement of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(crate) enum Need {
     /// A program in the search path.
     Program(&'static str),
+    /// A program of Ceph, or one that `scripts/setup ceph` installs.
+    CephProgram(&'static str),
+    /// The program that starts Ceph clusters.
+    MiniCluster,
+    /// A build with librados.
+    Librados,
     Root,
     Fuse,
+}
+
+/// Whether a program is in the search path.
+fn installed(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    let mut folders = std::env::split_paths(&path).chain(system);
+    folders.any(|folder| folder.join(name).is_file())
 }
 
 impl Need {
     /// Says what is missing and what to do about it; `None` when the requirement is met.
     fn missing(self) -> Option<String> {
         match self {
-            Need::Program(name) => {
-                let path = std::env::var_os("PATH").unwrap_or_default();
-                let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
-                let mut folders = std::env::split_paths(&path).chain(system);
-                let found = folders.any(|folder| folder.join(name).is_file());
-                (!found).then(|| format!("the program {name} (install it with `make setup`)"))
-            }
+            Need::Program(name) => (!installed(name))
+                .then(|| format!("the program {name} (install it with `make setup`)")),
+            Need::CephProgram(name) => (!installed(name))
+                .then(|| format!("the program {name} (install it with `scripts/setup ceph`)")),
+            Need::MiniCluster => Ceph::program().err().map(|error| error.to_string()),
+            Need::Librados => (!cfg!(feature = "librados"))
+                .then(|| "librados in this program (`make build-ceph` builds one with it)".into()),
             Need::Root => {
                 // SAFETY: the call only reads the process's identity and cannot fail.
                 let user = unsafe { libc::geteuid() };
@@ -39,20 +54,37 @@ impl Need {
     }
 }
 
+/// This machine in a few words.
+pub(crate) fn describe() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = memory.split_whitespace().nth(1).and_then(|text| text.parse::<u64>().ok());
+    let memory = kib.map_or(String::new(), |kib| format!(", {} GiB of memory", (kib >> 20) + 1));
+    let system = said("uname", &["-sr"]).map_or(String::new(), |system| format!(", {system}"));
+    format!("{cores} cores{memory}{system}")
+}
+
+/// The first line that a program prints; `None` when it fails.
+pub(crate) fn said(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    text.lines().next().map(str::to_owned)
+}
+
 /// The machine, and the settings of a run.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     /// The program `thalweg`.
     program: PathBuf,
     /// The folder for all files.
-    pub(super) folder: TempDir,
-    pub(super) scale: f64,
-    pub(super) seed: u64,
+    pub(crate) folder: TempDir,
+    pub(crate) scale: f64,
+    pub(crate) seed: u64,
 }
 
 impl Machine {
     /// Checks that the requirements of the parts are met.
-    pub(super) fn new(
+    pub(crate) fn new(
         options: &Options,
         scale: f64,
         needs: impl Iterator<Item = Need>,
@@ -74,47 +106,51 @@ impl Machine {
     }
 
     /// A size at this run's scale, a multiple of 1 MiB.
-    pub(super) fn size(&self, bytes: u64, least: u64) -> u64 {
+    pub(crate) fn size(&self, bytes: u64, least: u64) -> u64 {
         ((bytes as f64 * self.scale) as u64).max(least).next_multiple_of(1 << 20)
     }
 
     /// Seconds at this run's scale.
-    pub(super) fn seconds(&self, seconds: f64) -> f64 {
+    pub(crate) fn seconds(&self, seconds: f64) -> f64 {
         (seconds * self.scale).max(1.0)
     }
 
-    pub(super) fn program(&self) -> &Path {
+    pub(crate) fn program(&self) -> &Path {
         &self.program
     }
 
     /// Runs a command of `thalweg`.
-    pub(super) fn thalweg<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<(), BenchError> {
+    pub(crate) fn thalweg<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Result<(), BenchError> {
         execute(&self.program, arguments)
     }
 }
 
 /// Runs a program to its end.
-pub(super) fn execute<S: AsRef<OsStr>>(program: &Path, arguments: &[S]) -> Result<(), BenchError> {
-    let name = program.display();
+pub(crate) fn execute<S: AsRef<OsStr>>(program: &Path, arguments: &[S]) -> Result<(), BenchError> {
+    output(Command::new(program).args(arguments)).map(drop)
+}
+
+/// Runs a program to its end; returns what it printed.
+pub(crate) fn output(command: &mut Command) -> Result<String, BenchError> {
+    let name = Path::new(command.get_program()).display().to_string();
     let failed = |why: String| BenchError::Failed(format!("{name}: {why}").into());
-    let output = Command::new(program).args(arguments).output();
-    let output = output.map_err(|error| failed(error.to_string()))?;
+    let output = command.output().map_err(|error| failed(error.to_string()))?;
     match output.status.success() {
-        true => Ok(()),
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
     }
 }
 
 /// A filesystem of ours that is mounted until this is dropped.
 #[derive(Debug)]
-pub(super) struct Mount {
+pub(crate) struct Mount {
     program: PathBuf,
     point: PathBuf,
 }
 
 impl Mount {
     /// Mounts the filesystem of `volume` on `point`.
-    pub(super) fn new(
+    pub(crate) fn new(
         machine: &Machine,
         volume: &Path,
         point: &Path,
@@ -125,6 +161,16 @@ impl Mount {
             arguments.extend(["-o".into(), options.into()]);
         }
         machine.thalweg(&arguments)?;
+        Ok(Mount { program: machine.program.clone(), point: point.to_owned() })
+    }
+
+    /// Runs a command of `thalweg` that mounts a filesystem on `point`.
+    pub(crate) fn by(
+        machine: &Machine,
+        command: &mut Command,
+        point: &Path,
+    ) -> Result<Mount, BenchError> {
+        output(command.arg(point))?;
         Ok(Mount { program: machine.program.clone(), point: point.to_owned() })
     }
 }

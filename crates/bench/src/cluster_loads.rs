@@ -1,0 +1,266 @@
+//! Loads of one or two clients on a shared directory, measured on several filesystems in turns.
+
+pub(crate) mod losing;
+pub(crate) mod usual;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rand::SeedableRng;
+use thalweg_env::{Env, Rng};
+
+use crate::cluster_mounts::{Kind, Site, new_folder};
+use crate::fs::loads::SourceTree;
+use crate::machine::execute;
+use crate::rig::{median, rounded};
+use crate::{BenchError, Report};
+
+/// Number of rounds.
+const ROUNDS: usize = 3;
+
+/// A new directory, as two clients see it, and the settings of a load.
+pub(crate) struct Stage<'a> {
+    pub(crate) env: &'a Env,
+    /// The directory as the first client sees it, which has made it.
+    pub(crate) first: PathBuf,
+    /// The same directory as the second client sees it.
+    pub(crate) second: PathBuf,
+    pub(crate) tree: &'a SourceTree,
+    pub(crate) scale: f64,
+    pub(crate) seed: u64,
+}
+
+impl Stage<'_> {
+    /// A count at this run's scale.
+    pub(crate) fn count(&self, full: f64, least: usize) -> usize {
+        ((full * self.scale) as usize).max(least)
+    }
+
+    pub(crate) fn rng(&self, thread: usize) -> Rng {
+        Rng::seed_from_u64(self.seed ^ thread as u64)
+    }
+
+    /// Times so many operations.
+    pub(crate) fn time(
+        &self,
+        operations: usize,
+        work: impl FnOnce() -> Result<(), BenchError>,
+    ) -> Result<Timed, BenchError> {
+        let begun = self.env.now();
+        work()?;
+        let seconds = self.env.now().since(begun).as_secs_f64();
+        Ok(Timed { operations: operations as f64, seconds, lost: None })
+    }
+}
+
+/// Makes the names in a directory durable.
+pub(crate) fn sync(folder: &Path) -> Result<(), BenchError> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|source| BenchError::Io { path: folder.to_owned(), source })
+}
+
+/// The result of a load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timed {
+    pub(crate) operations: f64,
+    pub(crate) seconds: f64,
+    /// Operations that had no lasting effect, and are not among the others; `None` for a load that does not count them.
+    pub(crate) lost: Option<u64>,
+}
+
+impl Timed {
+    fn rate(&self) -> f64 {
+        self.operations / self.seconds.max(1e-9)
+    }
+}
+
+/// A load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    pub(crate) name: &'static str,
+    /// The unit of its rate.
+    pub(crate) unit: &'static str,
+    pub(crate) run: fn(&Stage<'_>) -> Result<Timed, BenchError>,
+}
+
+/// The results of one filesystem under one load.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    rates: Vec<f64>,
+    /// Calls to our server for each operation.
+    calls: Vec<f64>,
+    /// Of all rounds.
+    lost: Option<u64>,
+}
+
+/// The parts of a run.
+pub(crate) struct Plan<'a> {
+    pub(crate) env: &'a Env,
+    pub(crate) sites: &'a [Site],
+    pub(crate) loads: &'a [Load],
+    pub(crate) tree: &'a SourceTree,
+    pub(crate) scale: f64,
+    pub(crate) seed: u64,
+}
+
+/// Measures each load on each filesystem in turns.
+pub(crate) fn measure(plan: &Plan<'_>, report: &mut Report) -> Result<(), BenchError> {
+    for load in plan.loads {
+        let mut rows = vec![Row::default(); plan.sites.len()];
+        for round in 0..ROUNDS {
+            for turn in 0..plan.sites.len() {
+                // Each round begins with another one.
+                let nth = (round + turn) % plan.sites.len();
+                measure_once(plan, load, round, &plan.sites[nth], &mut rows[nth])?;
+            }
+        }
+        tell(report, load, plan.sites, &rows);
+    }
+    Ok(())
+}
+
+fn measure_once(
+    plan: &Plan<'_>,
+    load: &Load,
+    round: usize,
+    site: &Site,
+    row: &mut Row,
+) -> Result<(), BenchError> {
+    let [first, second] = new_folder(site, format!("{}{round}", load.name))?;
+    execute::<&str>(Path::new("sync"), &[])?;
+    let Plan { env, tree, scale, .. } = *plan;
+    let seed = plan.seed ^ (round as u64) << 32;
+    let before = site.calls()?;
+    let timed = (load.run)(&Stage { env, first, second, tree, scale, seed })?;
+    let name = site.kind.name();
+    let lost = timed.lost.map_or(String::new(), |lost| format!(", {lost} lost"));
+    eprintln!("{} on {name}: {:.1} {}{lost}", load.name, timed.rate(), load.unit);
+    if let (Some(before), Some(after)) = (before, site.calls()?) {
+        row.calls.push((after - before) as f64 / timed.operations.max(1.0));
+    }
+    row.rates.push(timed.rate());
+    row.lost = timed.lost.map(|lost| row.lost.unwrap_or(0) + lost);
+    Ok(())
+}
+
+/// Whether a filesystem is ours and shared.
+fn is_ours(kind: Kind) -> bool {
+    matches!(kind, Kind::Rados | Kind::Embedded)
+}
+
+fn tell(report: &mut Report, load: &Load, sites: &[Site], rows: &[Row]) {
+    for (site, row) in sites.iter().zip(rows) {
+        let name = format!("{}_{}", site.kind.name(), load.name);
+        report.figure(&format!("{name}_{}", load.unit), rounded(median(row.rates.clone())));
+        if !row.calls.is_empty() {
+            report.figure(&format!("{name}_calls"), rounded(median(row.calls.clone())));
+        }
+        if let Some(lost) = row.lost {
+            report.figure(&format!("{name}_lost"), lost);
+        }
+        let peers = sites.iter().zip(rows).filter(|(peer, _)| !is_ours(peer.kind));
+        for (peer, its) in peers.filter(|_| is_ours(site.kind)) {
+            let over = median(row.rates.clone()) / median(its.rates.clone()).max(1e-9);
+            report.figure(&ratio_name(site.kind, load, peer.kind), rounded(over));
+        }
+    }
+}
+
+/// The name of the figure that tells how many times as fast `ours` is as `peer`.
+pub(crate) fn ratio_name(ours: Kind, load: &Load, peer: Kind) -> String {
+    format!("{}_{}_over_{}", ours.name(), load.name, peer.name())
+}
+
+/// The ratios over `peer` that are below an aim.
+pub(crate) fn below(
+    report: &Report,
+    loads: &[Load],
+    peer: Kind,
+    aim: impl Fn(&Load) -> f64,
+) -> Vec<String> {
+    let mut names = Vec::new();
+    for ours in [Kind::Rados, Kind::Embedded] {
+        for load in loads {
+            let name = ratio_name(ours, load, peer);
+            if report.number(&name).is_some_and(|over| over < aim(load)) {
+                names.push(name);
+            }
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a test on a stage whose clients are a plain directory.
+    pub(super) fn on_stage(test: impl FnOnce(&Stage<'_>)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _entered = runtime.enter();
+        let folder = tempfile::tempdir().unwrap();
+        let tree = SourceTree::make(folder.path()).unwrap();
+        let first = folder.path().join("stage");
+        std::fs::create_dir(&first).unwrap();
+        let (env, second) = (Env::real(), first.clone());
+        test(&Stage { env: &env, first, second, tree: &tree, scale: 0.005, seed: 1 });
+    }
+
+    fn load(name: &'static str) -> Load {
+        Load { name, unit: "per_s", run: |stage| stage.time(10, || sync(&stage.first)) }
+    }
+
+    fn row(rates: [f64; 3], lost: Option<u64>) -> Row {
+        Row { rates: rates.into(), calls: Vec::new(), lost }
+    }
+
+    #[test]
+    fn ratios_above_1_say_that_ours_is_faster() {
+        let folder = tempfile::tempdir().unwrap();
+        let kinds = [Kind::CephFuse, Kind::Rados, Kind::Embedded, Kind::Local];
+        let sites = kinds.map(|kind| Site::on([folder.path().into(), folder.path().into()], kind));
+        let sites = sites.map(Result::unwrap);
+        let rows = [
+            row([100.0, 10.0, 1000.0], Some(7)),
+            row([300.0, 1.0, 400.0], None),
+            row([50.0, 50.0, 50.0], None),
+            row([600.0, 600.0, 600.0], None),
+        ];
+        let mut report = Report::new("cluster-fs", 1);
+        tell(&mut report, &load("creates"), &sites, &rows);
+        assert_eq!(report.number("rados_creates_over_ceph_fuse"), Some(3.0));
+        assert_eq!(report.number("rados_creates_over_local"), Some(0.5));
+        assert_eq!(report.number("embedded_creates_over_ceph_fuse"), Some(0.5));
+        assert_eq!(report.number("ceph_fuse_creates_per_s"), Some(100.0));
+        assert_eq!(report.number("ceph_fuse_creates_lost"), Some(7.0));
+        assert_eq!(report.number("rados_creates_lost"), None);
+        assert_eq!(report.number("local_creates_over_ceph_fuse"), None);
+        let below = |peer, aim| below(&report, &[load("creates")], peer, |_| aim);
+        assert_eq!(below(Kind::CephFuse, 3.0), ["embedded_creates_over_ceph_fuse"]);
+        assert_eq!(below(Kind::CephFuse, 3.1).len(), 2);
+        assert_eq!(below(Kind::Local, 0.05), [""; 0]);
+    }
+
+    #[test]
+    fn filesystems_are_measured_in_turns_each_in_new_directories() {
+        on_stage(|stage| {
+            let site = |name: &str, kind| {
+                let root = stage.first.join(name);
+                Site::on([root.clone(), root], kind).unwrap()
+            };
+            let sites = [site("a", Kind::CephFuse), site("b", Kind::Rados)];
+            let Stage { env, tree, scale, seed, .. } = *stage;
+            let loads = [load("syncs")];
+            let plan = Plan { env, sites: &sites, loads: &loads, tree, scale, seed };
+            let mut report = Report::new("cluster-fs", 1);
+            measure(&plan, &mut report).unwrap();
+            for site in &sites {
+                assert_eq!(std::fs::read_dir(&site.roots[0]).unwrap().count(), ROUNDS);
+            }
+            assert!(report.number("rados_syncs_over_ceph_fuse").unwrap() > 0.0);
+            assert_eq!(report.number("rados_syncs_calls"), None, "there is no server");
+            // The directories are not new.
+            assert!(measure(&plan, &mut report).is_err());
+        });
+    }
+}

@@ -1,0 +1,192 @@
+//! Filesystems that two clients on this machine mount: ours with a server of its own, and a CephFS; and one that is
+//! mounted without a server.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::BenchError;
+use crate::ceph::{Ceph, CephMount, POOL};
+use crate::machine::{Machine, Mount, output};
+use crate::peer::Peer;
+use crate::rig::failed;
+
+/// Bytes of a volume in a folder.
+const SIZE: &str = "8G";
+/// The port is the system's choice.
+const LISTEN: &str = "127.0.0.1:0";
+
+/// A kind of filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A CephFS, with a `ceph-fuse` for each client.
+    CephFuse,
+    /// Ours on the Ceph cluster, with contents in objects.
+    Rados,
+    /// Ours on a volume in a folder of the server's machine.
+    Embedded,
+    /// The same volume mounted without a server: both clients use the one mount.
+    Local,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::CephFuse => "ceph_fuse",
+            Kind::Rados => "rados",
+            Kind::Embedded => "embedded",
+            Kind::Local => "local",
+        }
+    }
+}
+
+/// A filesystem and its mounts; dropping it unmounts it and ends its server. Fields are dropped in order.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) kind: Kind,
+    /// Where each client has the root directory.
+    pub(crate) roots: [PathBuf; 2],
+    _ours: Vec<Mount>,
+    _cephfs: Vec<CephMount>,
+    server: Option<Server>,
+}
+
+impl Site {
+    /// Makes the filesystem, starts its server, and mounts it.
+    pub(crate) fn start(kind: Kind, machine: &Machine, ceph: &Ceph) -> Result<Site, BenchError> {
+        let folder = machine.folder.path().join(kind.name());
+        let mut site = Site::on([folder.join("one"), folder.join("two")], kind)?;
+        let volume = folder.join("volume");
+        match kind {
+            Kind::CephFuse => {
+                for root in &site.roots {
+                    site._cephfs.push(ceph.mount(root)?);
+                }
+            }
+            Kind::Rados => {
+                let image = PathBuf::from(format!("rados:{POOL}/bench"));
+                site.serve(Server::start(machine, ceph, image, &folder, None)?, machine)?;
+            }
+            Kind::Embedded => {
+                site.serve(Server::start(machine, ceph, volume, &folder, Some(SIZE))?, machine)?;
+            }
+            Kind::Local => {
+                let keys = folder.join("keys");
+                let mut create = thalweg(machine, ceph, &keys, &["cluster", "create"]);
+                output(create.arg(&volume).args(["--size", SIZE]))?;
+                site._ours.push(Mount::new(machine, &volume, &site.roots[0], None)?);
+                site.roots[1] = site.roots[0].clone();
+            }
+        }
+        Ok(site)
+    }
+
+    /// A filesystem that is mounted on these folders, or will be.
+    pub(crate) fn on(roots: [PathBuf; 2], kind: Kind) -> Result<Site, BenchError> {
+        for root in &roots {
+            fs::create_dir_all(root)
+                .map_err(|source| BenchError::Io { path: root.clone(), source })?;
+        }
+        Ok(Site { kind, roots, _ours: Vec::new(), _cephfs: Vec::new(), server: None })
+    }
+
+    /// Mounts what a server serves for two new clients.
+    fn serve(&mut self, server: Server, machine: &Machine) -> Result<(), BenchError> {
+        let server = self.server.insert(server);
+        for (root, client) in self.roots.iter().zip(["one", "two"]) {
+            let token = server.token(client)?;
+            let keys = server.keys.with_file_name(format!("keys-{client}"));
+            let mut mount = server.command(&keys, &["mount", "--token", &token]);
+            mount.arg(format!("{}:/", server.address));
+            self._ours.push(Mount::by(machine, &mut mount, root)?);
+        }
+        Ok(())
+    }
+
+    /// The calls that the server has had from all clients; `None` without a server of ours.
+    pub(crate) fn calls(&self) -> Result<Option<u64>, BenchError> {
+        self.server.as_ref().map(Server::calls).transpose()
+    }
+}
+
+/// A process `thalweg cluster serve`.
+#[derive(Debug)]
+struct Server {
+    program: PathBuf,
+    /// The configuration of the Ceph cluster.
+    conf: PathBuf,
+    volume: PathBuf,
+    keys: PathBuf,
+    address: String,
+    _peer: Peer,
+}
+
+/// A command of `thalweg` on a machine with these keys.
+fn thalweg(machine: &Machine, ceph: &Ceph, keys: &Path, arguments: &[&str]) -> Command {
+    command(machine.program(), &ceph.conf(), keys, arguments)
+}
+
+fn command(program: &Path, conf: &Path, keys: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("CEPH_CONF", conf).env_remove("CEPH_ARGS");
+    command.env("THALWEG_KEYS", keys);
+    command
+}
+
+impl Server {
+    /// Makes a filesystem on `volume`, and starts a server of it.
+    fn start(
+        machine: &Machine,
+        ceph: &Ceph,
+        volume: PathBuf,
+        folder: &Path,
+        size: Option<&str>,
+    ) -> Result<Server, BenchError> {
+        let keys = folder.join("keys-server");
+        let mut create = thalweg(machine, ceph, &keys, &["cluster", "create"]);
+        create.arg(&volume).args(size.iter().flat_map(|size| ["--size", size]));
+        output(&mut create)?;
+        let mut serve = thalweg(machine, ceph, &keys, &["cluster", "serve", "--json"]);
+        let (peer, ready) = Peer::announced(serve.args(["--listen", LISTEN]).arg(&volume))?;
+        let ready: Value = serde_json::from_str(&ready).map_err(failed)?;
+        let address = ready["addresses"][0].as_str().and_then(|text| text.strip_suffix(":/"));
+        let address = address.map(str::to_owned).ok_or_else(|| {
+            BenchError::Failed(format!("thalweg cluster serve names no address: {ready}").into())
+        })?;
+        let program = machine.program().to_owned();
+        Ok(Server { program, conf: ceph.conf(), volume, keys, address, _peer: peer })
+    }
+
+    fn command(&self, keys: &Path, arguments: &[&str]) -> Command {
+        command(&self.program, &self.conf, keys, arguments)
+    }
+
+    /// A token for a new client, whose root is root.
+    fn token(&self, client: &str) -> Result<String, BenchError> {
+        let add = ["cluster", "client", "add", client, "--path", "/", "--rw", "--squash", "none"];
+        let said = output(&mut self.command(&self.keys, &add))?;
+        Ok(said.lines().last().unwrap_or_default().trim().to_owned())
+    }
+
+    fn calls(&self) -> Result<u64, BenchError> {
+        let mut status = self.command(&self.keys, &["cluster", "status", "--json"]);
+        let status = output(status.arg(&self.volume))?;
+        let status: Value = serde_json::from_str(&status).map_err(failed)?;
+        let kinds = status["calls"].as_array().ok_or_else(|| {
+            BenchError::Failed(format!("thalweg cluster status names no calls: {status}").into())
+        })?;
+        Ok(kinds.iter().filter_map(|kind| kind["count"].as_u64()).sum())
+    }
+}
+
+/// Makes a directory at the root of a filesystem; its path for each client.
+pub(crate) fn new_folder(site: &Site, name: impl AsRef<OsStr>) -> Result<[PathBuf; 2], BenchError> {
+    let name = OsString::from(name.as_ref());
+    let paths = [site.roots[0].join(&name), site.roots[1].join(&name)];
+    fs::create_dir(&paths[0])
+        .map_err(|source| BenchError::Io { path: paths[0].clone(), source })?;
+    Ok(paths)
+}

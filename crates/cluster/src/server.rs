@@ -4,7 +4,7 @@
 //!
 //! - `session`: a client's session, with the inodes that it knows, its open files and its locks;
 //! - `capabilities`: what each client caches; `changing`: a change invalidates that first;
-//! - `connection`: the calls of a connection, each carried out once; `job`: one of them;
+//! - `connection`: the calls of a connection, each carried out once; `job`: one of them; `outcome`: what it has come to;
 //! - `batch`: directories that are one client's alone, and what that client has made there;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on;
@@ -28,6 +28,7 @@ mod job;
 mod names;
 mod open_files;
 mod opens;
+mod outcome;
 mod permits;
 mod pressure;
 mod recalls;

@@ -5,8 +5,8 @@ use thalweg_fs::{AttributeChange, FsError, Ino, SetXattr};
 use thalweg_net::keys::Access;
 
 use super::Shared;
-use super::connection::{Outcome, Wants};
 use super::job::Job;
+use super::outcome::{Outcome, Wants};
 use super::session::Session;
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
 

@@ -8,8 +8,8 @@ use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{FsError, Ino, Kind, Node};
 
 use super::Shared;
-use super::connection::{Outcome, Wants};
 use super::job::Job;
+use super::outcome::{Outcome, Wants};
 use super::session::Session;
 use crate::protocol::{Answer, Changed, MAX_EVENTS, MAX_NUMBERS};
 

@@ -94,8 +94,8 @@ impl Table {
         self.shared.insert(ino, until);
     }
 
-    /// Directories or files are being taken back: their owners, who have answered, may ask for them before that is noticed
-    /// here.
+    /// Directories or files are being taken back: an owner that has answered may ask for one again before the answer
+    /// is noticed here.
     fn share_recalled(&mut self, recalls: &[(u64, Vec<Changed>)]) {
         let until = self.env.now() + self.recall;
         for change in recalls.iter().flat_map(|(_, changes)| changes) {

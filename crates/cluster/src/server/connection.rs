@@ -6,22 +6,19 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use thalweg_fs::ledger::Committed;
-use thalweg_fs::{Credentials, FsError, Handle, Ino};
+use thalweg_fs::{Credentials, FsError, Ino};
 use thalweg_net::channel::{Channel, Handler, Incoming, UNANSWERED};
 use thalweg_net::keys::Access;
 use thalweg_net::serving::Serving;
 use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
-use super::capabilities::{Held, Table};
 use super::counters::add;
 use super::job::{Job, Place};
-use super::session::{Admission, OpenFile, Session};
+use super::outcome::{Outcome, encode, grant};
+use super::session::{Admission, Session};
 use super::{Ending, Shared, Visitor};
-use crate::protocol::{
-    Answer, Call, Grants, ListedEntry, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, SLOTS,
-};
+use crate::protocol::{Answer, Call, Grants, MAX_FORGOTTEN, Reply, Request, SLOTS};
 
 /// The part of a connection's budget that a call takes.
 const CALL_COST: u64 = 1;
@@ -41,70 +38,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(session) = self.session.lock().take() {
             session.disconnect(&self.channel);
-        }
-    }
-}
-
-/// What a call has come to, before anything is granted.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) answer: Answer,
-    pub(super) payload: Vec<Bytes>,
-    /// What the client may cache of it, if no change came between.
-    pub(super) wants: Wants,
-    /// Entries of a directory, which become the payload.
-    pub(super) entries: Option<Vec<ListedEntry>>,
-    /// The file that it has opened, under the client's handle.
-    pub(super) opened: Option<(Handle, OpenFile)>,
-    /// An inode that the call has taken a reference to, for the client.
-    pub(super) referenced: Option<Ino>,
-    /// What its change has come to.
-    pub(super) committed: Option<Committed>,
-    /// The inodes that its events have made, and whether each is a directory.
-    pub(super) made: Vec<(Ino, bool)>,
-}
-
-/// What a call would like to grant.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wants {
-    /// The stamp when it began to read.
-    pub(super) since: u64,
-    /// The attributes in the answer.
-    pub(super) attributes: Option<Ino>,
-    /// Names in this directory.
-    pub(super) names: Option<Ino>,
-    /// Pages of this file.
-    pub(super) content: Option<Ino>,
-    /// Pages of this file are cached already.
-    pub(super) cached: Option<Ino>,
-    /// This directory or file, exclusively.
-    pub(super) exclusive: Option<Ino>,
-}
-
-impl Outcome {
-    pub(super) fn of(answer: Answer) -> Outcome {
-        let (payload, wants, entries, opened, referenced, committed, made) = Default::default();
-        Outcome { answer, payload, wants, entries, opened, referenced, committed, made }
-    }
-
-    pub(super) fn done() -> Outcome {
-        Outcome::of(Answer::Done)
-    }
-
-    pub(super) fn with(answer: Answer, payload: Vec<Bytes>) -> Outcome {
-        Outcome { payload, ..Outcome::of(answer) }
-    }
-
-    /// The inodes that the client learns of.
-    fn tells(&self) -> Vec<Ino> {
-        match &self.answer {
-            Answer::Inode(attributes) => vec![attributes.ino],
-            Answer::Directory(ino) => vec![*ino],
-            Answer::Made => self.made.iter().map(|(ino, _)| *ino).collect(),
-            _ => {
-                let entries = self.entries.iter().flatten();
-                entries.filter(|it| it.attributes.is_some()).map(|it| it.ino).collect()
-            }
         }
     }
 }
@@ -473,38 +406,4 @@ impl Shared {
             self.close(session.serial, file).await;
         }
     }
-}
-
-/// Grants what a call would like to grant, as far as no change came between.
-fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
-    let wants = outcome.wants;
-    let mut grant = |ino: Option<Ino>, what| {
-        ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
-    };
-    for entry in outcome.entries.iter_mut().flatten() {
-        if let Some((attributes, kept, _)) = &mut entry.attributes {
-            *kept = grant(Some(attributes.ino), Held::ATTRIBUTES);
-        }
-    }
-    let grants = Grants {
-        attributes: grant(wants.attributes, Held::ATTRIBUTES),
-        names: grant(wants.names, Held::NAMES),
-        content: grant(wants.content, Held::CONTENT),
-        exclusive: false,
-    };
-    if let Some(ino) = wants.cached {
-        table.claim(session, ino, Held::CONTENT);
-    }
-    for (ino, is_directory) in &outcome.made {
-        table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
-    }
-    let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino));
-    Grants { exclusive, ..grants }
-}
-
-/// The entries that fit into a payload.
-fn encode(entries: &[ListedEntry]) -> Bytes {
-    let encoded = postcard::to_allocvec(entries).unwrap_or_default();
-    debug_assert!(encoded.len() <= MAX_PAYLOAD);
-    encoded.into()
 }

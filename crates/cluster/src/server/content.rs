@@ -4,8 +4,8 @@ use bytes::Bytes;
 use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 
 use super::Shared;
-use super::connection::Outcome;
 use super::job::Job;
+use super::outcome::Outcome;
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
 
 /// What a change of bytes changes.

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use thalweg_fs::{Cookie, FsError, Ino, Kind, Lookup, NewNode, Node, Rename};
 
 use super::Shared;
-use super::connection::{Outcome, Wants};
 use super::job::Job;
+use super::outcome::{Outcome, Wants};
 use super::undurable::Item;
 use crate::protocol::{Answer, Changed, ListedEntry, MAX_ENTRIES};
 

@@ -4,8 +4,8 @@ use thalweg_fs::{Caller, FsError, Handle, Ino, Kind, Lock, OpenFlags, PageCache}
 use thalweg_net::keys::Access;
 
 use super::Shared;
-use super::connection::{Outcome, Wants};
 use super::job::Job;
+use super::outcome::{Outcome, Wants};
 use super::session::{OpenFile, Session};
 use crate::protocol::{Answer, Changed, Request};
 

@@ -18,8 +18,8 @@ use uuid::Uuid;
 
 use super::batch::{decode_events, made_by};
 use super::capabilities::Held;
-use super::connection::Outcome;
 use super::job::{Job, Place};
+use super::outcome::Outcome;
 use super::session::Session;
 use super::{Ending, Shared, Visitor};
 use crate::protocol::{Answer, Claim, Grants, MAX_CLAIMS, Request};

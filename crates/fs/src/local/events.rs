@@ -51,7 +51,7 @@ fn runs_of(events: &[Event]) -> BTreeMap<Ino, Vec<Run>> {
     files
 }
 
-/// The byte behind all that is written.
+/// The byte behind the last one that is written.
 fn end_of(runs: &[Run]) -> u64 {
     runs.iter().map(|run| run.end).max().unwrap_or_default()
 }

@@ -1,0 +1,107 @@
+//! What a call has come to, and what its client may cache of that.
+
+use bytes::Bytes;
+use thalweg_fs::ledger::Committed;
+use thalweg_fs::{Handle, Ino};
+
+use super::capabilities::{Held, Table};
+use super::session::OpenFile;
+use crate::protocol::{Answer, Grants, ListedEntry, MAX_PAYLOAD};
+
+/// What a call has come to, before anything is granted.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) answer: Answer,
+    pub(super) payload: Vec<Bytes>,
+    /// What the client may cache of it, if no change came between.
+    pub(super) wants: Wants,
+    /// Entries of a directory, which become the payload.
+    pub(super) entries: Option<Vec<ListedEntry>>,
+    /// The file that it has opened, under the client's handle.
+    pub(super) opened: Option<(Handle, OpenFile)>,
+    /// An inode that the call has taken a reference to, for the client.
+    pub(super) referenced: Option<Ino>,
+    /// What its change has come to.
+    pub(super) committed: Option<Committed>,
+    /// The inodes that its events have made, and whether each is a directory.
+    pub(super) made: Vec<(Ino, bool)>,
+}
+
+/// What a call would like to grant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wants {
+    /// The stamp when it began to read.
+    pub(super) since: u64,
+    /// The attributes in the answer.
+    pub(super) attributes: Option<Ino>,
+    /// Names in this directory.
+    pub(super) names: Option<Ino>,
+    /// Pages of this file.
+    pub(super) content: Option<Ino>,
+    /// Pages of this file are cached already.
+    pub(super) cached: Option<Ino>,
+    /// This directory or file, exclusively.
+    pub(super) exclusive: Option<Ino>,
+}
+
+impl Outcome {
+    pub(super) fn of(answer: Answer) -> Outcome {
+        let (payload, wants, entries, opened, referenced, committed, made) = Default::default();
+        Outcome { answer, payload, wants, entries, opened, referenced, committed, made }
+    }
+
+    pub(super) fn done() -> Outcome {
+        Outcome::of(Answer::Done)
+    }
+
+    pub(super) fn with(answer: Answer, payload: Vec<Bytes>) -> Outcome {
+        Outcome { payload, ..Outcome::of(answer) }
+    }
+
+    /// The inodes that the client learns of.
+    pub(super) fn tells(&self) -> Vec<Ino> {
+        match &self.answer {
+            Answer::Inode(attributes) => vec![attributes.ino],
+            Answer::Directory(ino) => vec![*ino],
+            Answer::Made => self.made.iter().map(|(ino, _)| *ino).collect(),
+            _ => {
+                let entries = self.entries.iter().flatten();
+                entries.filter(|it| it.attributes.is_some()).map(|it| it.ino).collect()
+            }
+        }
+    }
+}
+
+/// Grants what a call would like to grant, as far as no change came between.
+pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
+    let wants = outcome.wants;
+    let mut grant = |ino: Option<Ino>, what| {
+        ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
+    };
+    for entry in outcome.entries.iter_mut().flatten() {
+        if let Some((attributes, kept, _)) = &mut entry.attributes {
+            *kept = grant(Some(attributes.ino), Held::ATTRIBUTES);
+        }
+    }
+    let grants = Grants {
+        attributes: grant(wants.attributes, Held::ATTRIBUTES),
+        names: grant(wants.names, Held::NAMES),
+        content: grant(wants.content, Held::CONTENT),
+        exclusive: false,
+    };
+    if let Some(ino) = wants.cached {
+        table.claim(session, ino, Held::CONTENT);
+    }
+    for (ino, is_directory) in &outcome.made {
+        table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
+    }
+    let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino));
+    Grants { exclusive, ..grants }
+}
+
+/// The entries that fit into a payload.
+pub(super) fn encode(entries: &[ListedEntry]) -> Bytes {
+    let encoded = postcard::to_allocvec(entries).unwrap_or_default();
+    debug_assert!(encoded.len() <= MAX_PAYLOAD);
+    encoded.into()
+}

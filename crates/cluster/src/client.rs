@@ -61,6 +61,10 @@ pub struct Options {
     pub pause: Duration,
     /// After so many new names in a directory the client asks for it exclusively, to make further ones by itself; `None`: never.
     pub exclusive: Option<u32>,
+    /// The client looks so often for changes of its own that the server should have; at most 20 times a second.
+    pub writeback: Duration,
+    /// Changes of its own wait for others, to be sent together, for so long.
+    pub expire: Duration,
 }
 
 impl Default for Options {
@@ -70,6 +74,8 @@ impl Default for Options {
             retry: Some(Duration::from_secs(300)),
             pause: Duration::from_millis(50),
             exclusive: Some(1),
+            writeback: Duration::from_millis(250),
+            expire: Duration::from_secs(1),
         }
     }
 }

@@ -57,6 +57,14 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
     /// [`FsError::NoSpace`], and those of the store.
     async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError>;
 
+    /// As [`Contents::write`], of a file of which nothing is stored, as far as the caller knows.
+    ///
+    /// # Errors
+    /// As for [`Contents::write`].
+    async fn write_first(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
+        self.write(ino, offset, data).await
+    }
+
     /// Has a range read as zeros. The bytes around it stay.
     ///
     /// # Errors

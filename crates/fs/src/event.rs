@@ -22,7 +22,7 @@ pub struct Event {
 /// The changes of bytes that a filesystem takes as events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByteEvents {
-    /// Writes may end here at most; 0: there may be none.
+    /// Writes to files that the filesystem does not have yet may end here at most; 0: there may be no writes.
     pub end: u64,
     /// Sizes may be set.
     pub sizes: bool,

@@ -150,9 +150,9 @@ impl State {
         Ok(())
     }
 
-    /// Removes whole locks of an inode.
-    fn remove(&mut self, ino: Ino, remove: impl Fn(&Lock) -> bool) {
-        let Some(ranges) = self.held.get_mut(&ino) else { return };
+    /// Removes whole locks of an inode; whether there were some.
+    fn remove(&mut self, ino: Ino, remove: impl Fn(&Lock) -> bool) -> bool {
+        let Some(ranges) = self.held.get_mut(&ino) else { return false };
         let removed = ranges.remove(remove);
         if ranges.is_empty() {
             self.held.remove(&ino);
@@ -160,6 +160,7 @@ impl State {
         if removed {
             self.wake(ino);
         }
+        removed
     }
 
     /// Has the blocked callers of an inode try again.
@@ -309,9 +310,9 @@ impl LockTable {
         Ok(())
     }
 
-    /// Releases all of an owner's locks of an inode, of one kind: as a close does with POSIX locks.
-    pub fn unlock_owner(&self, ino: Ino, kind: LockKind, owner: LockOwner) {
-        self.0.lock().remove(ino, |held| held.kind == kind && held.owner == owner);
+    /// Releases all of an owner's locks of an inode, of one kind: as a close does with POSIX locks. Whether there were some.
+    pub fn unlock_owner(&self, ino: Ino, kind: LockKind, owner: LockOwner) -> bool {
+        self.0.lock().remove(ino, |held| held.kind == kind && held.owner == owner)
     }
 
     /// Releases all locks of an inode that were taken through an open file, which is closed.

@@ -37,6 +37,10 @@ impl Contents for FileObjects {
         Ok(FileObjects::write(self, ino.0, offset, data).await?)
     }
 
+    async fn write_first(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
+        Ok(FileObjects::write_first(self, ino.0, offset, data).await?)
+    }
+
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError> {
         Ok(FileObjects::zero(self, ino.0, range).await?)
     }

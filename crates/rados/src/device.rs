@@ -174,7 +174,7 @@ impl RadosDevice {
     }
 
     async fn write_now(&self, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
-        self.writable()?.write(offset, data).await
+        self.writable()?.write(offset, data, false).await
     }
 
     async fn grow(&self, size: Option<u64>) -> Result<u64, ObjectError> {

@@ -113,16 +113,16 @@ impl Fence {
         }))
     }
 
-    /// Writes an object by `steps`, and makes it if it is absent. A `number` identifies the object among those of
+    /// Writes an object by `steps`, and makes it if it is absent; it is tried first as if it were `absent`, or were not. A
+    /// `number` identifies the object among those of
     /// this fence; without one, the object's epoch is written each time.
     pub(crate) async fn write(
         &self,
         store: &dyn ObjectStore,
         object: &str,
-        number: Option<u64>,
+        (number, mut absent): (Option<u64>, bool),
         steps: &[Step],
     ) -> Result<(), ObjectError> {
-        let mut absent = false;
         for _ in 0..ATTEMPTS {
             self.admit()?;
             let known = number.is_some_and(|number| self.stamped.lock().contains(&number));

@@ -73,7 +73,21 @@ impl FileObjects {
     /// [`ObjectError::Fenced`] when an object has a newer epoch; any other but [`ObjectError::NotFound`].
     pub async fn write(&self, inode: u64, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
         self.check(inode, offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
-        self.file(inode).write(offset, data).await
+        self.file(inode).write(offset, data, false).await
+    }
+
+    /// As [`FileObjects::write`], with fewer requests if the objects are absent.
+    ///
+    /// # Errors
+    /// As for [`FileObjects::write`].
+    pub async fn write_first(
+        &self,
+        inode: u64,
+        offset: u64,
+        data: &[Bytes],
+    ) -> Result<(), ObjectError> {
+        self.check(inode, offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
+        self.file(inode).write(offset, data, true).await
     }
 
     /// Removes the bytes of a file from `size` to its former size: they read as zeros when the file grows again.

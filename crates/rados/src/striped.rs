@@ -45,15 +45,21 @@ pub(crate) struct Striped<'a> {
 }
 
 impl Striped<'_> {
-    /// Writes buffer after buffer at `offset`.
-    pub(crate) async fn write(&self, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
+    /// Writes buffer after buffer at `offset`. The objects are thought to be `absent`.
+    pub(crate) async fn write(
+        &self,
+        offset: u64,
+        data: &[Bytes],
+        absent: bool,
+    ) -> Result<(), ObjectError> {
         let len = data.iter().map(|buffer| buffer.len() as u64).sum();
         let requests = parts(self.unit, offset, len).map(|part| async move {
             let steps =
                 [Step::Write { offset: part.offset, data: slice(data, part.start, part.len) }];
             // The fence keeps the numbers of an image, of which there are not too many.
             let number = matches!(self.names, Names::Image(_)).then_some(part.object);
-            self.fence.write(self.store, &self.names.of(part.object), number, &steps).await
+            let name = self.names.of(part.object);
+            self.fence.write(self.store, &name, (number, absent), &steps).await
         });
         each(requests).await
     }

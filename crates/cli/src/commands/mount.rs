@@ -86,7 +86,10 @@ Options behind -o:
   allow_other       all users may use the mount, subject to permissions; default for root's mounts
   writeback_cache   the kernel collects writes, page by page, until it or fsync writes them
   threads=N         threads that serve the kernel's requests (2)
+  read_ahead=SIZE   bytes that the kernel reads ahead (1M; 4M of a shared filesystem), if root mounts it
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
+Of a shared filesystem, for changes that the client has made by itself:
+  writeback=SECONDS, expire=SECONDS  how often it looks for old ones (0.25), and how old they become (1)
 On a volume that is updated in place also:
   data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
   commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, gap=SIZE|auto,
@@ -146,11 +149,15 @@ async fn shared(
     directory: &Path,
     options: MountOptions,
 ) -> Outcome<()> {
-    if options.journal != JournalOptions::default() || options.writeback_cache {
+    let JournalOptions { writeback, expire, .. } = options.journal;
+    let known = JournalOptions { writeback, expire, ..JournalOptions::default() };
+    if options.journal != known || options.writeback_cache {
         return Err(Failure::new(format!(
             "{address} is a shared filesystem, without these options"
         ))
-        .help("leave out writeback_cache, and the options of volumes that are updated in place"));
+        .help(
+            "leave out writeback_cache, and the options of volumes that are updated in place but writeback and expire",
+        ));
     }
     let directory = usable(directory)?;
     if let Some(found) = mounts::at(&directory)?.filter(|it| it.source == address.to_string()) {

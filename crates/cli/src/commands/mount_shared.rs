@@ -107,7 +107,13 @@ impl Remote {
 
     async fn start(&self, env: &Env) -> Outcome<Running> {
         let connector = self.address.connector(env, self.home());
-        let client = Client::connect(env, connector, Options::default()).await;
+        let (journal, defaults) = (&self.request.options.journal, Options::default());
+        let options = Options {
+            writeback: journal.writeback.unwrap_or(defaults.writeback),
+            expire: journal.expire.unwrap_or(defaults.expire),
+            ..defaults
+        };
+        let client = Client::connect(env, connector, options).await;
         let client = client.map_err(|error| self.explain(error.into()))?;
         let session = Arc::new(Session::new(env, Vec::new(), Purpose::Attach));
         let address = self.address.to_string();

@@ -10,6 +10,9 @@ use thalweg_store::inplace::{self, Mode};
 
 use crate::failure::{Failure, Outcome};
 
+/// Bytes that the kernel reads ahead unless told otherwise.
+const READ_AHEAD: u32 = 1 << 20;
+
 /// The options behind `-o`; an option that is not given is `None`, or as in ext4.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MountOptions {
@@ -35,6 +38,8 @@ pub(crate) struct MountOptions {
     pub(crate) writeback_cache: bool,
     /// Threads that serve the kernel's requests.
     pub(crate) threads: Option<usize>,
+    /// Bytes that the kernel reads ahead.
+    pub(crate) read_ahead: Option<u32>,
     /// How an in-place volume keeps its journal.
     pub(crate) journal: JournalOptions,
 }
@@ -206,6 +211,7 @@ impl MountOptions {
                     || Failure::new(format!("threads={value} is not a number from 1 to 64"));
                 self.threads = Some(threads.ok_or_else(wrong)?);
             }
+            "read_ahead" => self.read_ahead = Some(bytes(name, value)?),
             "user" | "comment" => {}
             name => return Ok(name.starts_with("x-") || name.starts_with("X-")),
         }
@@ -230,6 +236,7 @@ impl MountOptions {
             noatime: self.atime == Some(AtimeWord::Never),
             private: false,
             locks: defaults.locks,
+            read_ahead: Some(self.read_ahead.unwrap_or(READ_AHEAD)),
         }
     }
 
@@ -327,6 +334,9 @@ mod tests {
         let kernel = options.for_kernel("/srv/vol".to_owned());
         assert_eq!((kernel.read_only, kernel.suid, kernel.dev), (true, false, true));
         assert_eq!(kernel.source, "/srv/vol");
+        assert_eq!(kernel.read_ahead, Some(1 << 20));
+        let far = parse("read_ahead=8M").unwrap();
+        assert_eq!(far.for_kernel(String::new()).read_ahead, Some(8 << 20));
         assert_eq!(parse("defaults").unwrap(), MountOptions::default());
         assert_eq!(parse("noatime,strictatime").unwrap().for_files().atime, Atime::Strict);
         assert_eq!(parse("ro,rw").unwrap().read_only, Some(false));
@@ -362,6 +372,7 @@ mod tests {
             "gap=x",
             "rotational=maybe",
             "threads=0",
+            "read_ahead=far",
         ] {
             let failure = parse(wrong).unwrap_err();
             let name = wrong.split('=').next().unwrap();

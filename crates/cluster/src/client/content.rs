@@ -6,20 +6,20 @@ use bytes::Bytes;
 use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 
 use super::cache::ChangeGuard;
+use super::exclusive::MAX_WRITE;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Reply, Request};
 
-/// Cuts buffers where a write ends that begins at `start`: at multiples of the longest payload, so that aligned writes
-/// stay whole.
-fn cut(start: u64, data: Vec<Bytes>) -> Vec<Vec<Bytes>> {
+/// Cuts buffers where a write ends that begins at `start`: at multiples of `most` bytes, so that aligned writes stay whole.
+fn cut(start: u64, data: Vec<Bytes>, most: usize) -> Vec<Vec<Bytes>> {
     let (mut pieces, mut piece, mut at) = (Vec::new(), Vec::new(), start);
     for mut buffer in data {
         while !buffer.is_empty() {
-            let room = MAX_PAYLOAD as u64 - at % MAX_PAYLOAD as u64;
+            let room = most as u64 - at % most as u64;
             let some = buffer.split_to((buffer.len() as u64).min(room) as usize);
             at += some.len() as u64;
             piece.push(some);
-            if at.is_multiple_of(MAX_PAYLOAD as u64) {
+            if at.is_multiple_of(most as u64) {
                 pieces.push(std::mem::take(&mut piece));
             }
         }
@@ -93,22 +93,25 @@ impl Shared {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        if let Some(went) = self.write_alone(ino, at, &data, how).await? {
-            return Ok(went);
-        }
         let start = match at {
             WriteAt::Offset(offset) => offset,
             WriteAt::End => 0,
         };
         let (mut went, mut next) = (None, at);
-        let mut pieces = cut(start, data);
+        let most = if self.cache.lock().is_own(ino) { MAX_WRITE } else { MAX_PAYLOAD };
+        let mut pieces = cut(start, data, most);
         if pieces.is_empty() {
             pieces.push(Vec::new());
         }
         for piece in pieces {
             let len: usize = piece.iter().map(Bytes::len).sum();
-            let request = Request::Write { ino, at: next, how };
-            let offset = self.change_for_number(ino, request, piece).await?;
+            let offset = match self.write_alone(ino, next, &piece, how).await? {
+                Some(offset) => offset,
+                None => {
+                    let request = Request::Write { ino, at: next, how };
+                    self.change_for_number(ino, request, piece).await?
+                }
+            };
             went.get_or_insert(offset);
             next = WriteAt::Offset(offset + len as u64);
         }
@@ -156,7 +159,10 @@ mod tests {
         let most = MAX_PAYLOAD as u64;
         let lens = |start, data: &[usize]| -> Vec<usize> {
             let data = data.iter().map(|len| Bytes::from(vec![1; *len])).collect();
-            cut(start, data).iter().map(|piece| piece.iter().map(Bytes::len).sum()).collect()
+            cut(start, data, MAX_PAYLOAD)
+                .iter()
+                .map(|piece| piece.iter().map(Bytes::len).sum())
+                .collect()
         };
         assert_eq!(lens(0, &[]), []);
         assert_eq!(lens(7, &[5, 6]), [11]);

@@ -20,8 +20,8 @@ use crate::protocol::{Answer, Reply, Request};
 
 /// A directory that was refused is not asked for again within this part of a lease.
 const REFUSED: u32 = 10;
-/// Events wait for so long at most.
-const DELAY: Duration = Duration::from_secs(1);
+/// The time between two looks for events that have waited for long enough, at least.
+const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
 impl Shared {
     fn clocks(&self) -> (Time, Timestamp) {
@@ -321,11 +321,12 @@ impl Shared {
     /// Sends events that have waited for long enough, again and again.
     pub(super) async fn tend_events(self: &Arc<Self>) {
         loop {
-            self.env.sleep(DELAY / 4).await;
+            self.env.sleep(self.options.writeback.max(LEAST_PAUSE)).await;
             if self.is_closed() {
                 return;
             }
-            let before = self.env.now().since(Time::default()).saturating_sub(DELAY);
+            let age = self.env.now().since(Time::default());
+            let before = age.saturating_sub(self.options.expire);
             let is_late = self.cache.lock().pending.waits_since(Time::default() + before);
             if is_late && let Err(error) = self.send_events(true).await {
                 tracing::error!(%error, "changes in a directory of this client alone are lost");

@@ -16,8 +16,8 @@ use super::cache::{Cache, NewName};
 use super::own::Own;
 use super::users;
 
-/// Longest write that waits for others; longer ones are calls of their own.
-pub(super) const MAX_WRITE: usize = 128 << 10;
+/// Most bytes of an event.
+pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
 const BLOCK: u64 = 4096;
 /// Inodes at most of which is remembered that changes were lost.
@@ -223,7 +223,10 @@ impl Cache {
         let mut attributes = self.own_attributes(ino, now)?;
         let offset = at.unwrap_or(attributes.size);
         let len = data.len() as u64;
-        let end = offset.checked_add(len).filter(|end| *end <= bytes.end.min(MAX_FILE))?;
+        // A file that the server does not have yet has a bound of its own.
+        let is_new = self.nodes.get(&ino).is_some_and(|node| node.stamp == 0);
+        let most = if is_new { bytes.end.min(MAX_FILE) } else { MAX_FILE };
+        let end = offset.checked_add(len).filter(|end| *end <= most)?;
         if attributes.kind != Kind::File || data.is_empty() {
             return None;
         }

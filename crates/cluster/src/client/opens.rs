@@ -76,7 +76,7 @@ impl Shared {
         Ok(Opened { handle, pages, flush })
     }
 
-    /// Tells of a close of a descriptor, which releases POSIX locks. A process that ends cannot be killed while it waits for
+    /// Tells of a close of a descriptor, which releases POSIX locks, if there are some. A process that ends cannot be killed while it waits for
     /// this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The
     /// call goes on by itself.
     pub(super) async fn flush(
@@ -85,12 +85,12 @@ impl Shared {
         handle: Handle,
         owner: LockOwner,
     ) -> Result<(), FsError> {
-        let is_quiet = {
+        let (had_locks, is_quiet) = {
             let opens = self.holdings.opens.lock();
-            self.holdings.locks.unlock_owner(ino, LockKind::Posix, owner);
-            opens.known(handle) == Some(Known::Quiet) && !opens.is_told(ino)
+            let had_locks = self.holdings.locks.unlock_owner(ino, LockKind::Posix, owner);
+            (had_locks, opens.known(handle) == Some(Known::Quiet) && !opens.is_told(ino))
         };
-        if is_quiet {
+        if !had_locks || is_quiet {
             return Ok(());
         }
         let (shared, lease) = (self.clone(), self.session.lock().lease);

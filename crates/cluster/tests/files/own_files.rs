@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{self, Client};
 use thalweg_fs::{
     AttributeChange, Attributes, Caller, Change, Filesystem, FsError, Handle, Ino, Invalidation,
     Lock, LockKind, LockMode, LockOwner, LockRange, Node, OpenFlags, PageCache, Rename, TimeChange,
@@ -398,5 +398,33 @@ fn pages_of_closed_files_are_dropped_before_another_client_owns_the_file() {
         assert_eq!(a.status().unsent, 1);
         assert!(dropped.lock().contains(&Change::content(file)), "{:?}", dropped.lock());
         assert_eq!(text(b, file).await, "own");
+    });
+}
+
+#[test]
+fn changes_wait_as_long_as_they_are_to_and_long_writes_are_cut() {
+    run(11, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let expire = Duration::from_secs(20);
+        let options = client::Options { expire, ..patient() };
+        let a = scene.client_with(visitor("a"), options).await.unwrap();
+        let (a, b) = (&a.client, scene.client("b").await);
+        let (directory, file) = alone(a).await;
+        let before = a.status().unsent;
+        let long: Vec<u8> = (0..1_500_000_u32).map(|it| (it % 251) as u8).collect();
+        let data = vec![Bytes::from(long.clone())];
+        let went = a.write(file, WriteAt::Offset(5), data, WriteHow::default()).await.unwrap();
+        assert_eq!(went, 5);
+        a.sync(file, true).await.unwrap();
+        put(a, file, "later").await.unwrap();
+        assert!(before > 0 && a.status().unsent == 1);
+        env.sleep(expire - Duration::from_secs(1)).await;
+        assert_eq!(a.status().unsent, 1);
+        env.sleep(Duration::from_secs(2)).await;
+        assert_eq!(a.status().unsent, 0);
+        assert_eq!(b.client.find(Ino::ROOT, b"d").await.unwrap().ino, directory);
+        b.client.find(directory, b"f").await.unwrap();
+        let read = b.client.read(file, 0, 2_000_000).await.unwrap().concat();
+        assert!(read[..5] == *b"later" && read[5..] == long);
     });
 }

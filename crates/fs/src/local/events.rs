@@ -110,8 +110,11 @@ impl Local {
                     true => self.prepare_new(elsewhere, ino, &runs).await?,
                     false => self.prepare_old(elsewhere, ino, &runs).await?,
                 }
-                for run in runs {
-                    elsewhere.contents.write(ino, run.offset, &run.data).await?;
+                for (number, run) in runs.iter().enumerate() {
+                    match is_new && number == 0 {
+                        true => elsewhere.contents.write_first(ino, run.offset, &run.data).await?,
+                        false => elsewhere.contents.write(ino, run.offset, &run.data).await?,
+                    }
                 }
                 Ok(())
             }

@@ -121,6 +121,9 @@ pub fn mount(
     let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
     let session = Session::new(adapter, &mountpoint, &options.config())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
+    if let Some(bytes) = options.read_ahead {
+        set_read_ahead(identity.device, bytes);
+    }
     let coherence =
         Coherence::start(session.notifier(), served.known.clone(), served.grace.clone())?;
     served.greet(coherence.clone());
@@ -129,4 +132,13 @@ pub fn mount(
     }
     let session = session.spawn()?;
     Ok(Mounted { session, mountpoint, identity, coherence, stages, alive })
+}
+
+/// Has the kernel read so many bytes ahead of programs on a filesystem. The kernel takes no more than 128 KiB from the
+/// filesystem itself.
+fn set_read_ahead((major, minor): (u32, u32), bytes: u32) {
+    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&path, (bytes >> 10).to_string()) {
+        tracing::info!(%error, path, "the kernel keeps its own read-ahead");
+    }
 }

@@ -32,6 +32,8 @@ pub struct MountOptions {
     pub private: bool,
     /// Which locks the kernel forwards to the filesystem.
     pub locks: Locks,
+    /// Bytes that the kernel reads ahead of a program at most; `None` for its own default. Only root can set it.
+    pub read_ahead: Option<u32>,
 }
 
 impl Default for MountOptions {
@@ -50,6 +52,7 @@ impl Default for MountOptions {
             noatime: false,
             private: false,
             locks: Locks::Kernel,
+            read_ahead: None,
         }
     }
 }

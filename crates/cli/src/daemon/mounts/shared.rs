@@ -12,6 +12,9 @@ use super::{MountedFiles, MountedVolume, Mounts, PublishedName, mount_at};
 use crate::failure::Outcome;
 use crate::request::MountRequest;
 
+/// Bytes that the kernel reads ahead unless told otherwise: a read costs a round trip or two.
+const READ_AHEAD: u32 = 4 << 20;
+
 impl Mounts {
     /// Mounts a filesystem that a server on another machine shares. Requests about the mount come in `folder`.
     pub(crate) async fn mount_shared(
@@ -25,7 +28,13 @@ impl Mounts {
         let used = self.lifetime.begin_use();
         let defaults = request.options.for_kernel(address.to_string());
         // Other machines are to see the locks. The writes that the kernel would collect are not bounded by a lease.
-        let options = fuse::MountOptions { locks: Locks::Both, writeback_cache: false, ..defaults };
+        let read_ahead = Some(request.options.read_ahead.unwrap_or(READ_AHEAD));
+        let options = fuse::MountOptions {
+            locks: Locks::Both,
+            writeback_cache: false,
+            read_ahead,
+            ..defaults
+        };
         let files = MountedFiles::Shared(client);
         let mounted = mount_at(&self.env, files.filesystem(), &request.directory, &options).await;
         let mounted = match mounted {

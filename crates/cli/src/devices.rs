@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use thalweg_env::Env;
+use thalweg_env::{Env, Tenure};
 use thalweg_fs::{Contents, ContentsKind};
 use thalweg_store::device::DeviceKinds;
 use thalweg_store::device::kinds::kind_of;
@@ -31,19 +32,45 @@ impl Kinds {
     }
 }
 
+/// A server that opens devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    /// A standby takes over when the server was silent for so long.
+    pub(crate) lease: Duration,
+    /// How long the server may answer.
+    pub(crate) tenure: Tenure,
+    /// Whether it waits for another server, and takes over.
+    pub(crate) stands_by: bool,
+}
+
 /// The kinds that this program was built with. Nothing is connected before a device is opened. A command that
 /// opens devices calls [`close`] at its end, so that their locks are released before the process ends.
 pub(crate) fn all(env: &Env) -> Kinds {
+    with(env, None)
+}
+
+/// As [`all`], for a server of the volume.
+pub(crate) fn all_served(env: &Env, service: &Service) -> Kinds {
+    with(env, Some(service))
+}
+
+fn with(env: &Env, service: Option<&Service>) -> Kinds {
     #[cfg(feature = "librados")]
     let kinds = {
-        use thalweg_rados::{ClusterOptions, ClusterPools, Opener, RadosKind};
+        use thalweg_rados::{ClusterOptions, ClusterPools, Opener, RadosKind, Serving};
         let pools = Arc::new(ClusterPools::new(env, ClusterOptions::of_environment()));
-        let rados = Arc::new(RadosKind::new(env, pools, Opener::this_process()));
+        let rados = RadosKind::new(env, pools, Opener::this_process());
+        let rados = Arc::new(match service.cloned() {
+            Some(Service { lease, tenure, stands_by }) => {
+                rados.serving(Serving { lease, tenure, stands_by })
+            }
+            None => rados,
+        });
         Kinds { devices: DeviceKinds::new(vec![rados.clone()]), contents: Some(rados) }
     };
     #[cfg(not(feature = "librados"))]
     let kinds = {
-        let _ = env;
+        let _ = (env, service);
         Kinds::default()
     };
     kinds

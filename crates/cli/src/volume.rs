@@ -5,3 +5,4 @@ pub(crate) mod files;
 pub(crate) mod numbers;
 pub(crate) mod opened;
 pub(crate) mod scrub;
+pub(crate) mod served;

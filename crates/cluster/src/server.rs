@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
-use thalweg_env::{Env, HashMap, Task, Time, watch};
+use thalweg_env::{Env, HashMap, Task, Tenure, Time, watch};
 use thalweg_fs::access::AccessLists;
 use thalweg_fs::{Filesystem, FsError, Ino, Kind};
 use thalweg_net::channel::{Channel, Limits, Side};
@@ -86,6 +86,8 @@ pub struct Options {
     pub commit: Duration,
     /// A directory that one client had to itself, and another one has used, can be one client's alone again after so long.
     pub share: Duration,
+    /// While it has run out, no answer is sent: another server may serve the filesystem.
+    pub tenure: Option<Tenure>,
     /// Inodes that the clients may know together, counted for each client, before the server asks for some back. Each takes
     /// about [`KNOWN_BYTES`] of memory.
     pub known: usize,
@@ -104,6 +106,7 @@ impl Default for Options {
             patience: Duration::from_secs(10),
             commit: Duration::from_secs(1),
             share: Duration::from_secs(5),
+            tenure: None,
             known: (1 << 30) / KNOWN_BYTES,
         }
     }
@@ -246,6 +249,10 @@ impl Server {
         let (reader, writer) = tokio::io::split(stream);
         let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
         let channel = Channel::new(env, Side::Accepting, limits, writer);
+        let channel = match &options.tenure {
+            Some(tenure) => channel.while_holding(tenure.clone()),
+            None => channel,
+        };
         let serving = Serving::new(env, channel.clone(), options.budget);
         let connection =
             Connection::new(self.shared.clone(), channel.clone(), Arc::new(serving), visitor);

@@ -10,6 +10,7 @@
 //!   millisecond;
 //! - `task`: [`Task`], aborted when dropped; `push`: [`Push`], which advances a task from a caller's thread;
 //! - `node`: [`Node`], a group of tasks that is killed at once; `group`: its tasks;
+//! - `tenure`: how long the holder of something may act, [`Tenure`];
 //! - [`connection`]: byte streams between processes: [`Connector`](connection::Connector),
 //!   [`Listener`](connection::Listener);
 //! - [`memory`]: how much memory the machine has left;
@@ -31,6 +32,7 @@ pub mod memory;
 mod node;
 mod push;
 mod task;
+mod tenure;
 mod time;
 pub mod watch;
 
@@ -43,4 +45,5 @@ pub use self::hash::{FixedState, HashMap, HashSet};
 pub use self::node::Node;
 pub use self::push::Push;
 pub use self::task::Task;
+pub use self::tenure::{Tenure, Term};
 pub use self::time::Time;

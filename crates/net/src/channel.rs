@@ -14,11 +14,12 @@ use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use thalweg_env::{Env, HashMap, Task};
+use thalweg_env::{Env, HashMap, Task, Tenure};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::{Notify, oneshot};
 
 use crate::frame::{self, FrameError, RawFrame};
+pub use crate::limits::Limits;
 use crate::output::Output;
 use crate::traffic::{Traffic, name_of};
 
@@ -47,36 +48,6 @@ impl Side {
     /// Whether a received frame with this number is an answer to a call of this side.
     fn is_answer(self, id: u64) -> bool {
         id != UNANSWERED && id & ACCEPTOR == self.numbers()
-    }
-}
-
-/// Limits of one side.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
-    /// Bytes that are read from the stream at once.
-    pub read: usize,
-    /// Longest payload of a received frame in bytes. A longer one ends the connection.
-    pub payload: usize,
-    /// Unwritten bytes above which no further calls are read: the peer does not read its answers.
-    pub unread: usize,
-    /// Unwritten bytes above which unanswered calls leave by themselves.
-    pub cork: usize,
-    /// Unwritten bytes above which calls fail.
-    pub queued: usize,
-    /// Calls without an answer above which calls fail, those whose deadline has passed included.
-    pub calls: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            read: 128 << 10,
-            payload: 1 << 20,
-            unread: 16 << 20,
-            cork: 64 << 10,
-            queued: 256 << 20,
-            calls: 1 << 16,
-        }
     }
 }
 
@@ -222,6 +193,13 @@ impl Channel {
         let (calls, answered) = Default::default();
         let shared = Shared { side, limits, output, calls, answered, traffic, _writer };
         Channel { shared: Arc::new(shared) }
+    }
+
+    /// The same channel, which sends nothing while `tenure` has run out. What is queued leaves when it is extended.
+    #[must_use]
+    pub fn while_holding(self, tenure: Tenure) -> Channel {
+        self.shared.output.hold(tenure);
+        self
     }
 
     /// Whether both are the same side of the same connection.

@@ -9,7 +9,7 @@
 //!   ([`entry`]);
 //! - [`hello`]: both sides name their protocol and its version;
 //! - [`frame`]: the layout of a frame, with its limits;
-//! - [`channel`]: calls and answers; [`serving`] limits the calls that run at a time;
+//! - [`channel`]: calls and answers; `limits`: how much a side takes; [`serving`] limits the calls that run at a time;
 //! - `output`: the send queue, many frames in one write; [`traffic`]: what was sent, by what it was for.
 //!
 //! A protocol on top defines its messages, in postcard, and nothing else: `thalweg-ipc` is one.
@@ -25,6 +25,7 @@ pub mod frame;
 pub mod gate;
 pub mod hello;
 pub mod keys;
+mod limits;
 pub mod named;
 mod output;
 pub mod serving;

@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::{ErrorKind, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
 use serde::Serialize;
+use thalweg_env::Tenure;
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
@@ -30,6 +31,8 @@ pub(crate) struct Output {
     /// Locked by the task that writes. `None` once the connection is broken.
     writer: Mutex<Option<Writer>>,
     ready: Arc<Ready>,
+    /// Nothing is written while it has run out.
+    tenure: OnceLock<Tenure>,
     /// Bytes were written, or the connection is broken.
     drained: Notify,
 }
@@ -91,8 +94,36 @@ impl Queue {
 
 impl Output {
     pub(crate) fn new(writer: Writer) -> Output {
-        let (queue, ready, drained) = Default::default();
-        Output { queue, writer: Mutex::new(Some(writer)), ready, drained }
+        let (queue, ready, tenure, drained) = Default::default();
+        Output { queue, writer: Mutex::new(Some(writer)), ready, tenure, drained }
+    }
+
+    /// Writes nothing from now on while `tenure` has run out.
+    pub(crate) fn hold(&self, tenure: Tenure) {
+        let _ = self.tenure.set(tenure);
+    }
+
+    fn may_write(&self) -> bool {
+        self.tenure.get().is_none_or(Tenure::holds)
+    }
+
+    /// Waits until the tenure holds, or the connection is broken.
+    async fn wait_for_tenure(&self) {
+        let Some(tenure) = self.tenure.get() else { return };
+        let broken = async {
+            loop {
+                let drained = self.drained.notified();
+                if self.queue.lock().broken {
+                    return;
+                }
+                drained.await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = tenure.held() => {}
+            () = broken => {}
+        }
     }
 
     /// Queues a frame; returns its bytes, none when the connection is broken.
@@ -147,6 +178,7 @@ impl Output {
     pub(crate) async fn run(&self) {
         loop {
             self.ready.0.notified().await;
+            self.wait_for_tenure().await;
             if self.write_from(State::Left).is_ready() {
                 let _ = self.write_from(State::Idle);
             }
@@ -206,6 +238,12 @@ impl Output {
         let mut guard = self.writer.lock();
         let Some(writer) = guard.as_mut() else { return Poll::Ready(()) };
         while !chunks.is_empty() {
+            // Asked last of all: an answer that leaves later was true when the tenure held.
+            if !self.may_write() {
+                self.put_back(chunks);
+                self.ready.0.notify_one();
+                return Poll::Pending;
+            }
             let mut slices = [IoSlice::new(&[]); SLICES];
             let count = chunks.len().min(SLICES);
             for (slice, chunk) in slices.iter_mut().zip(&chunks) {

@@ -6,12 +6,14 @@
 
 mod open;
 
+pub(crate) use open::How;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_env::Env;
+use thalweg_env::{Env, Task, Term};
 use thalweg_store::device::{
     Counters, Device, DeviceError, Geometry, Operation, Purpose, QueueDepth, Tallies, total_len,
 };
@@ -80,6 +82,8 @@ pub struct RadosDevice {
     /// Held while the header is rewritten.
     growing: tokio::sync::Mutex<()>,
     counters: Counters,
+    /// Writes the beats of an image that is served.
+    _beating: Option<Task<()>>,
 }
 
 /// What outlives the device until its lock is released.
@@ -95,6 +99,8 @@ struct Shared {
     opening: Opening,
     /// Closed with the device.
     fence: Arc<Fence>,
+    /// How long a server of the image may answer.
+    term: Option<Arc<Term>>,
     /// Closed when nothing refers to the device any more.
     released: Arc<Semaphore>,
 }
@@ -192,7 +198,7 @@ impl RadosDevice {
         let valid = header.check();
         valid.map_err(|error| ObjectError::Invalid { object, reason: error.to_string() })?;
         let (name, data) = (&shared.header_object, header.encode());
-        shared.fence.replace_locked(&*shared.store, name, &shared.cookie, data).await?;
+        shared.fence.replace_locked(&*shared.store, name, &shared.cookie, data, &[]).await?;
         self.size.store(size, Ordering::Release);
         Ok(size)
     }
@@ -228,6 +234,10 @@ impl Shared {
                 "the lock stays, because a change without an answer may be made later"
             );
             return Ok(());
+        }
+        // From the release on, another server may answer.
+        if let Some(term) = &self.term {
+            term.expire();
         }
         let lock = LockName { name: LOCK, cookie: &self.cookie };
         match self.store.unlock(&self.header_object, &lock).await {

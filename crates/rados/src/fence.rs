@@ -10,6 +10,8 @@
 //!    client changes no object that a newer one has written, even when its address is no longer on the blocklist.
 //! 3. *The latch.* A client that was refused once sends nothing more.
 //!
+//! A served image has a heartbeat beside these: `heartbeat` says when a standby takes over by itself.
+//!
 //! An object that the new client has not written is protected by the blocklist alone, which is why that lasts for
 //! [`BLOCKLISTED`].
 
@@ -168,18 +170,25 @@ impl Fence {
         }
     }
 
-    /// Replaces a header's content, if this client has the lock on it.
+    /// Sends nothing more: another client took over.
+    pub(crate) fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
+    /// Replaces a header's content, and makes the other `steps`, if this client has the lock on it.
     pub(crate) async fn replace_locked(
         &self,
         store: &dyn ObjectStore,
         object: &str,
         cookie: &str,
         data: bytes::Bytes,
+        steps: &[Step],
     ) -> Result<(), ObjectError> {
         self.admit()?;
         let (lock, cookie) = (LOCK.to_owned(), cookie.to_owned());
         let change =
             Change::new().then(Step::AssertLocked { lock, cookie }).then(Step::Replace { data });
+        let change = steps.iter().cloned().fold(change, Change::then);
         self.learn_guarded(store.apply(object, change).await)
     }
 

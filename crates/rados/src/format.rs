@@ -20,6 +20,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The attribute with the epoch.
 pub const EPOCH: &str = "thalweg.epoch";
 
+/// The attribute of a header with the last beat of the image's server.
+pub const BEAT: &str = "thalweg.beat";
+
 const MAGIC: [u8; 8] = *b"TWRADOS\0";
 const VERSION: u16 = 1;
 /// Objects are at most this long: Ceph refuses single writes of more than 90 MB.

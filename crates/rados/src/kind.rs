@@ -10,7 +10,8 @@ use thalweg_fs::{Contents, ContentsKind, FsError};
 use thalweg_store::device::{Access, Device, DeviceError, DeviceKind, DeviceRef, Operation, kinds};
 
 use crate::ObjectError;
-use crate::device::{Opening, RadosDevice, RadosOptions, Released};
+use crate::device::{How, Opening, RadosDevice, RadosOptions, Released};
+use crate::heartbeat::{Serving, Watch};
 use crate::object::ObjectStoreRef;
 use crate::opener::Opener;
 
@@ -35,6 +36,10 @@ pub struct RadosKind {
     env: Env,
     pools: Arc<dyn Pools>,
     opener: Opener,
+    /// For a server of what is opened for writing.
+    serving: Option<Serving>,
+    /// The beats of images that this program waits for.
+    watch: Watch,
     /// By name, what was opened and may still be open.
     opened: Mutex<HashMap<String, Opened>>,
 }
@@ -89,7 +94,48 @@ fn full(name: &str) -> String {
 impl RadosKind {
     /// Opens images in `pools` as the process `opener`.
     pub fn new(env: &Env, pools: Arc<dyn Pools>, opener: Opener) -> RadosKind {
-        RadosKind { env: env.clone(), pools, opener, opened: Mutex::default() }
+        let (opened, watch) = Default::default();
+        RadosKind { env: env.clone(), pools, opener, serving: None, watch, opened }
+    }
+
+    /// The same for a server of what is opened for writing: it writes beats. One that stands by takes over from a server
+    /// without a beat for a lease, in the call of [`DeviceKind::open`] that notices it: so it has to call that often.
+    #[must_use]
+    pub fn serving(self, serving: Serving) -> RadosKind {
+        RadosKind { serving: Some(serving), ..self }
+    }
+
+    /// Opens an image, also one whose holder is silent if this server stands by.
+    async fn open_image(
+        &self,
+        store: ObjectStoreRef,
+        image: &str,
+        opening: Opening,
+    ) -> Result<RadosDevice, DeviceError> {
+        let serving = self.serving.as_ref();
+        let how = How { opening, opener: Some(&self.opener), silent: None, serving };
+        let opened = RadosDevice::open_how(&self.env, store.clone(), image, &how).await;
+        match opened {
+            Err(DeviceError::Locked { .. })
+                if opening == Opening::Exclusive && serving.is_some_and(|it| it.stands_by) =>
+            {
+                let silent = self.watch.silent(&self.env, &*store, image).await;
+                let holder = match silent {
+                    Ok(Some(holder)) => holder,
+                    Ok(None) => return opened,
+                    Err(error @ ObjectError::NotPermitted { .. }) => {
+                        return Err(error.of_device(&full(image), Operation::Lock));
+                    }
+                    Err(error) => {
+                        tracing::warn!(image, %error, "looking for beats failed; it is tried again");
+                        return opened;
+                    }
+                };
+                let how = How { silent: Some(&holder), ..how };
+                RadosDevice::open_how(&self.env, store, image, &how).await
+            }
+            opened => opened,
+        }
     }
 
     /// The pool of a name, and the image in it.
@@ -177,8 +223,7 @@ impl DeviceKind for RadosKind {
         }
         let (store, image) = self.pool(name, Operation::Open).await?;
         self.present(&store, name, image).await?;
-        let opener = Some(&self.opener);
-        let device = RadosDevice::open_as(&self.env, store, image, opening, opener).await?;
+        let device = self.open_image(store, image, opening).await?;
         let found = device.geometry().sector;
         if let Some(sector) = sector.filter(|sector| *sector != found) {
             let why = format!("its sector has {found} bytes, not {sector}; leave the sector out");

@@ -6,6 +6,7 @@
 //! - [`files`]: [`FileObjects`], contents of files in objects named by inode and stripe;
 //! - `contents`: the same as a filesystem sees them;
 //! - [`fence`]: the exclusive lock, and the guard on every write; [`opener`]: the process that has the lock;
+//! - [`heartbeat`]: a served image has beats, by which a standby notices that the server has died;
 //! - [`format`](mod@format): names and bytes of objects;
 //! - `librados`: the client of a real cluster, behind the feature of that name.
 //!
@@ -19,6 +20,7 @@ mod error;
 pub mod fence;
 pub mod files;
 pub mod format;
+pub mod heartbeat;
 pub mod kind;
 #[cfg(feature = "librados")]
 pub mod librados;
@@ -29,6 +31,7 @@ mod striped;
 pub use device::{Opening, RadosDevice, RadosOptions, Released};
 pub use error::ObjectError;
 pub use files::FileObjects;
+pub use heartbeat::Serving;
 pub use kind::{Pools, RadosKind};
 #[cfg(feature = "librados")]
 pub use librados::{Cluster, ClusterOptions, ClusterPools, Pool};

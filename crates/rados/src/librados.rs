@@ -56,6 +56,8 @@ mod errno {
     pub(super) const RANGE: i32 = 34;
     /// The client is on the blocklist (`ESHUTDOWN`).
     pub(super) const BLOCKLISTED: i32 = 108;
+    /// There is no such attribute (`ENODATA`).
+    pub(super) const NO_ATTRIBUTE: i32 = 61;
     pub(super) const NOT_CONNECTED: i32 = 107;
     pub(super) const TIMED_OUT: i32 = 110;
     pub(super) const QUOTA: i32 = 122;

@@ -30,6 +30,13 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// [`MEMORY_ALIGNMENT`](thalweg_store::device::MEMORY_ALIGNMENT).
     async fn read(&self, object: &str, offset: u64, len: usize) -> Result<Bytes, ObjectError>;
 
+    /// An attribute of an object; `None` if it has none of that name.
+    async fn attribute(
+        &self,
+        object: &str,
+        attribute: &'static str,
+    ) -> Result<Option<Bytes>, ObjectError>;
+
     /// Applies the steps of `change` to an object, all or none of them.
     async fn apply(&self, object: &str, change: Change) -> Result<(), ObjectError>;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
 use thalweg_cluster::client::address::PORT;
-use thalweg_env::Env;
+use thalweg_env::{Env, Task, Tenure};
 use thalweg_net::keys::{Access, Nobody, Squash};
 use thalweg_store::device::kinds::kind_of;
 use thalweg_store::open::VolumePath;
@@ -25,7 +25,7 @@ use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::daemon::shared_files::SharedFiles;
 use crate::daemon::standby::Standby;
-use crate::devices;
+use crate::devices::{self, Service};
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::output;
@@ -33,7 +33,7 @@ use crate::progress;
 use crate::request::{Answer, ContentsPlace, NewFilesystem, Request, unexpected_answer};
 use crate::size::Size;
 use crate::target::Target;
-use crate::volume::{files, opened::Opened};
+use crate::volume::{files, opened::Opened, served};
 
 /// Share a filesystem with other machines
 ///
@@ -273,15 +273,13 @@ async fn make_if_absent(
 async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let address: ListenAddress = args.listen.parse().map_err(Failure::new)?;
-    let opened = match args.standby {
-        true => open_when_free(env, &target).await?,
-        false => Opened::open(env, &target).await?,
-    };
+    let lease = Duration::from_secs(args.lease);
+    let service = Service { lease, tenure: Tenure::new(env), stands_by: args.standby };
+    let opened = open(env, &target, &service).await?;
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Serve));
     let running = Running::start(&session, args.metrics.as_ref())?;
     let served = async {
-        let lease = Duration::from_secs(args.lease);
-        let shared = SharedFiles::open(env, &session.volumes[0], lease, args.memory).await?;
+        let shared = SharedFiles::open(env, &session.volumes[0], &service, args.memory).await?;
         let _ = session.shared.set(shared);
         Network::start(&session, &address, args.keys.home()).await
     };
@@ -295,6 +293,7 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
                 false => places.iter().for_each(|place| println!("{place}")),
             }
             output::flush();
+            let _watching = end_with(env, &session, &service.tenure);
             running.until_stopped().await
         }
         Err(failure) => {
@@ -304,17 +303,33 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     }
 }
 
-/// Opens the volume when no other process has it open. Until then this process is seen to stand by.
-async fn open_when_free(env: &Env, target: &Target) -> Outcome<Opened> {
+/// Ends the session when another server has taken over.
+fn end_with(env: &Env, session: &Arc<Session>, tenure: &Tenure) -> Task<()> {
+    let (session, tenure) = (session.clone(), tenure.clone());
+    env.spawn(async move {
+        tenure.ended().await;
+        if !session.lifetime.is_ending() {
+            tracing::error!("another server has taken over; this one ends");
+            session.lifetime.stop().send_replace(true);
+        }
+    })
+}
+
+/// Opens the volume, as a standby when no other server has it open. Until then this process is seen to stand by.
+async fn open(env: &Env, target: &Target, service: &Service) -> Outcome<Opened> {
     let mut standby = None;
-    Opened::open_when_free(env, target, |why| {
+    let opened = served::open(env, target, service, |why| {
         eprintln!("standing by: {why}");
         match Standby::begin(target) {
             Ok(begun) => standby = Some(begun),
             Err(failure) => tracing::warn!(%failure, "cluster status does not show this standby"),
         }
-    })
-    .await
+    });
+    let opened = opened.await;
+    if standby.is_some() && opened.is_ok() {
+        eprintln!("no longer standing by: serving {}", target.place().display());
+    }
+    opened
 }
 
 fn add(env: &Env, args: &Add) -> Outcome<()> {

@@ -1,13 +1,12 @@
 //! A volume's filesystem, served to clients on other machines.
 
-use std::time::Duration;
-
 use serde_json::Value;
 use thalweg_cluster::server::{KNOWN_BYTES, Options, Server, ServerStatus, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::keys::Client;
 
+use crate::devices::Service;
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 use crate::volume::files::Files;
@@ -26,12 +25,13 @@ impl SharedFiles {
     pub(crate) async fn open(
         env: &Env,
         volume: &Opened,
-        lease: Duration,
+        service: &Service,
         memory: Size,
     ) -> Outcome<SharedFiles> {
         let files = Files::open_served(env, volume).await?;
         let known = usize::try_from(memory.0).unwrap_or(usize::MAX) / KNOWN_BYTES;
-        let options = Options { lease, expire: 6 * lease, known, ..Options::default() };
+        let (lease, tenure) = (service.lease, Some(service.tenure.clone()));
+        let options = Options { lease, expire: 6 * lease, known, tenure, ..Options::default() };
         let server = Server::start(env, files.filesystem(), options).await?;
         Ok(SharedFiles { volume: volume.target.name.clone(), files, server })
     }

@@ -1,7 +1,6 @@
 //! One volume that this process has open.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 use thalweg_env::Env;
@@ -24,9 +23,6 @@ use crate::request::Change;
 use crate::request::devices::LinkArg;
 use crate::request::mount_options::JournalOptions;
 use crate::target::{Target, no_snapshots};
-
-/// The time after which a process that waits for a volume looks again.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// One volume that this process has open.
 #[derive(Debug)]
@@ -80,29 +76,6 @@ impl Opened {
         Opened::with(env, target, &Options { repair: true, journal, ..Options::default() }).await
     }
 
-    /// Opens a volume as soon as no other process has it open. `waits` is told once why that takes longer.
-    pub(crate) async fn open_when_free(
-        env: &Env,
-        target: &Target,
-        waits: impl FnOnce(&Failure),
-    ) -> Outcome<Opened> {
-        let mut waits = Some(waits);
-        loop {
-            let kinds = devices::all(env);
-            let options = Options { kinds: kinds.devices.clone(), ..Options::default() };
-            match AnyVolume::open(env, &target.place, &options).await {
-                Err(error) if error.is_locked() => {
-                    if let Some(waits) = waits.take() {
-                        waits(&Failure::of(&error));
-                    }
-                    let _ = kinds.devices.close().await;
-                    env.sleep(LOOK_AGAIN).await;
-                }
-                opened => return Opened::finish(target, kinds, opened).await,
-            }
-        }
-    }
-
     async fn with(env: &Env, target: &Target, options: &Options) -> Outcome<Opened> {
         let kinds = devices::all(env);
         let options = Options { kinds: kinds.devices.clone(), ..options.clone() };
@@ -110,7 +83,7 @@ impl Opened {
         Opened::finish(target, kinds, opened).await
     }
 
-    async fn finish(
+    pub(super) async fn finish(
         target: &Target,
         kinds: Kinds,
         opened: Result<AnyVolume, OpenError>,

@@ -1,6 +1,7 @@
 //! Volumes on a real Ceph cluster.
 
 mod shared;
+mod standby;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -85,6 +86,7 @@ fn on_a_real_cluster() {
     good(&mut in_place.thalweg(&["resize", &in_place.volume, "80M"]));
     images_are_destroyed(&in_place);
     shared::contents_are_objects(&mini);
+    standby::standbys_decide_by_themselves(&mini);
     errors_are_clear(&mini);
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
@@ -13,6 +14,9 @@ use thalweg_net::keys::{Home, Token};
 
 /// The port of a server of files, unless it is told another one.
 pub const PORT: u16 = 7700;
+
+/// The pause before a server is tried again while another one has not answered.
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// A directory of a shared filesystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,11 +54,35 @@ impl Address {
     /// # Errors
     /// [`RemoteError`].
     pub async fn enter(&self, env: &Env, home: &Home) -> Result<BoxStream, RemoteError> {
-        let entering = self
-            .servers
-            .iter()
-            .map(|server| Box::pin(server.enter(env, home, (Service::Files, &self.path))));
-        first(entering).await
+        let mut failed: Vec<Option<RemoteError>> = self.servers.iter().map(|_| None).collect();
+        let all = 0..self.servers.len();
+        let mut attempts: FuturesUnordered<_> =
+            all.map(|number| self.attempt(env, home, number, Duration::ZERO)).collect();
+        while let Some((number, outcome)) = attempts.next().await {
+            match outcome {
+                Ok(entered) => return Ok(entered),
+                Err(error) => failed[number] = Some(error),
+            }
+            if failed.iter().all(Option::is_some) {
+                break;
+            }
+            // While one of them leaves its answer open, such as a server that stands still, another one may begin to serve.
+            attempts.push(self.attempt(env, home, number, AGAIN));
+        }
+        Err(most_telling(failed.into_iter().flatten()))
+    }
+
+    /// Connects to one of the servers, after a pause.
+    async fn attempt(
+        &self,
+        env: &Env,
+        home: &Home,
+        number: usize,
+        pause: Duration,
+    ) -> (usize, Result<BoxStream, RemoteError>) {
+        env.sleep(pause).await;
+        let server = &self.servers[number];
+        (number, server.enter(env, home, (Service::Files, &self.path)).await)
     }
 
     /// Becomes a client of the server that serves, if there is a token, with this user's key, which is made if there is none. Then
@@ -100,18 +128,22 @@ async fn first<T, F: Future<Output = Result<T, RemoteError>> + Unpin>(
     attempts: impl Iterator<Item = F>,
 ) -> Result<T, RemoteError> {
     let mut attempts: FuturesUnordered<F> = attempts.collect();
-    let mut failed: Option<RemoteError> = None;
+    let mut failed = Vec::new();
     while let Some(outcome) = attempts.next().await {
         match outcome {
             Ok(done) => return Ok(done),
-            // A server that refuses tells more than one that is not there.
-            Err(error) if error.advice() != Advice::Retry => failed = Some(error),
-            Err(error) => {
-                failed.get_or_insert(error);
-            }
+            Err(error) => failed.push(error),
         }
     }
-    Err(failed.unwrap_or_else(|| RemoteError::Address(String::new())))
+    Err(most_telling(failed.into_iter()))
+}
+
+/// A server that refuses tells more than one that is not there.
+fn most_telling(failed: impl Iterator<Item = RemoteError>) -> RemoteError {
+    let (refused, absent): (Vec<_>, Vec<_>) =
+        failed.partition(|error| error.advice() != Advice::Retry);
+    let most = refused.into_iter().chain(absent).next();
+    most.unwrap_or_else(|| RemoteError::Address(String::new()))
 }
 
 /// Makes connections to a shared filesystem.

@@ -224,14 +224,20 @@ impl Shared {
             if !self.set_link(Link::Up(channel.clone())) {
                 return;
             }
-            let ended = running.await;
+            // A server that stands still does not end its side of the connection.
+            let ended = tokio::select! {
+                biased;
+                ended = running => ended,
+                () = channel.closed() => None,
+            };
             channel.close("the connection to the server was lost");
             if !self.set_link(Link::Down) {
                 return;
             }
             match ended {
                 Some(Err(error)) => tracing::warn!(%error, "the connection to the server was lost"),
-                _ => tracing::warn!("the server has closed the connection"),
+                Some(Ok(())) => tracing::warn!("the server has closed the connection"),
+                None => tracing::warn!("the server did not answer in time"),
             }
         }
     }
@@ -316,10 +322,10 @@ impl Shared {
             let gone = self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0);
             let (shared, sent) = (self.clone(), self.env.now());
             let call = Call::outside(Request::Renew);
-            // A server that does not answer for so long is not there: the connection is made again.
+            // A server that has answered nothing for a lease is not there: the connection is made again.
             let renewing =
                 channel.call_then("Renew", &call, &[], move |_: Reply, _| shared.renew(sent));
-            match self.env.timeout(lease, renewing).await {
+            match self.env.timeout(lease.saturating_sub(pause), renewing).await {
                 // The server has read what came before this call.
                 Some(Ok(())) => continue,
                 Some(Err(_)) => {}

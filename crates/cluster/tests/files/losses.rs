@@ -69,6 +69,24 @@ fn calls_go_on_over_another_connection_and_count_once() {
 }
 
 #[test]
+fn a_client_leaves_a_server_that_stands_still() {
+    run(1, |env| async move {
+        let scene = Scene::new(&env).await;
+        let a = scene.client("a").await;
+        make(&a.client, Ino::ROOT, "f", Node::File).await;
+        scene.pause();
+        env.sleep(LEASE / 2).await;
+        assert!(a.client.status().connected);
+        env.sleep(LEASE).await;
+        // The connection is open as far as the network knows.
+        assert!(!a.client.status().connected);
+        scene.resume();
+        make(&a.client, Ino::ROOT, "g", Node::File).await;
+        assert_eq!(a.client.status().evictions, 0);
+    });
+}
+
+#[test]
 fn a_lock_ends_with_its_client() {
     run(1, |env| async move {
         let scene = Scene::new(&env).await;

@@ -149,6 +149,16 @@ impl Scene {
         self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
     }
 
+    /// The server's process stands still.
+    pub(crate) fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// It goes on.
+    pub(crate) fn resume(&self) {
+        self.process.resume();
+    }
+
     /// Whether the files survive a crash of the server's machine.
     pub(crate) fn is_durable(&self) -> bool {
         self.disk.is_some()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use thalweg_env::{Env, Task};
+use thalweg_env::{Env, Task, Tenure};
 use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, NoCalls, Side};
 use thalweg_net::frame;
 use thalweg_net::serving::Serving;
@@ -252,5 +252,43 @@ fn a_killed_node_leaves_its_peer_alone() {
         node.kill();
         assert!(matches!(call.await, Some(Err(CallError::Lost(_)))));
         node.gone().await;
+    });
+}
+
+#[test]
+fn a_side_answers_only_while_its_tenure_holds() {
+    runtime::run(1, |env| async move {
+        for room in [1, 64 << 10] {
+            let (near, far) = pair(&env, Limits::default(), 100, room);
+            let tenure = Tenure::new(&env);
+            let term = tenure.term();
+            let held = far.channel.clone().while_holding(tenure);
+            let second = Duration::from_secs(1);
+            term.extend(env.now() + second);
+            assert_eq!(double(&near.channel, 1).await, Ok(2));
+            // Begun while it holds, done later.
+            let (channel, start) = (near.channel.clone(), env.now());
+            let asking = env.spawn(async move { double(&channel, 1500).await });
+            env.sleep(5 * second).await;
+            assert!(!asking.is_finished() && far.started.load(Ordering::Relaxed) == 2);
+            // Asked while it has run out.
+            let (channel, clock) = (near.channel.clone(), env.clone());
+            let late = env.spawn(async move { (double(&channel, 0).await, clock.now()) });
+            env.sleep(second).await;
+            assert!(!late.is_finished());
+            term.extend(env.now() + second);
+            assert_eq!(asking.await, Some(Ok(3000)));
+            let (answer, at) = late.await.unwrap();
+            assert_eq!(answer, Ok(0));
+            assert!(at.since(start) >= 6 * second);
+            env.sleep(2 * second).await;
+            // An answer that can never leave does not keep the connection open.
+            let asked = env.timeout(second, double(&near.channel, 0)).await;
+            assert_eq!(asked, None);
+            held.close("it is closed");
+            far.channel.drained(0).await;
+            drop((held, far));
+            assert!(near.run.await.is_some());
+        }
     });
 }

@@ -3,8 +3,9 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use thalweg_env::Env;
+use thalweg_env::{Env, Time};
 use thalweg_store::device::{Counters, DeviceError, Operation};
 use tokio::sync::Semaphore;
 
@@ -12,6 +13,7 @@ use super::{Opening, RadosDevice, RadosOptions, Shared};
 use crate::ObjectError;
 use crate::fence::{Fence, LOCK, Taking, lock};
 use crate::format::{HEADER, Header, data_number, header_name, is_of_files};
+use crate::heartbeat::{Beat, Heart, Serving};
 use crate::object::{Change, LockHolder, LockName, ObjectStore, ObjectStoreRef, Step};
 use crate::opener::{Opener, shown};
 use crate::striped::each;
@@ -98,19 +100,40 @@ impl RadosDevice {
         opening: Opening,
         opener: Option<&Opener>,
     ) -> Result<RadosDevice, DeviceError> {
+        let how = How { opening, opener, silent: None, serving: None };
+        RadosDevice::open_how(env, store, image, &how).await
+    }
+
+    /// As [`RadosDevice::open_as`], for a server or not.
+    pub(crate) async fn open_how(
+        env: &Env,
+        store: ObjectStoreRef,
+        image: &str,
+        how: &How<'_>,
+    ) -> Result<RadosDevice, DeviceError> {
+        let &How { opening, opener, silent, serving } = how;
         let header_object = header_name(image);
         let cookie = cookie(env, opener);
-        let stops = |holder: &LockHolder| opening == Opening::TakeOver || ended(opener, holder);
+        let stops = |holder: &LockHolder| {
+            opening == Opening::TakeOver || silent == Some(holder) || ended(opener, holder)
+        };
         let shared = !opening.writes();
         let taking = Taking { cookie: &cookie, shared, stops: &stops };
+        let lease = serving.filter(|_| opening.writes()).map(|serving| serving.lease);
         let begun = match opening {
-            Opening::Unlocked => read_header(&*store, &header_object).await,
-            _ => begin(&*store, &header_object, &taking).await,
+            Opening::Unlocked => read_header(&*store, &header_object).await.map(|it| (it, None)),
+            _ => begin(env, &*store, &header_object, &taking, lease).await,
         };
-        let header = match begun {
-            Ok(header) => header,
+        let (header, first) = match begun {
+            Ok(begun) => begun,
             Err(error) => return Err(refused(&*store, image, error, Operation::Open).await),
         };
+        let fence = Arc::new(Fence::new(header.epoch));
+        let term = serving.zip(first.as_ref()).map(|(it, _)| Arc::new(it.tenure.term()));
+        let beating = term.clone().zip(first).map(|(term, beat)| {
+            let (env, store, header) = (env.clone(), store.clone(), header_object.clone());
+            Heart { env, store, header, fence: fence.clone(), term }.beat(beat)
+        });
         let shared = Shared {
             env: env.clone(),
             store,
@@ -119,7 +142,8 @@ impl RadosDevice {
             header_object,
             cookie,
             opening,
-            fence: Arc::new(Fence::new(header.epoch)),
+            fence,
+            term,
             released: Arc::new(Semaphore::new(0)),
         };
         Ok(RadosDevice {
@@ -127,6 +151,7 @@ impl RadosDevice {
             size: AtomicU64::new(header.size),
             growing: tokio::sync::Mutex::new(()),
             counters: Counters::default(),
+            _beating: beating,
         })
     }
 
@@ -156,6 +181,16 @@ impl RadosDevice {
             Err(error) => Err(refused(&*store, image, error, Operation::Discard).await),
         }
     }
+}
+
+/// How an image is opened.
+pub(crate) struct How<'a> {
+    pub(crate) opening: Opening,
+    pub(crate) opener: Option<&'a Opener>,
+    /// A holder of the lock that is silent, and is to be stopped.
+    pub(crate) silent: Option<&'a LockHolder>,
+    /// For a server, which writes beats.
+    pub(crate) serving: Option<&'a Serving>,
 }
 
 /// The cookie of a new lock.
@@ -199,12 +234,15 @@ async fn create(store: &dyn ObjectStore, image: &str, header: &Header) -> Result
     store.apply(&object, change).await
 }
 
-/// Takes the lock. If it is not shared, writes the next epoch into the header. Returns the header.
+/// Takes the lock. If it is not shared, writes the next epoch into the header, and with a lease the first beat. Returns
+/// the header, and that beat with the time when it was sent.
 async fn begin(
+    env: &Env,
     store: &dyn ObjectStore,
     object: &str,
     taking: &Taking<'_>,
-) -> Result<Header, ObjectError> {
+    lease: Option<Duration>,
+) -> Result<(Header, Option<(Beat, Time)>), ObjectError> {
     let cookie = taking.cookie;
     // The lock would make an absent object.
     read_header(store, object).await?;
@@ -212,12 +250,15 @@ async fn begin(
     let begun = async {
         let header = read_header(store, object).await?;
         if taking.shared {
-            return Ok(header);
+            return Ok((header, None));
         }
         let header = Header { epoch: header.epoch + 1, ..header };
         let fence = Fence::new(header.epoch);
-        fence.replace_locked(store, object, cookie, header.encode()).await?;
-        Ok(header)
+        let first = lease.map(|lease| Beat::first(header.epoch, lease, cookie));
+        let sent = env.now();
+        let steps: Vec<Step> = first.iter().map(Beat::step).collect();
+        fence.replace_locked(store, object, cookie, header.encode(), &steps).await?;
+        Ok((header, first.map(|beat| (beat, sent))))
     };
     let begun = begun.await;
     if begun.is_err() {

@@ -13,10 +13,12 @@ use thalweg_store::device::AlignedBuf;
 use super::change::{WriteOperation, outcome};
 use super::completion::request;
 use super::handles::{Connection, Handle, closed};
-use super::{c_string, check, sys};
+use super::{c_string, check, errno, sys};
 use crate::ObjectError;
 use crate::object::{Change, LockHolder, LockName, ObjectStore};
 
+/// Maximum bytes of an attribute that is read.
+const ATTRIBUTE: usize = 4 << 10;
 /// Maximum bytes of one of the texts about a lock's holders.
 const HOLDERS: usize = 64 << 10;
 
@@ -117,6 +119,29 @@ impl ObjectStore for Pool {
         let (returned, (_, buffer)) = reading.await?;
         let read = check(&self.path(object), returned)?;
         Ok(buffer.freeze().slice(..usize::try_from(read).unwrap_or(0).min(len)))
+    }
+
+    async fn attribute(
+        &self,
+        object: &str,
+        attribute: &'static str,
+    ) -> Result<Option<Bytes>, ObjectError> {
+        let attribute = c_string(object, attribute)?;
+        self.blocking(object, move |handle, object, path| {
+            let mut value = vec![0_u8; ATTRIBUTE];
+            let start = value.as_mut_ptr().cast::<c_char>();
+            // SAFETY: both names outlive the call, and at most the given length of the buffer is written.
+            let returned = unsafe {
+                let (object, attribute) = (object.as_ptr(), attribute.as_ptr());
+                sys::rados_getxattr(handle.ioctx(), object, attribute, start, value.len())
+            };
+            if returned == -errno::NO_ATTRIBUTE {
+                return Ok(None);
+            }
+            value.truncate(usize::try_from(check(path, returned)?).unwrap_or(0));
+            Ok(Some(value.into()))
+        })
+        .await
     }
 
     async fn apply(&self, object: &str, change: Change) -> Result<(), ObjectError> {

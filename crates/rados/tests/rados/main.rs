@@ -13,4 +13,5 @@ mod kind;
 mod mini_cluster;
 #[cfg(feature = "librados")]
 mod real;
+mod standby;
 mod volume;

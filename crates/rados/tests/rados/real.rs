@@ -235,7 +235,9 @@ async fn a_full_pool_says_so(rig: &Rig) {
         panic!("the pool is not seen to change: full = {full}");
     };
     let kinds = ["full", "backfillfull", "nearfull"];
-    let set = |kind, ratio| rig.mini.ceph(&["osd", &format!("set-{kind}-ratio"), ratio]);
+    let set = |kind, ratio| {
+        rig.mini.ceph(&["osd", &format!("set-{kind}-ratio"), ratio]);
+    };
     kinds.iter().for_each(|kind| set(kind, "0.00001"));
     wait_for(true).await;
     assert_eq!(device.read(SIZE - 512, 512, Purpose::UserData).await.unwrap()[..], [1; 512]);

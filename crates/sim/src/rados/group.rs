@@ -18,6 +18,7 @@ use super::{RadosTally, Shared};
 /// A request to a group.
 pub(super) enum Request {
     Read { object: String, offset: u64, len: usize },
+    Attribute { object: String, attribute: &'static str },
     Change { object: String, change: Change },
     Lock { object: String, lock: String, cookie: String, shared: bool },
     Unlock { object: String, lock: String, cookie: String },
@@ -37,6 +38,7 @@ impl Request {
                 tally.changes += 1;
                 tally.changed_bytes += written(change).iter().map(|(_, len)| len).sum::<u64>();
             }
+            Request::Attribute { .. } => tally.reads += 1,
             Request::List => tally.lists += 1,
             _ => tally.locks += 1,
         }
@@ -47,6 +49,7 @@ impl Request {
 pub(super) enum Answer {
     Done,
     Bytes(Bytes),
+    Attribute(Option<Bytes>),
     Holders(Vec<LockHolder>),
     Names(Vec<String>),
 }
@@ -154,6 +157,13 @@ impl Commits {
                 let outcome = holders.ok_or(ObjectError::NotFound { object: path(&object) });
                 drop(state);
                 answer(&self.shared, reply, outcome.map(Answer::Holders));
+            }
+            Request::Attribute { object, attribute } => {
+                let state = self.shared.state.lock();
+                let found = state.objects.get(&object).map(|found| found.attribute(attribute));
+                let outcome = found.ok_or(ObjectError::NotFound { object: path(&object) });
+                drop(state);
+                answer(&self.shared, reply, outcome.map(Answer::Attribute));
             }
             Request::List => {
                 let state = self.shared.state.lock();

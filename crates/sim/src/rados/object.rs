@@ -38,6 +38,11 @@ impl Object {
         self.content.read(offset, present as usize)
     }
 
+    /// An attribute.
+    pub(super) fn attribute(&self, attribute: &str) -> Option<Bytes> {
+        self.attributes.get(attribute).cloned()
+    }
+
     fn write(&mut self, offset: u64, data: &[Bytes]) {
         self.content.write_all(offset, data);
         let end = offset + data.iter().map(|bytes| bytes.len() as u64).sum::<u64>();

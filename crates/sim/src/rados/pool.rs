@@ -181,6 +181,18 @@ impl ObjectStore for SimPool {
         }
     }
 
+    async fn attribute(
+        &self,
+        object: &str,
+        attribute: &'static str,
+    ) -> Result<Option<Bytes>, ObjectError> {
+        let request = Request::Attribute { object: object.to_owned(), attribute };
+        match self.ask(object, self.shared.group_of(object), request).await? {
+            Answer::Attribute(value) => Ok(value),
+            _ => Ok(None),
+        }
+    }
+
     async fn apply(&self, object: &str, change: Change) -> Result<(), ObjectError> {
         self.change(object, Request::Change { object: object.to_owned(), change }).await
     }

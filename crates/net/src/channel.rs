@@ -195,7 +195,7 @@ impl Channel {
         Channel { shared: Arc::new(shared) }
     }
 
-    /// The same channel, which sends nothing while `tenure` has run out. What is queued leaves when it is extended.
+    /// The same channel, which sends nothing while `tenure` has run out. Queued frames leave when it is extended.
     #[must_use]
     pub fn while_holding(self, tenure: Tenure) -> Channel {
         self.shared.output.hold(tenure);

@@ -1,6 +1,6 @@
 //! The heartbeat of a served image, by which a standby notices that the server has died.
 //!
-//! The server writes a [`Beat`] into the attribute [`BEAT`] of the image's header, four times in a lease, under its
+//! The server writes a `Beat` into the attribute `BEAT` of the image's header, four times in a lease, under its
 //! lock. An acknowledged beat extends the server's tenure ([`thalweg_env::Tenure`]) up to seven eighths of a lease after
 //! the beat was *sent*. When the tenure has run out, the server answers nothing.
 //!

@@ -97,10 +97,15 @@ impl MountedFiles {
         })
     }
 
-    /// Makes everything durable and finishes background work.
-    pub(super) async fn close(&self) -> Outcome<()> {
+    /// Makes everything durable and finishes background work. After an unmount that has given up on the server, this does not
+    /// wait for the server long.
+    pub(super) async fn close(&self, env: &Env, given_up: bool) -> Outcome<()> {
         match self {
             MountedFiles::Own(files) => files.close().await,
+            MountedFiles::Shared(client) if given_up => {
+                let _ = env.timeout(LAZY_PATIENCE, client.close()).await;
+                Ok(())
+            }
             MountedFiles::Shared(client) => {
                 client.close().await;
                 Ok(())

@@ -51,6 +51,8 @@ pub(crate) struct MountedVolume {
     mounted: Arc<Mounted>,
     options: fuse::MountOptions,
     views: Vec<MountedView>,
+    /// A lazy unmount could not make the latest writes durable.
+    given_up: bool,
     /// Dropped when the filesystem has ended.
     name: Option<PublishedName>,
     /// Dropped when the filesystem is closed.
@@ -182,6 +184,7 @@ impl Mounts {
             mounted,
             options,
             views: Vec::new(),
+            given_up: false,
             name: published,
             used,
         });
@@ -236,6 +239,9 @@ impl Mounts {
             }
             Err(failure) => {
                 tracing::error!(%failure, "unsynced writes are lost");
+                let mut all = self.list.lock().await;
+                let it = all.iter_mut().find(|it| it.mounted.device() == device);
+                it.into_iter().for_each(|it| it.given_up = true);
                 Ok(Answer::Unmounting)
             }
             Ok(()) => Ok(Answer::Unmounting),
@@ -321,7 +327,7 @@ impl Mounts {
         for view in it.views {
             view.discard(&self.env).await;
         }
-        let closed = it.files.close().await;
+        let closed = it.files.close(&self.env, it.given_up).await;
         // Only now may the session end.
         drop(it.used);
         closed

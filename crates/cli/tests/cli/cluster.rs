@@ -260,7 +260,7 @@ fn a_mount_without_its_server_can_be_unmounted() {
     assert!(said.contains("server has not answered") && said.contains("--lazy"), "{said}");
     let lazy = thalweg(["umount", "--lazy"]);
     let mut limited = Command::new("timeout");
-    good(limited.arg("8").arg(lazy.get_program()).args(lazy.get_args()).arg(&one));
+    good(limited.arg("12").arg(lazy.get_program()).args(lazy.get_args()).arg(&one));
     assert!(!one.join("a").exists());
 }
 

@@ -40,7 +40,7 @@ impl Mounts {
         let mounted = match mounted {
             Ok(mounted) => Arc::new(mounted),
             Err(failure) => {
-                files.close().await?;
+                files.close(&self.env, false).await?;
                 return Err(failure);
             }
         };
@@ -53,6 +53,7 @@ impl Mounts {
             mounted,
             options,
             views: Vec::new(),
+            given_up: false,
             name: Some(published),
             used,
         });

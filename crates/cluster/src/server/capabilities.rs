@@ -144,7 +144,7 @@ impl Table {
         self.exclusive(ino, session).is_none()
     }
 
-    /// The other session whose alone a directory or file is.
+    /// The other session that holds a directory or file exclusively.
     fn exclusive(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
         holders

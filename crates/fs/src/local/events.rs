@@ -22,7 +22,7 @@ use crate::error::FsError;
 use crate::event::{Deed, Event};
 use crate::filesystem::{MAX_FILE, WriteAt};
 
-/// Files whose bytes are stored at a time.
+/// The maximum number of files that are stored concurrently.
 const FILES_AT_ONCE: usize = 64;
 
 /// Bytes that follow one another in a file.

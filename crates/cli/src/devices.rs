@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_env::{Env, Tenure};
-use thalweg_fs::{Contents, ContentsKind};
+use thalweg_fs::{Contents, ContentsFinder, ContentsKind};
 use thalweg_store::device::DeviceKinds;
 use thalweg_store::device::kinds::kind_of;
 
@@ -74,6 +74,23 @@ fn with(env: &Env, service: Option<&Service>) -> Kinds {
         Kinds::default()
     };
     kinds
+}
+
+/// Finds contents of files whose filesystem another machine serves; `None` if this program was built without any.
+pub(crate) fn finder(env: &Env) -> Option<Arc<dyn ContentsFinder>> {
+    #[cfg(feature = "librados")]
+    {
+        use thalweg_rados::{ClusterOptions, ClusterPools, ObjectsFinder};
+        let env = env.clone();
+        let connect =
+            move || Arc::new(ClusterPools::new(&env, ClusterOptions::of_environment())) as Arc<_>;
+        Some(Arc::new(ObjectsFinder::new(Box::new(connect))))
+    }
+    #[cfg(not(feature = "librados"))]
+    {
+        let _ = env;
+        None
+    }
 }
 
 /// As [`all`], for a command that opens devices only.

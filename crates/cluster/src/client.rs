@@ -5,6 +5,7 @@
 //! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
+//! - `direct`: contents that it reads and writes past the server;
 //! - `opening`: the open files; `opens`: the calls about them and about locks;
 //! - `names`, `content`: the other calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
@@ -17,6 +18,7 @@ mod cache;
 mod call;
 mod claims;
 mod content;
+mod direct;
 mod events;
 mod exclusive;
 mod filesystem;
@@ -34,11 +36,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
 use thalweg_fs::event::ByteEvents;
-use thalweg_fs::{Action, Failure, FsError, Ino, Watcher};
+use thalweg_fs::{Action, ContentsFinder, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
 use tokio::sync::Notify;
@@ -46,6 +49,7 @@ use uuid::Uuid;
 
 use cache::Cache;
 use call::Numbers;
+use direct::Direct;
 use holdings::Holdings;
 use link::Link;
 use users::User;
@@ -65,6 +69,8 @@ pub struct Options {
     pub writeback: Duration,
     /// Changes of its own wait for others, to be sent together, for so long.
     pub expire: Duration,
+    /// Finds the contents of files where the server keeps them elsewhere; without it, the server reads and writes them.
+    pub contents: Option<Arc<dyn ContentsFinder>>,
 }
 
 impl Default for Options {
@@ -76,6 +82,7 @@ impl Default for Options {
             exclusive: Some(1),
             writeback: Duration::from_millis(250),
             expire: Duration::from_secs(1),
+            contents: None,
         }
     }
 }
@@ -128,7 +135,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Life {
     shared: Arc<Shared>,
-    _tasks: [Task<()>; 3],
+    _tasks: [Task<()>; 4],
 }
 
 impl Drop for Life {
@@ -138,7 +145,7 @@ impl Drop for Life {
 }
 
 /// A session at the server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct SessionInfo {
     id: Uuid,
     /// Sessions of this client count from 0.
@@ -150,6 +157,8 @@ struct SessionInfo {
     read_only: bool,
     /// The changes of bytes that batches may have.
     bytes: ByteEvents,
+    /// Where the contents of files are; nothing if only the server reaches them.
+    contents: Bytes,
     squash: Squash,
     /// The server's incarnation.
     server: Uuid,
@@ -164,6 +173,9 @@ struct Shared {
     numbers: Mutex<Numbers>,
     cache: Mutex<Cache>,
     holdings: Holdings,
+    direct: Mutex<Option<Direct>>,
+    /// Contents are not reached any more.
+    lost_contents: Notify,
     /// The server asks for inodes that are not used.
     pressed: Notify,
     watcher: RwLock<Option<Watcher>>,
@@ -190,6 +202,8 @@ pub struct ClientStatus {
     pub connected: bool,
     /// Sessions that the server has ended.
     pub evictions: u64,
+    /// Whether it reads and writes contents of files itself.
+    pub direct: bool,
     /// Inodes that it knows.
     pub inodes: usize,
     /// Calls without an answer.
@@ -220,6 +234,7 @@ impl Client {
             lease: Duration::ZERO,
             read_only: false,
             bytes: ByteEvents::default(),
+            contents: Bytes::new(),
             squash: Squash::None,
             server: Uuid::nil(),
         };
@@ -233,6 +248,8 @@ impl Client {
             numbers: Mutex::default(),
             cache: Mutex::default(),
             holdings: Holdings::default(),
+            direct: Mutex::default(),
+            lost_contents: Notify::new(),
             pressed: Notify::new(),
             watcher: RwLock::default(),
             sending: Arc::default(),
@@ -244,10 +261,12 @@ impl Client {
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
         let connection = first.unwrap_or_else(late)?;
         let (linking, tending, sending) = (shared.clone(), shared.clone(), shared.clone());
+        let reaching = shared.clone();
         let tasks = [
             env.spawn(async move { linking.keep_connected(connection).await }),
             env.spawn(async move { tending.tend().await }),
             env.spawn(async move { sending.tend_events().await }),
+            env.spawn(async move { reaching.keep_contents().await }),
         ];
         let life = Life { shared: shared.clone(), _tasks: tasks };
         Ok(Client { shared, _life: Arc::new(life), user: None })
@@ -271,6 +290,7 @@ impl Client {
         };
         ClientStatus {
             connected: matches!(*self.shared.link.borrow(), Link::Up(_)),
+            direct: self.shared.contents().is_some(),
             evictions: self.shared.session.lock().generation,
             inodes,
             calls: self.shared.numbers.lock().pending(),

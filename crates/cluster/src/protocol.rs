@@ -37,7 +37,7 @@ use uuid::Uuid;
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 5 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 6 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -125,6 +125,17 @@ pub enum Request {
     Batch {
         /// The answer comes when they are durable, and all changes before.
         sync: bool,
+    },
+    /// The client reads and writes contents itself from now on ([`Answer::Attached::contents`]), with this address at their
+    /// store; with an empty one, it does not any more. The store refuses an earlier address of the session when this is answered.
+    ReachContents {
+        address: String,
+    },
+    /// The client is about to store bytes of a file up to this one, which is its alone. [`Answer::Number`]: the file's reach, as in
+    /// [`Answer::Opened`].
+    RaiseReach {
+        ino: Ino,
+        end: u64,
     },
     /// Renews the lease, as every call does.
     Renew,
@@ -329,6 +340,8 @@ pub enum Answer {
         read_only: bool,
         /// The changes of bytes that a [`Request::Batch`] may have.
         bytes: ByteEvents,
+        /// Where the contents of files are, if the client may reach them itself; else nothing.
+        contents: Bytes,
         /// The users of the client that act as the user nobody. Unless that is none, the server checks what the user of each call may do.
         squash: Squash,
         /// The incarnation of the server.
@@ -354,6 +367,8 @@ pub enum Answer {
         pages: PageCache,
         /// Whether closes are to be told.
         flush: bool,
+        /// Bytes of the file below this one may be stored by the client itself while the file is its alone.
+        reach: u64,
     },
     /// The payload is a list of [`ListedEntry`].
     Entries,

@@ -48,7 +48,7 @@ use parking_lot::Mutex;
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, HashMap, Task, Tenure, Time, watch};
 use thalweg_fs::access::AccessLists;
-use thalweg_fs::{Filesystem, FsError, Ino, Kind};
+use thalweg_fs::{DirectContents, Filesystem, FsError, Ino, Kind};
 use thalweg_net::channel::{Channel, Limits, Side};
 use thalweg_net::keys::{Access, Squash};
 use thalweg_net::serving::Serving;
@@ -321,7 +321,10 @@ impl Shared {
         let Some(shared) = self.me.upgrade() else { return };
         let serial = session.serial;
         let release = async move {
-            // First of all, so that a client cannot claim what another one gets now.
+            if matches!(how, Ending::Evicted(_)) {
+                shared.shut_out(&[serial]).await;
+            }
+            // Before anything is released, so that a client cannot claim what another one gets now.
             if let Some(ledger) = shared.filesystem.ledger()
                 && let Err(error) = ledger.end_sessions(&[serial]).await
             {
@@ -356,6 +359,21 @@ impl Shared {
         match self.filesystem.ledger() {
             Some(ledger) => ledger.begin_session(info_of(id, visitor, self.options.lease)).await,
             None => Ok(self.next_serial()),
+        }
+    }
+
+    /// What clients need that reach contents themselves.
+    fn direct(&self) -> Option<&dyn DirectContents> {
+        self.filesystem.ledger()?.direct()
+    }
+
+    /// Nothing of these sessions changes contents any more when this returns. Before that nothing that they had is another
+    /// client's.
+    async fn shut_out(&self, sessions: &[u64]) {
+        let Some(direct) = self.direct() else { return };
+        while let Err(error) = direct.shut_out(sessions).await {
+            tracing::error!(%error, "a client cannot be shut out of the contents; it is tried again");
+            self.env.sleep(self.options.lease / 4).await;
         }
     }
 

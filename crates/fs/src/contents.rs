@@ -102,6 +102,39 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// Those of the store.
     async fn space(&self) -> Result<Option<Space>, FsError>;
+
+    /// Where programs on other machines find them ([`ContentsFinder`]); `None` if they cannot.
+    fn location(&self) -> Option<Bytes> {
+        None
+    }
+
+    /// The address of this program at the store.
+    ///
+    /// # Errors
+    /// [`FsError::NotSupported`] if it has none; those of the store.
+    async fn address(&self) -> Result<String, FsError> {
+        Err(FsError::NotSupported)
+    }
+
+    /// Has the store refuse the program with this address from now on; also what it has sent before, and was not carried
+    /// out when this returns.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn shut_out(&self, _address: &str) -> Result<(), FsError> {
+        Err(FsError::NotSupported)
+    }
+}
+
+/// Finds contents whose filesystem is open on another machine.
+#[async_trait]
+pub trait ContentsFinder: Send + Sync + fmt::Debug {
+    /// The contents at this [location](Contents::location). If `is_fresh`, their [address](Contents::address) is one that this
+    /// program did not have before.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for a location that is not one; those of the store.
+    async fn find(&self, location: &[u8], is_fresh: bool) -> Result<Arc<dyn Contents>, FsError>;
 }
 
 /// Finds contents beside a device that has a name, such as `rados:POOL/IMAGE`.

@@ -4,6 +4,8 @@
 //! The maker knows what they come to: it alone could see and change what they are about. The functions here say what the
 //! attributes become; a filesystem that applies the events comes to the same ones.
 
+pub mod runs;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +64,18 @@ pub enum Deed {
         /// As in [`WriteHow`](crate::WriteHow).
         clear_suid: bool,
     },
+    /// Bytes of a file that its maker has stored: where contents are kept elsewhere, and below the file's
+    /// [reach](crate::DirectContents::reach). There is no hole before them.
+    Stored {
+        /// The file.
+        ino: Ino,
+        /// The first byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// As in [`WriteHow`](crate::WriteHow).
+        clear_suid: bool,
+    },
 }
 
 impl Deed {
@@ -69,7 +83,9 @@ impl Deed {
     pub fn ino(&self) -> Ino {
         match self {
             Deed::Create { parent, .. } => *parent,
-            Deed::SetAttributes { ino, .. } | Deed::Write { ino, .. } => *ino,
+            Deed::SetAttributes { ino, .. }
+            | Deed::Write { ino, .. }
+            | Deed::Stored { ino, .. } => *ino,
         }
     }
 
@@ -77,11 +93,13 @@ impl Deed {
     pub fn made(&self) -> Option<Ino> {
         match self {
             Deed::Create { number, .. } => Some(*number),
-            Deed::SetAttributes { .. } | Deed::Write { .. } => None,
+            Deed::SetAttributes { .. } | Deed::Write { .. } | Deed::Stored { .. } => None,
         }
     }
 }
 
+/// Under `relatime` a read is noted at least once in so many seconds.
+const RELATIME_SECONDS: i64 = 24 * 3600;
 /// Set-user-id.
 const SUID: u16 = 0o4000;
 /// Set-group-id.
@@ -124,6 +142,13 @@ impl Attributes {
     /// A change at this time.
     fn touch(&mut self, time: Timestamp) {
         self.changed = time.max(self.changed.next());
+    }
+
+    /// Whether a read at this time is to be noted, as under `relatime`.
+    pub fn is_read_due(&self, time: Timestamp) -> bool {
+        self.accessed <= self.modified
+            || self.accessed <= self.changed
+            || time.seconds - self.accessed.seconds >= RELATIME_SECONDS
     }
 
     /// The directory got a name of an inode of that type.

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino, Kind};
+use crate::direct::DirectContents;
 use crate::error::FsError;
 use crate::event::{ByteEvents, Event};
 use crate::handle::{Caller, Credentials, Handle, OpenFlags, Opened};
@@ -399,6 +400,9 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     async fn end_all_sessions(&self) -> Result<usize, FsError> {
         let sessions: Vec<u64> = self.sessions().await?.iter().map(|it| it.session).collect();
         if !sessions.is_empty() {
+            if let Some(direct) = self.direct() {
+                direct.shut_out(&sessions).await?;
+            }
             self.end_sessions(&sessions).await?;
         }
         Ok(sessions.len())
@@ -425,6 +429,11 @@ pub trait Ledger: Send + Sync + fmt::Debug {
     /// The changes of bytes that [`Ledger::apply`] takes.
     fn byte_events(&self) -> ByteEvents {
         ByteEvents { end: u64::MAX, sizes: true, dense: false }
+    }
+
+    /// What clients need that read and write contents themselves; `None` if none can.
+    fn direct(&self) -> Option<&dyn DirectContents> {
+        None
     }
 
     /// Applies events in their order: all of them in one transaction, or none.

@@ -6,7 +6,7 @@
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
-//! - [`contents`]: contents of files that are kept outside of the filesystem;
+//! - [`contents`]: contents of files that are kept outside of the filesystem; [`direct`]: clients that reach them themselves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
 //! - [`access`]: what a user may do; [`acl`]: access control lists; [`payload`]: bytes of writes;
 //! - [`local`]: files and directories in two partitions of a volume.
@@ -16,6 +16,7 @@ pub mod acl;
 pub mod answer;
 pub mod attributes;
 pub mod contents;
+pub mod direct;
 pub mod errno;
 pub mod error;
 pub mod event;
@@ -32,7 +33,8 @@ pub use local::check;
 
 pub use answer::{Answer, Lookup, Validity};
 pub use attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
-pub use contents::{Contents, ContentsKind};
+pub use contents::{Contents, ContentsFinder, ContentsKind};
+pub use direct::DirectContents;
 pub use error::{Action, Failure, FsError};
 pub use filesystem::{
     Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Node, Rename, Seek, SetXattr,

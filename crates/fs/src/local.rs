@@ -12,6 +12,7 @@ mod blocks;
 mod calls;
 pub mod check;
 mod content;
+mod direct;
 mod effects;
 mod elsewhere;
 mod ended;

@@ -54,6 +54,18 @@ impl Contents for FileObjects {
         Ok(files.into_iter().map(|(inode, stored)| (Ino(inode), stored)).collect())
     }
 
+    fn location(&self) -> Option<Bytes> {
+        Some(FileObjects::location(self)?.encode())
+    }
+
+    async fn address(&self) -> Result<String, FsError> {
+        Ok(FileObjects::address(self).await?)
+    }
+
+    async fn shut_out(&self, address: &str) -> Result<(), FsError> {
+        Ok(FileObjects::shut_out(self, address).await?)
+    }
+
     async fn settle(&self) -> Result<(), FsError> {
         Ok(FileObjects::settle(self).await?)
     }

@@ -128,6 +128,11 @@ impl RadosDevice {
         FileObjects::new(store, &prefix, stripe, shared.fence.clone())
     }
 
+    /// The identity of the cluster.
+    pub(crate) async fn cluster(&self) -> Result<String, ObjectError> {
+        self.shared.store.cluster().await
+    }
+
     /// The number of openings for writing so far, this one included.
     pub fn epoch(&self) -> u64 {
         self.shared.fence.epoch()

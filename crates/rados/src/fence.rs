@@ -232,6 +232,15 @@ pub(crate) async fn lock(
     store.lock(header, &lock, taking.shared).await
 }
 
+/// Has the cluster refuse the client with this address. Returns when every placement group does.
+pub(crate) async fn shut_out(store: &dyn ObjectStore, address: &str) -> Result<(), ObjectError> {
+    let (client, cookie) = Default::default();
+    let holder = LockHolder { client, cookie, address: address.to_owned() };
+    store.blocklist(&holder, BLOCKLISTED).await?;
+    // Each placement group answers only when it has the map with the blocklist.
+    store.list().await.map(drop)
+}
+
 /// Has the cluster refuse the holders of the lock on `header`, and breaks it.
 async fn stop(
     store: &dyn ObjectStore,

@@ -15,8 +15,9 @@ use bytes::Bytes;
 use thalweg_fs::contents::{Space, Stored};
 
 use crate::ObjectError;
-use crate::fence::Fence;
+use crate::fence::{Fence, shut_out};
 use crate::format::stripe_number;
+use crate::location::Location;
 use crate::object::{ObjectStoreRef, Step};
 use crate::striped::{Names, Striped, each};
 
@@ -27,6 +28,8 @@ pub struct FileObjects {
     prefix: String,
     stripe: u64,
     fence: Arc<Fence>,
+    /// The identity of the cluster, if programs on other machines may find them.
+    cluster: Option<String>,
 }
 
 impl FileObjects {
@@ -46,7 +49,41 @@ impl FileObjects {
                 reason: format!("a stripe of {stripe} bytes; expected 1 byte or more"),
             });
         }
-        Ok(FileObjects { store, prefix: prefix.to_owned(), stripe, fence })
+        Ok(FileObjects { store, prefix: prefix.to_owned(), stripe, fence, cluster: None })
+    }
+
+    /// The same, for programs on other machines too: the objects are in the cluster with this identity.
+    #[must_use]
+    pub fn located(self, cluster: String) -> FileObjects {
+        FileObjects { cluster: Some(cluster), ..self }
+    }
+
+    /// Where they are.
+    pub(crate) fn location(&self) -> Option<Location> {
+        Some(Location {
+            cluster: self.cluster.clone()?,
+            pool: self.store.name(),
+            prefix: self.prefix.clone(),
+            stripe: self.stripe,
+            epoch: self.fence.epoch(),
+        })
+    }
+
+    /// The address of this client.
+    ///
+    /// # Errors
+    /// Any [`ObjectError`].
+    pub async fn address(&self) -> Result<String, ObjectError> {
+        self.store.address().await
+    }
+
+    /// Has the cluster refuse the client with this address. Returns when every placement group does.
+    ///
+    /// # Errors
+    /// Any [`ObjectError`].
+    pub async fn shut_out(&self, address: &str) -> Result<(), ObjectError> {
+        self.fence.admit()?;
+        self.fence.learn(shut_out(&*self.store, address).await)
     }
 
     fn file(&self, inode: u64) -> Striped<'_> {

@@ -298,7 +298,10 @@ impl ContentsKind for RadosKind {
     ) -> Result<Option<Arc<dyn Contents>>, FsError> {
         let Some((KIND, name)) = kinds::kind_of(device) else { return Ok(None) };
         match self.own(name).await {
-            Some((device, _)) => Ok(Some(Arc::new(device.files(filesystem)?))),
+            Some((device, _)) => {
+                let files = device.files(filesystem)?;
+                Ok(Some(Arc::new(files.located(device.cluster().await?))))
+            }
             None => Ok(None),
         }
     }

@@ -8,6 +8,7 @@
 //! - [`fence`]: the exclusive lock, and the guard on every write; [`opener`]: the process that has the lock;
 //! - [`heartbeat`]: a served image has beats, by which a standby notices that the server has died;
 //! - [`format`](mod@format): names and bytes of objects;
+//! - [`location`]: contents of a filesystem that is open on another machine;
 //! - `librados`: the client of a real cluster, behind the feature of that name.
 //!
 //! # Lock order
@@ -24,6 +25,7 @@ pub mod heartbeat;
 pub mod kind;
 #[cfg(feature = "librados")]
 pub mod librados;
+pub mod location;
 pub mod object;
 pub mod opener;
 mod striped;
@@ -35,5 +37,6 @@ pub use heartbeat::Serving;
 pub use kind::{Pools, RadosKind};
 #[cfg(feature = "librados")]
 pub use librados::{Cluster, ClusterOptions, ClusterPools, Pool};
+pub use location::ObjectsFinder;
 pub use object::{ObjectStore, ObjectStoreRef};
 pub use opener::Opener;

@@ -23,6 +23,12 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// The pool's name for messages.
     fn name(&self) -> String;
 
+    /// The identity of the cluster.
+    async fn cluster(&self) -> Result<String, ObjectError>;
+
+    /// The client's address, as [`LockHolder::address`] has it.
+    async fn address(&self) -> Result<String, ObjectError>;
+
     /// The client's name in the cluster, as [`LockHolder::client`] has it. No other client ever has it.
     fn client(&self) -> String;
 

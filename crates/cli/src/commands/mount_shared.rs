@@ -15,10 +15,12 @@ use crate::daemon::background;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::daemon::shared_mount::{SharedMount, folder_of};
+use crate::devices;
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::places::MOUNT_LOG;
 use crate::request::MountRequest;
+use crate::request::mount_options::ContentsWord;
 
 /// A mount of a shared filesystem.
 pub(crate) struct Remote {
@@ -111,6 +113,10 @@ impl Remote {
         let options = Options {
             writeback: journal.writeback.unwrap_or(defaults.writeback),
             expire: journal.expire.unwrap_or(defaults.expire),
+            contents: match self.request.options.contents {
+                Some(ContentsWord::Server) => None,
+                Some(ContentsWord::Direct) | None => devices::finder(env),
+            },
             ..defaults
         };
         let client = Client::connect(env, connector, options).await;

@@ -40,8 +40,19 @@ pub(crate) struct MountOptions {
     pub(crate) threads: Option<usize>,
     /// Bytes that the kernel reads ahead.
     pub(crate) read_ahead: Option<u32>,
+    /// Whether a client of a shared filesystem reaches contents itself.
+    pub(crate) contents: Option<ContentsWord>,
     /// How an in-place volume keeps its journal.
     pub(crate) journal: JournalOptions,
+}
+
+/// How the client of a shared filesystem reaches contents of files that are kept as objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ContentsWord {
+    /// By itself, if it can.
+    Direct,
+    /// Through the server.
+    Server,
 }
 
 /// When a read updates the access time.
@@ -212,6 +223,16 @@ impl MountOptions {
                 self.threads = Some(threads.ok_or_else(wrong)?);
             }
             "read_ahead" => self.read_ahead = Some(bytes(name, value)?),
+            "contents" => {
+                self.contents = Some(match value {
+                    "direct" => ContentsWord::Direct,
+                    "server" => ContentsWord::Server,
+                    _ => {
+                        let wrong = format!("contents={value} is neither direct nor server");
+                        return Err(Failure::new(wrong));
+                    }
+                });
+            }
             "user" | "comment" => {}
             name => return Ok(name.starts_with("x-") || name.starts_with("X-")),
         }
@@ -373,6 +394,7 @@ mod tests {
             "rotational=maybe",
             "threads=0",
             "read_ahead=far",
+            "contents=far",
         ] {
             let failure = parse(wrong).unwrap_err();
             let name = wrong.split('=').next().unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
-use thalweg_fs::{Answer, Attributes, Cookie, Ino, Lookup, Validity};
+use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 
 use super::Shared;
@@ -28,6 +28,8 @@ pub(super) struct Cache {
     pub(super) pending: Pending,
     /// The server has asked for no more inodes than this.
     most: Option<usize>,
+    /// The reach of a new file.
+    pub(super) new_reach: u64,
     /// The users of this client that act as another one at the server.
     pub(super) squash: Squash,
 }
@@ -55,6 +57,8 @@ pub(super) struct Node {
     pub(super) used: bool,
     /// Whether it is this client's alone.
     pub(super) own: Own,
+    /// The file as it was when the server was last told that it is read: its time of change.
+    read_at: Option<Timestamp>,
 }
 
 #[derive(Debug, Default)]
@@ -124,6 +128,22 @@ impl Cache {
         node.used = true;
         let shown = node.attributes.filter(|_| !node.own.is_estimate);
         shown.map(|attributes| Answer { attributes, valid })
+    }
+
+    /// The attributes of a file whose bytes are all where contents are kept, and do not change as long as these stay valid.
+    pub(super) fn steady(&self, ino: Ino, now: Time) -> Option<Attributes> {
+        let node = self.nodes.get(&ino)?;
+        let is_steady = self.lease_end > now && node.changing == 0 && node.own.unsent == 0;
+        node.attributes.filter(|it| is_steady && it.kind == Kind::File)
+    }
+
+    /// The same for a read that begins, unless the server has to note its time.
+    pub(super) fn to_read(&mut self, ino: Ino, now: Time, wall: u64) -> Option<Attributes> {
+        let found = self.steady(ino, now)?;
+        let node = self.nodes.get_mut(&ino)?;
+        node.used = true;
+        let is_told = node.read_at.replace(found.changed) == Some(found.changed);
+        (is_told || !found.is_read_due(Timestamp::of_nanos(wall))).then_some(found)
     }
 
     /// The attributes that this client has given an inode, if the server does not have all of that.

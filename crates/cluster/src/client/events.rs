@@ -10,13 +10,27 @@ use thalweg_fs::{
     Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, Validity,
     WriteAt, WriteHow,
 };
+use tokio::sync::oneshot;
 
 use super::exclusive::MAX_WRITE;
 use super::holdings::Slot;
-use super::own::Reservation;
+use super::own::{Batch, Reservation};
 use super::users::User;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Reply, Request};
+
+/// The sender of the next batch.
+type Turn = tokio::sync::OwnedMutexGuard<()>;
+
+/// What has become of a batch.
+enum Stored {
+    /// Its bytes are to be sent with it.
+    Not,
+    /// Its bytes are stored; these events are left.
+    Bytes(Vec<Event>),
+    /// Its bytes are stored, and the server has the rest.
+    Sent,
+}
 
 /// A directory that was refused is not asked for again within this part of a lease.
 const REFUSED: u32 = 10;
@@ -175,12 +189,10 @@ impl Shared {
     }
 
     /// Sends batches while many events wait.
-    async fn send_full(
-        self: &Arc<Self>,
-        _turn: tokio::sync::OwnedMutexGuard<()>,
-    ) -> Result<(), FsError> {
+    async fn send_full(self: &Arc<Self>, mut turn: Turn) -> Result<(), FsError> {
         while self.cache.lock().pending.is_full() {
-            self.send_batch(None).await?;
+            self.send_batch(turn, None).await?;
+            turn = self.sending.clone().lock_owned().await;
         }
         Ok(())
     }
@@ -189,7 +201,7 @@ impl Shared {
     pub(super) async fn send_events(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
         let last = self.cache.lock().pending.last();
         loop {
-            let _turn = self.sending.lock().await;
+            let turn = self.sending.clone().lock_owned().await;
             let is_done = {
                 let pending = &self.cache.lock().pending;
                 pending.has(last) || !(all || pending.is_full())
@@ -197,7 +209,7 @@ impl Shared {
             if is_done {
                 return Ok(());
             }
-            self.send_batch(None).await?;
+            self.send_batch(turn, None).await?;
         }
     }
 
@@ -205,11 +217,11 @@ impl Shared {
     pub(super) async fn sync_events(self: &Arc<Self>) -> Result<bool, FsError> {
         let last = self.cache.lock().pending.last();
         loop {
-            let _turn = self.sending.lock().await;
+            let turn = self.sending.clone().lock_owned().await;
             if self.cache.lock().pending.has(last) {
                 return Ok(false);
             }
-            if self.send_batch(Some(last)).await? {
+            if self.send_batch(turn, Some(last)).await? {
                 return Ok(true);
             }
         }
@@ -224,19 +236,40 @@ impl Shared {
     }
 
     /// Sends one batch. One is under way at a time, so that they count in their order. With `sync`, it is durable when it has
-    /// all events up to this one; whether it is.
-    async fn send_batch(self: &Arc<Self>, sync: Option<u64>) -> Result<bool, FsError> {
-        self.make_room().await?;
-        let (batch, user, syncs) = {
-            let pending = &mut self.cache.lock().pending;
-            let (batch, user) = pending.take_batch();
-            let end = pending.done + batch.len() as u64;
-            (batch, user, sync.is_some_and(|last| end >= last))
+    /// all events up to this one; whether it is. It goes on by itself when its caller has gone.
+    async fn send_batch(self: &Arc<Self>, turn: Turn, sync: Option<u64>) -> Result<bool, FsError> {
+        let (told, sent) = oneshot::channel();
+        let shared = self.clone();
+        let sending = async move {
+            let outcome = shared.send_next(sync).await;
+            drop(turn);
+            let _ = told.send(outcome);
         };
-        if batch.is_empty() {
+        self.env.spawn(sending).detach();
+        sent.await.unwrap_or_else(|_| Err(LinkError::Closed.into()))
+    }
+
+    async fn send_next(self: &Arc<Self>, sync: Option<u64>) -> Result<bool, FsError> {
+        self.make_room().await?;
+        let (batch, syncs) = {
+            let pending = &mut self.cache.lock().pending;
+            let batch = pending.take_batch();
+            let end = pending.done + batch.events.len() as u64;
+            (batch, sync.is_some_and(|last| end >= last))
+        };
+        if batch.events.is_empty() {
             return Ok(false);
         }
-        let (mut parts, mut is_whole) = (vec![batch], true);
+        let (mut parts, mut is_whole) = match self.store_bytes(&batch, syncs).await {
+            Ok(Stored::Sent) => return Ok(syncs),
+            Ok(Stored::Not) => (vec![batch.events], true),
+            Ok(Stored::Bytes(events)) => (vec![events], true),
+            Err(error) => {
+                self.lose_events(&batch.events, &error);
+                return Err(error);
+            }
+        };
+        let user = batch.user;
         while let Some(mut part) = parts.pop() {
             match self.send_part(&part, &user, syncs && parts.is_empty()).await {
                 Ok(()) => {}
@@ -259,6 +292,31 @@ impl Shared {
         Ok(syncs && is_whole)
     }
 
+    /// Stores the bytes of a batch, as far as this client does that itself. If they only replace others, the rest is sent at the
+    /// same time.
+    async fn store_bytes(self: &Arc<Self>, batch: &Batch, syncs: bool) -> Result<Stored, FsError> {
+        let mut events = batch.events.clone();
+        let Some(storing) = self.split_bytes(&mut events).await? else { return Ok(Stored::Not) };
+        let (stored, sent) = match batch.only_replaces {
+            true => {
+                let sending = self.send_call(&events, &batch.user, syncs, |_, _, _| {});
+                futures::future::join(storing.store(), sending).await
+            }
+            false => (storing.store().await, Err(FsError::Conflict)),
+        };
+        match (stored, sent) {
+            (Ok(()), Ok(())) => {
+                self.cache.lock().sent(&events, 0, &[]);
+                Ok(Stored::Sent)
+            }
+            (Ok(()), Err(_)) => Ok(Stored::Bytes(events)),
+            (Err(error), _) => {
+                self.leave_contents(&error).await?;
+                Ok(Stored::Not)
+            }
+        }
+    }
+
     /// Sends events of one user in one call.
     async fn send_part(
         self: &Arc<Self>,
@@ -266,12 +324,6 @@ impl Shared {
         user: &User,
         sync: bool,
     ) -> Result<(), FsError> {
-        let made: HashSet<Ino> = part.iter().filter_map(|it| it.deed.made()).collect();
-        let named: HashSet<Ino> =
-            part.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
-        let mut named: Vec<Ino> = named.into_iter().collect();
-        named.sort_unstable();
-        let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
         let events: Arc<[Event]> = part.into();
         let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
             if reply.answer == Answer::Made {
@@ -279,6 +331,22 @@ impl Shared {
                 shared.cache.lock().sent(&events, reply.stamp, &proofs);
             }
         };
+        self.send_call(part, user, sync, take).await
+    }
+
+    async fn send_call(
+        self: &Arc<Self>,
+        part: &[Event],
+        user: &User,
+        sync: bool,
+        take: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(), FsError> {
+        let made: HashSet<Ino> = part.iter().filter_map(|it| it.deed.made()).collect();
+        let named: HashSet<Ino> =
+            part.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
+        let mut named: Vec<Ino> = named.into_iter().collect();
+        named.sort_unstable();
+        let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
         let call = (Request::Batch { sync }, vec![payload.into()]);
         let user = (Some(Slot::of_batch()), user.clone());
         self.call_in(user, named.into(), call, take).await.map(|_| ())

@@ -4,6 +4,8 @@
 //! The server grants it for a directory. New inodes in such a directory are the client's alone, too, since other clients come
 //! to them only through that directory; they wait there until the client has sent everything and released the directory.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use thalweg_env::Time;
 use thalweg_fs::event::{ByteEvents, Deed, Event};
@@ -16,6 +18,8 @@ use super::cache::{Cache, NewName};
 use super::own::Own;
 use super::users;
 
+/// How long the server takes to clear bytes, about.
+const CLEARED: Duration = Duration::from_secs(2);
 /// Most bytes of an event.
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
@@ -62,6 +66,37 @@ impl Cache {
         self.pending.grants += 1;
         let grant = self.pending.grants;
         self.nodes.entry(ino).or_default().own.granted = Some(grant);
+    }
+
+    /// Bytes of a file below this one may be stored without the server.
+    pub(super) fn reach(&self, ino: Ino) -> u64 {
+        self.nodes.get(&ino).map(|node| node.own.reach).unwrap_or_default()
+    }
+
+    pub(super) fn set_reach(&mut self, ino: Ino, reach: u64, now: Time) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.own.reach = reach;
+            // A file that was made shorter just now has none for a while.
+            node.own.cleared = (reach == 0).then_some((now + CLEARED, 0));
+        }
+    }
+
+    /// Whether the server is to be asked for more, for bytes up to `end`.
+    pub(super) fn wants_reach(&self, ino: Ino, end: u64, now: Time) -> bool {
+        let Some(node) = self.nodes.get(&ino).filter(|node| node.stamp > 0) else { return false };
+        match node.own.reach {
+            0 => node.own.cleared.is_some_and(|(at, event)| at <= now && self.pending.has(event)),
+            reach => reach < end,
+        }
+    }
+
+    /// The server has to clear bytes of a file before they are stored here again.
+    pub(super) fn clear_bytes(&mut self, ino: Ino, now: Time) {
+        // A change that is about to be made is the next event at the latest.
+        let event = self.pending.last() + 1;
+        if let Some(node) = self.nodes.get_mut(&ino).filter(|node| node.own.reach > 0) {
+            (node.own.reach, node.own.cleared) = (0, Some((now + CLEARED, event)));
+        }
     }
 
     /// A directory is not this client's alone any more, and nothing that was made in it.
@@ -148,10 +183,11 @@ impl Cache {
         directory.got_name(made.kind, time);
         let name = Bytes::copy_from_slice(name);
         let deed = Deed::Create { parent, name: name.clone(), new: new.clone(), number };
-        self.pending.push(Event { time, deed }, now);
+        self.pending.push(Event { time, deed }, false, now);
+        let reach = self.new_reach;
         let node = self.nodes.entry(number).or_default();
         (node.attributes, node.used) = (Some(made), true);
-        node.own = Own { within, unsent: 1, is_dense: true, ..Own::default() };
+        node.own = Own { within, unsent: 1, is_dense: true, reach, ..Own::default() };
         if made.kind == Kind::Directory {
             self.hold_names(number, true);
         }
@@ -206,7 +242,8 @@ impl Cache {
             }
         }
         attributes.set(change, time);
-        self.pending.push(Event { time, deed: Deed::SetAttributes { ino, change: *change } }, now);
+        let deed = Deed::SetAttributes { ino, change: *change };
+        self.pending.push(Event { time, deed }, false, now);
         self.note(ino, attributes);
         Some(attributes)
     }
@@ -230,9 +267,13 @@ impl Cache {
         if attributes.kind != Kind::File || data.is_empty() {
             return None;
         }
+        if offset > attributes.size {
+            self.clear_bytes(ino, now);
+        }
         let own = &mut self.nodes.get_mut(&ino)?.own;
         own.is_dense = bytes.dense || own.is_dense && offset <= attributes.size;
         own.is_estimate |= !own.is_dense;
+        let grows = end > attributes.size;
         attributes.wrote(end, clear_suid, time);
         let most = attributes.size.next_multiple_of(BLOCK);
         attributes.stored = match own.is_dense {
@@ -241,7 +282,8 @@ impl Cache {
                 most.min(attributes.stored + len.next_multiple_of(BLOCK)).max(attributes.stored)
             }
         };
-        self.pending.push(Event { time, deed: Deed::Write { ino, offset, data, clear_suid } }, now);
+        let deed = Deed::Write { ino, offset, data, clear_suid };
+        self.pending.push(Event { time, deed }, grows, now);
         self.note(ino, attributes);
         Some(offset)
     }

@@ -145,26 +145,43 @@ impl Shared {
         let handler = Invalidator(self.clone(), channel.clone());
         let receiving = channel.clone();
         let running = self.env.spawn(async move { receiving.run(reader, &handler).await });
-        let SessionInfo { id, begun, server: before, .. } = *self.session.lock();
+        let SessionInfo { id, begun, server: before, .. } = self.session.lock().clone();
         let request = Request::Attach { session: id, resumes: begun };
         let call = Call::outside(request);
         let sent = self.env.now();
         let lost = |error| AttachError::Lost(io::Error::other(error));
         let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
         match answer {
-            Answer::Attached { root, lease, read_only, bytes, squash, server, durable } => {
+            Answer::Attached {
+                root,
+                lease,
+                read_only,
+                bytes,
+                contents,
+                squash,
+                server,
+                durable,
+            } => {
                 let lease = Duration::from_millis(u64::from(lease));
                 let is_new = begun && before != server;
                 {
+                    let mut cache = self.cache.lock();
+                    cache.squash = squash;
+                    cache.new_reach = if contents.is_empty() { 0 } else { bytes.end };
                     let mut session = self.session.lock();
-                    let begun = true;
-                    *session =
-                        SessionInfo { begun, root, lease, read_only, bytes, squash, ..*session };
-                    if !is_new {
-                        session.server = server;
-                    }
+                    let known = session.clone();
+                    *session = SessionInfo {
+                        begun: true,
+                        root,
+                        lease,
+                        read_only,
+                        bytes,
+                        contents,
+                        squash,
+                        server: if is_new { known.server } else { server },
+                        ..known
+                    };
                 }
-                self.cache.lock().squash = squash;
                 if !is_new {
                     self.cache.lock().renew(sent, lease);
                     self.holdings.kept.lock().durable(durable);
@@ -186,7 +203,7 @@ impl Shared {
             let mut session = self.session.lock();
             let generation = session.generation + 1;
             let id = self.env.uuid();
-            *session = SessionInfo { id, generation, begun: false, ..*session };
+            (session.id, session.generation, session.begun) = (id, generation, false);
         }
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"

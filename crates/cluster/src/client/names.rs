@@ -119,6 +119,9 @@ impl Shared {
             return Ok(set);
         }
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
+        if change.size.is_some() {
+            self.cache.lock().clear_bytes(ino, self.env.now());
+        }
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
             shared.take_inode(reply);

@@ -45,13 +45,14 @@ impl Shared {
             let mut cache = shared.cache.lock();
             let mut opens = shared.holdings.opens.lock();
             match &reply.answer {
-                Answer::Opened { .. } => {
+                Answer::Opened { reach, .. } => {
                     opens.set(handle, Known::Told);
                     if reply.grants.content {
                         cache.hold_content(ino);
                     }
                     if reply.grants.exclusive {
                         cache.hold_exclusively(ino);
+                        cache.set_reach(ino, *reach, shared.env.now());
                     }
                 }
                 _ => drop(opens.remove(handle)),
@@ -64,7 +65,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        let Answer::Opened { pages, flush } = reply.answer else {
+        let Answer::Opened { pages, flush, .. } = reply.answer else {
             return Err(LinkError::Unexpected.into());
         };
         if !reply.grants.content || pages == PageCache::Bypass {

@@ -30,6 +30,11 @@ pub(super) struct Own {
     pub(super) within: Option<(Ino, u64)>,
     /// Events that concern it, and that the server does not have.
     pub(super) unsent: u32,
+    /// Bytes below this one may be stored without the server; 0: none.
+    pub(super) reach: u64,
+    /// The reach is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the events up to
+    /// this one.
+    pub(super) cleared: Option<(Time, u64)>,
     /// Its bytes follow one another from the start, without holes.
     pub(super) is_dense: bool,
     /// How much its attributes say that is stored is not exact.
@@ -43,8 +48,7 @@ pub(super) struct Own {
 /// What the client has made by itself, and the server does not have.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    /// With the user of each.
-    events: VecDeque<(Event, User)>,
+    events: VecDeque<Waiting>,
     bytes: usize,
     /// Events made so far, and those of them that the server has, or that are lost.
     made: u64,
@@ -58,6 +62,24 @@ pub(super) struct Pending {
     pub(super) grants: u64,
     /// Inodes of which changes were lost, until a sync of them has failed.
     pub(super) failed: HashSet<Ino>,
+}
+
+/// An event that waits.
+#[derive(Debug)]
+struct Waiting {
+    event: Event,
+    user: User,
+    /// It makes a file longer.
+    grows: bool,
+}
+
+/// Events of one user that are sent together.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) events: Vec<Event>,
+    pub(super) user: User,
+    /// No inode is made and no file becomes longer, so that bytes may be stored before or after.
+    pub(super) only_replaces: bool,
 }
 
 /// Inode numbers as they were reserved.
@@ -126,37 +148,37 @@ impl Pending {
         }
     }
 
-    pub(super) fn push(&mut self, event: Event, now: Time) {
+    pub(super) fn push(&mut self, event: Event, grows: bool, now: Time) {
         self.bytes += bytes_of(&event);
-        self.events.push_back((event, users::current()));
+        self.events.push_back(Waiting { event, user: users::current(), grows });
         self.made += 1;
         self.since.get_or_insert(now);
     }
 
     /// The next batch: changes of one user.
-    pub(super) fn take_batch(&mut self) -> (Vec<Event>, User) {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        let user = self.events.front().and_then(|(_, user)| user.clone());
-        while batch.len() < MAX_EVENTS
-            && let Some((event, maker)) = self.events.front()
-            && *maker == user
+    pub(super) fn take_batch(&mut self) -> Batch {
+        let (mut events, mut bytes, mut only_replaces) = (Vec::new(), 0, true);
+        let user = self.events.front().and_then(|first| first.user.clone());
+        while events.len() < MAX_EVENTS
+            && let Some(next) = self.events.pop_front_if(|next| {
+                let is_more = bytes + bytes_of(&next.event) > BATCH_BYTES;
+                next.user == user && (events.is_empty() || !is_more)
+            })
         {
-            bytes += bytes_of(event);
-            if bytes > BATCH_BYTES && !batch.is_empty() {
-                break;
-            }
-            self.bytes -= bytes_of(event);
-            batch.extend(self.events.pop_front().map(|(event, _)| event));
+            bytes += bytes_of(&next.event);
+            only_replaces &= !next.grows && next.event.deed.made().is_none();
+            events.push(next.event);
         }
+        self.bytes -= bytes;
         if self.events.is_empty() {
             self.since = None;
         }
-        (batch, user)
+        Batch { events, user, only_replaces }
     }
 
     /// The session has ended; the events that are lost.
     pub(super) fn clear(&mut self) -> Vec<Event> {
-        let waiting: Vec<Event> = self.events.drain(..).map(|(event, _)| event).collect();
+        let waiting: Vec<Event> = self.events.drain(..).map(|it| it.event).collect();
         self.numbers.clear();
         self.used_up.clear();
         (self.bytes, self.since) = (0, None);
@@ -172,6 +194,6 @@ fn bytes_of(event: &Event) -> usize {
                 _ => name.len(),
             },
             Deed::Write { data, .. } => data.len(),
-            Deed::SetAttributes { .. } => 0,
+            Deed::SetAttributes { .. } | Deed::Stored { .. } => 0,
         }
 }

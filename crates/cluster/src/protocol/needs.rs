@@ -29,6 +29,7 @@ impl Request {
             | Request::ClaimNumbers { .. }
             | Request::Claimed
             | Request::Reserve
+            | Request::ReachContents { .. }
             | Request::Renew
             | Request::Detach
             | Request::Forget
@@ -54,6 +55,7 @@ impl Request {
             | Request::ConflictingLock { ino, .. } => ([Some(*ino), None], false),
             Request::Open { ino, flags, .. } => ([Some(*ino), None], flags.write),
             Request::SetAttributes { ino, .. }
+            | Request::RaiseReach { ino, .. }
             | Request::Create { parent: ino, .. }
             | Request::Unlink { parent: ino, .. }
             | Request::RemoveDirectory { parent: ino, .. }

@@ -35,7 +35,7 @@ pub(super) fn decode_events(payload: &[u8]) -> Result<Vec<Event>, FsError> {
 pub(super) fn made_by(events: &[Event]) -> Outcome {
     let made = events.iter().filter_map(|event| match &event.deed {
         Deed::Create { number, new, .. } => Some((*number, new.node == Node::Directory)),
-        Deed::SetAttributes { .. } | Deed::Write { .. } => None,
+        Deed::SetAttributes { .. } | Deed::Write { .. } | Deed::Stored { .. } => None,
     });
     Outcome { made: made.collect(), ..Outcome::of(Answer::Made) }
 }
@@ -53,6 +53,10 @@ fn changes_of(events: &[Event]) -> Vec<Changed> {
             }
             Deed::Write { ino, offset, data, .. } => {
                 let to = offset.saturating_add(data.len() as u64);
+                changes.push(Changed::Content { ino: *ino, from: *offset, to });
+            }
+            Deed::Stored { ino, offset, len, .. } => {
+                let to = offset.saturating_add(*len);
                 changes.push(Changed::Content { ino: *ino, from: *offset, to });
             }
             Deed::SetAttributes { ino, change } if change.size.is_some() => {

@@ -113,12 +113,17 @@ fn slot(ino: Ino) -> usize {
 impl Table {
     /// Grants a session something of an inode that it has read since the stamp `since`; whether it did.
     pub(super) fn grant(&mut self, session: u64, ino: Ino, what: Held, since: u64) -> bool {
-        let slot = self.slots[slot(ino)];
-        if slot.running > 0 || slot.last > since || self.exclusive(ino, session).is_some() {
+        if !self.is_steady(ino, since) || self.exclusive(ino, session).is_some() {
             return false;
         }
         self.add(session, ino, what);
         true
+    }
+
+    /// Whether no change of an inode was under way since the stamp `since`.
+    pub(super) fn is_steady(&self, ino: Ino, since: u64) -> bool {
+        let slot = self.slots[slot(ino)];
+        slot.running == 0 && slot.last <= since
     }
 
     /// Makes a directory or file a session's alone, if no other one caches or changes something of it; whether it did.

@@ -127,6 +127,7 @@ impl Connection {
             squash: self.visitor.squash,
             server: shared.incarnation,
             durable: shared.undurable.durable(),
+            contents: shared.direct().map(|it| it.location()).unwrap_or_default(),
             bytes: shared.filesystem.ledger().map(|it| it.byte_events()).unwrap_or_default(),
             read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
         }

@@ -56,6 +56,16 @@ impl Shared {
                 self.make_durable().await?;
                 Ok(Outcome::done())
             }
+            Request::ReachContents { address } => {
+                let direct = self.direct().ok_or(FsError::NotSupported)?;
+                direct.admit(job.session.serial, &address).await?;
+                job.session.state.lock().is_direct = !address.is_empty();
+                Ok(Outcome::done())
+            }
+            Request::RaiseReach { ino, end } => {
+                let direct = self.direct().ok_or(FsError::NotSupported)?;
+                Ok(Outcome::of(Answer::Number(direct.raise_reach(ino, end).await?)))
+            }
             request => self.use_handle(job, request).await,
         }
     }

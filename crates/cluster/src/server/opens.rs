@@ -22,8 +22,14 @@ impl Shared {
         match request {
             Request::Open { handle, caller, ino, flags, late, exclusive } => {
                 let alone = exclusive && self.prepare_alone(job, ino).await?;
-                let opened = self.open(session, (&caller, handle), (ino, flags), late).await?;
+                let mut opened = self.open(session, (&caller, handle), (ino, flags), late).await?;
                 let exclusive = alone.then_some(ino);
+                if alone
+                    && let Some(direct) = self.direct()
+                    && let Answer::Opened { reach, .. } = &mut opened.answer
+                {
+                    *reach = direct.reach(ino).await.unwrap_or_default();
+                }
                 Ok(Outcome { wants: Wants { exclusive, ..opened.wants }, ..opened })
             }
             Request::Flush { ino, handle, owner } => {
@@ -82,7 +88,7 @@ impl Shared {
         let content = (!is_shared).then_some(ino);
         let wants = Wants { since, content, cached: late.then_some(ino), ..Wants::default() };
         let file = self.opened(ino, flags, opened.handle);
-        let answer = Answer::Opened { pages, flush: opened.flush };
+        let answer = Answer::Opened { pages, flush: opened.flush, reach: 0 };
         Ok(Outcome { wants, opened: Some((handle, file)), ..Outcome::of(answer) })
     }
 

@@ -96,6 +96,12 @@ pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> G
         table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
     }
     let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino));
+    // A change that came between may have made the file shorter.
+    if let Answer::Opened { reach, .. } = &mut outcome.answer
+        && !(exclusive && wants.exclusive.is_some_and(|ino| table.is_steady(ino, wants.since)))
+    {
+        *reach = 0;
+    }
     Grants { exclusive, ..grants }
 }
 

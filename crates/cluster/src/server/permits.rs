@@ -292,6 +292,6 @@ fn is_unprivileged(deed: &Deed, user: Actor<'_>) -> bool {
             let keeps_owner = change.uid.is_none() && change.gid.is_none();
             keeps_owner && change.mode.is_none_or(|mode| mode & PRIVILEGES == 0)
         }
-        Deed::Write { .. } => true,
+        Deed::Write { .. } | Deed::Stored { .. } => true,
     }
 }

@@ -130,7 +130,10 @@ impl Shared {
             self.recovery.expected.lock().insert(number);
             self.sessions.lock().insert(id, Arc::new(session));
         }
-        ledger.end_sessions(&invalid).await?;
+        if !invalid.is_empty() {
+            self.shut_out(&invalid).await;
+            ledger.end_sessions(&invalid).await?;
+        }
         let expected = self.recovery.missing();
         if expected == 0 {
             ledger.release_orphans().await?;
@@ -151,6 +154,7 @@ impl Shared {
         let lost: Vec<Arc<Session>> = lost.collect();
         if let Some(ledger) = self.filesystem.ledger() {
             let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
+            self.shut_out(&numbers).await;
             if let Err(error) = ledger.end_sessions(&numbers).await {
                 tracing::error!(%error, "the records of lost clients stay");
             }

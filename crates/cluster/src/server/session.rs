@@ -44,6 +44,8 @@ pub(super) struct SessionState {
     pub(super) heard: Time,
     /// It has ended, and its calls are refused.
     pub(super) has_ended: bool,
+    /// Its client reaches contents itself.
+    pub(super) is_direct: bool,
     /// Of the last answer that named inodes.
     stamp: u64,
     /// The highest version of which the client has not heard that it is durable.
@@ -133,6 +135,7 @@ impl Session {
             channel: None,
             heard: now,
             has_ended: false,
+            is_direct: false,
             stamp: 0,
             kept: 0,
             told: HashMap::from_iter([(root, u64::MAX)]),

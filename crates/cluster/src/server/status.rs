@@ -21,6 +21,8 @@ pub struct SessionStatus {
     pub read_only: bool,
     /// Whether it has a connection.
     pub connected: bool,
+    /// Whether it reads and writes contents of files itself, where those are kept elsewhere.
+    pub direct: bool,
     /// Milliseconds since it was last heard.
     pub silent_ms: u64,
     /// Inodes that it knows.
@@ -128,6 +130,7 @@ impl Server {
                 path: session.visitor.path.clone(),
                 read_only: session.visitor.access == Access::Read,
                 connected: state.channel.is_some(),
+                direct: state.is_direct,
                 silent_ms: millis(now, state.heard),
                 inodes,
                 cached: cached.get(&session.serial).copied().unwrap_or_default(),

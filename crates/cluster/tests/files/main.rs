@@ -5,6 +5,7 @@
 mod access;
 mod alone;
 mod basics;
+mod direct;
 mod histories;
 mod hostile;
 mod hostile_users;
@@ -12,6 +13,7 @@ mod limits;
 mod linear;
 mod losses;
 mod model;
+mod objects;
 mod own_files;
 mod pressure;
 mod reports;

@@ -17,6 +17,7 @@ use thalweg_sim::crash::Shape;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 
+use crate::objects::Objects;
 use crate::volume::Disk;
 
 pub(crate) const PORT: u16 = 7700;
@@ -33,6 +34,8 @@ pub(crate) struct Scene {
     pub(crate) service: Server,
     /// What the files lie on, if they survive crashes.
     disk: Option<Disk>,
+    /// Where contents of files are, if clients reach them.
+    pub(crate) objects: Option<Objects>,
     options: Options,
 }
 
@@ -82,8 +85,8 @@ impl Scene {
         let server = network.host("server");
         let process = env.node();
         let service = serve(&process, &server, &files, &options).await;
-        let (env, disk) = (env.clone(), None);
-        Scene { env, network, files, server, process, service, disk, options }
+        let (env, disk, objects) = (env.clone(), None, None);
+        Scene { env, network, files, server, process, service, disk, objects, options }
     }
 
     /// A server of a filesystem on a volume that survives crashes.
@@ -93,13 +96,27 @@ impl Scene {
 
     /// The same, with these limits.
     pub(crate) async fn durable_with(env: &Env, options: Options) -> Scene {
+        Scene::made(env, options, None).await
+    }
+
+    /// The same, with contents of files as objects, which the clients reach.
+    pub(crate) async fn direct(env: &Env) -> Scene {
+        Scene::made(env, options(), Some(Objects::new(env))).await
+    }
+
+    /// With contents of files as objects, or on the volume.
+    pub(crate) async fn either(env: &Env, is_direct: bool) -> Scene {
+        Scene::made(env, options(), is_direct.then(|| Objects::new(env))).await
+    }
+
+    async fn made(env: &Env, options: Options, objects: Option<Objects>) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
-        let (process, disk) = (env.node(), Disk::make(env).await);
+        let (process, disk) = (env.node(), Disk::make(env, objects.clone()).await);
         let files = disk.open(process.env()).await;
         let service = serve(&process, &server, &files, &options).await;
         let (env, disk) = (env.clone(), Some(disk));
-        Scene { env, network, files, server, process, service, disk, options }
+        Scene { env, network, files, server, process, service, disk, objects, options }
     }
 
     /// A client that has the name of its host.
@@ -122,6 +139,8 @@ impl Scene {
         visitor: Visitor,
         options: client::Options,
     ) -> Result<Machine, AttachError> {
+        let finder = self.objects.as_ref().map(|objects| objects.finder(&visitor.name));
+        let options = client::Options { contents: finder, ..options };
         let host = self.admit(visitor);
         let process = self.env.node();
         let connector = Box::new(host.connector(&self.server, PORT));

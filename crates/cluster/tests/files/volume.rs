@@ -12,6 +12,8 @@ use thalweg_store::device::{DeviceRef, Geometry};
 use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 
+use crate::objects::Objects;
+
 /// Bytes of the volume, and of its journal.
 const SIZE: u64 = 5 << 20;
 const JOURNAL: u64 = 4 << 20;
@@ -20,20 +22,29 @@ const JOURNAL: u64 = 4 << 20;
 pub(crate) struct Disk {
     recorder: Recorder,
     devices: Vec<DeviceRef>,
+    /// Contents of files, unless these lie on the devices.
+    objects: Option<Objects>,
 }
 
 impl Disk {
     /// A new filesystem.
-    pub(crate) async fn make(env: &Env) -> Disk {
+    pub(crate) async fn make(env: &Env, objects: Option<Objects>) -> Disk {
         let recorder = Recorder::new(env);
         let device = |name, size| recorder.device(name, Geometry { size, sector: 512 });
         let devices = vec![device("data", 2 * SIZE), device("journal", JOURNAL)];
-        let disk = Disk { recorder, devices };
+        let disk = Disk { recorder, devices, objects };
         let new =
             NewInPlace { name: "test".to_owned(), journal_size: Some(JOURNAL), size: Some(SIZE) };
         InPlace::create(env, &disk.parts(), &new).await.unwrap();
         let format = Format { metadata_blocks: Some(200), ..Format::default() };
-        local::make(env, &disk.volume(env).await, &format).await.unwrap();
+        let volume = disk.volume(env).await;
+        match &disk.objects {
+            Some(objects) => {
+                let contents = objects.serve().await;
+                local::make_elsewhere(env, &volume, &format, &*contents).await.unwrap();
+            }
+            None => local::make(env, &volume, &format).await.unwrap(),
+        }
         disk
     }
 
@@ -60,13 +71,18 @@ impl Disk {
     /// Opens the filesystem.
     pub(crate) async fn open(&self, env: &Env) -> Arc<dyn Filesystem> {
         let options = Options { keep_orphans: true, ..Options::default() };
-        Arc::new(Local::open(env, self.volume(env).await, "fs", options).await.unwrap())
+        let contents = match &self.objects {
+            Some(objects) => Some(objects.serve().await),
+            None => None,
+        };
+        let volume = self.volume(env).await;
+        Arc::new(Local::open_with(env, volume, "fs", options, contents).await.unwrap())
     }
 
     /// The devices after a crash now.
     pub(crate) fn crash(&self, env: &Env, left: Left) -> Disk {
         let image = self.recorder.image(self.recorder.position(), left);
         let (recorder, devices) = Recorder::from_image(env, Default::default(), &image);
-        Disk { recorder, devices }
+        Disk { recorder, devices, objects: self.objects.clone() }
     }
 }

@@ -3,53 +3,26 @@
 //! Where contents are kept elsewhere, the bytes of all events are stored first, and then names and sizes change in one
 //! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
 use thalweg_store::txn::Transaction;
 
 use super::Local;
 use super::effects::Effects;
-use super::elsewhere::REACH;
-use super::format::encode_time;
+use super::elsewhere::{REACH, reach_of};
+use super::format::{TRUNCATING, encode_time};
 use super::gates::Elsewhere;
 use super::op::Op;
 use crate::attributes::Ino;
 use crate::error::FsError;
+use crate::event::runs::{Run, Runs, is_stored, runs_of};
 use crate::event::{Deed, Event};
 use crate::filesystem::{MAX_FILE, WriteAt};
 
 /// The maximum number of files that are stored concurrently.
 const FILES_AT_ONCE: usize = 64;
-
-/// Bytes that follow one another in a file.
-#[derive(Debug)]
-struct Run {
-    offset: u64,
-    end: u64,
-    data: Vec<Bytes>,
-}
-
-/// What events write to each file, in their order. Writes that follow one another are one.
-fn runs_of(events: &[Event]) -> BTreeMap<Ino, Vec<Run>> {
-    let mut files: BTreeMap<Ino, Vec<Run>> = BTreeMap::new();
-    for Event { deed, .. } in events {
-        let Deed::Write { ino, offset, data, .. } = deed else { continue };
-        let runs = files.entry(*ino).or_default();
-        let end = offset.saturating_add(data.len() as u64);
-        match runs.last_mut() {
-            Some(last) if last.end == *offset => {
-                last.data.push(data.clone());
-                last.end = end;
-            }
-            _ => runs.push(Run { offset: *offset, end, data: vec![data.clone()] }),
-        }
-    }
-    files
-}
 
 /// The byte behind the last one that is written.
 fn end_of(runs: &[Run]) -> u64 {
@@ -84,6 +57,8 @@ impl Local {
             for ino in runs.keys() {
                 gates.push(elsewhere.alone(ino.0).await);
             }
+            let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
+            self.check_stored(stored, events).await?;
             self.store_runs(elsewhere, runs, events).await?;
         }
         self.change(async |txn| {
@@ -95,11 +70,31 @@ impl Local {
         .await
     }
 
+    /// Refuses events about bytes that their maker cannot have stored.
+    async fn check_stored(&self, stored: Runs, events: &[Event]) -> Result<(), FsError> {
+        let made: HashSet<Ino> = events.iter().filter_map(|event| event.deed.made()).collect();
+        for (ino, runs) in stored {
+            let (size, reach) = match made.contains(&ino) {
+                true => (0, REACH),
+                false => {
+                    let record = self.inner.file_now(ino.0).await?;
+                    let is_cut = record.flags & TRUNCATING != 0;
+                    (record.size.get(), if is_cut { 0 } else { reach_of(&record) })
+                }
+            };
+            let has_bytes = runs.iter().any(|run| !run.data.is_empty());
+            if has_bytes || end_of(&runs) > reach || last_gap(&runs, size).is_some() {
+                return Err(FsError::Invalid("the bytes may not be stored"));
+            }
+        }
+        Ok(())
+    }
+
     /// Stores what events write to files.
     async fn store_runs(
         &self,
         elsewhere: &Elsewhere,
-        runs: BTreeMap<Ino, Vec<Run>>,
+        runs: Runs,
         events: &[Event],
     ) -> Result<(), FsError> {
         let made: HashSet<Ino> = events.iter().filter_map(|event| event.deed.made()).collect();
@@ -194,7 +189,7 @@ impl Local {
 
 fn changes_bytes(deed: &Deed) -> bool {
     match deed {
-        Deed::Write { .. } => true,
+        Deed::Write { .. } | Deed::Stored { .. } => true,
         Deed::SetAttributes { .. } | Deed::Create { .. } => sets_size(deed),
     }
 }
@@ -218,6 +213,10 @@ impl Op<'_> {
                 let end = offset.saturating_add(data.len() as u64);
                 self.content_changed(ino.0, end, *clear_suid).await?;
             }
+            Deed::Stored { ino, offset, len, clear_suid } if self.inner.elsewhere.is_some() => {
+                self.content_changed(ino.0, offset.saturating_add(*len), *clear_suid).await?;
+            }
+            Deed::Stored { .. } => return Err(FsError::NotSupported),
             Deed::Write { ino, offset, data, clear_suid } => {
                 let at = WriteAt::Offset(*offset);
                 self.write(ino.0, at, vec![data.clone()], *clear_suid).await?;

@@ -13,10 +13,12 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Local;
+use super::direct::MAX_ADDRESS;
 use super::elsewhere::REACH;
 use super::format::{Tag, decode_time, key, key_behind, parse_key};
 use super::op::Op;
 use crate::attributes::Ino;
+use crate::direct::DirectContents;
 use crate::error::FsError;
 use crate::event::{ByteEvents, Event};
 use crate::filesystem::{Filesystem, Ledger};
@@ -37,7 +39,7 @@ const MAX_INFO: usize = 1024;
 /// Records that one transaction removes.
 const REMOVED_AT_ONCE: usize = 512;
 
-fn session_key(session: u64) -> Vec<u8> {
+pub(super) fn session_key(session: u64) -> Vec<u8> {
     key(0, Tag::Session, &session.to_be_bytes())
 }
 
@@ -47,18 +49,32 @@ fn slot_key(session: u64, slot: u16) -> Vec<u8> {
     key
 }
 
-/// The session of a record's key, and the slot if it is one's; `None` when the record is invalid.
-pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Option<SlotRecord>)> {
+/// A record of a session.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Record {
+    /// What the server has written down of it.
+    Info,
+    /// The last call of a slot.
+    Slot(SlotRecord),
+    /// The address of its client at the store with the contents.
+    Address,
+}
+
+/// The session of a record's key, and which record it is; `None` when the record is invalid.
+pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     let (0, Tag::Session, rest) = parse_key(key)? else { return None };
     let (session, rest) = rest.split_first_chunk()?;
     let session = u64::from_be_bytes(*session);
     if rest.is_empty() {
-        return (value.len() <= MAX_INFO).then_some((session, None));
+        return (value.len() <= MAX_INFO).then_some((session, Record::Info));
+    }
+    if rest == [0; 3] {
+        return (value.len() <= MAX_ADDRESS).then_some((session, Record::Address));
     }
     let slot = u16::from_be_bytes(rest.try_into().ok()?);
     let value = SlotValue::read_from_bytes(value).ok()?;
     let (number, outcome) = (value.number.get(), value.outcome.get());
-    Some((session, Some(SlotRecord { slot, number, outcome })))
+    Some((session, Record::Slot(SlotRecord { slot, number, outcome })))
 }
 
 impl Op<'_> {
@@ -155,10 +171,11 @@ impl Ledger for Local {
             for (key, value) in op.range(range, usize::MAX).await? {
                 let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
                 match parse_record(&key, &value).ok_or_else(bad)? {
-                    (session, None) => {
+                    (session, Record::Info) => {
                         sessions.push(SessionRecord { session, info: value, slots: Vec::new() });
                     }
-                    (session, Some(slot)) => {
+                    (_, Record::Address) => {}
+                    (session, Record::Slot(slot)) => {
                         if sessions.last().is_none_or(|it| it.session != session) {
                             let info = Bytes::new();
                             sessions.push(SessionRecord { session, info, slots: Vec::new() });
@@ -207,6 +224,12 @@ impl Ledger for Local {
             Some(_) => ByteEvents { end: REACH, sizes: false, dense: true },
             None => ByteEvents { end: u64::MAX, sizes: true, dense: false },
         }
+    }
+
+    fn direct(&self) -> Option<&dyn DirectContents> {
+        let elsewhere = self.inner.elsewhere.as_ref()?;
+        (elsewhere.contents.location().is_some() && !self.inner.options.read_only)
+            .then_some(self as &dyn DirectContents)
     }
 
     async fn apply(&self, events: &[Event]) -> Result<(), FsError> {

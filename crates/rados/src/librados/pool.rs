@@ -17,6 +17,8 @@ use super::{c_string, check, errno, sys};
 use crate::ObjectError;
 use crate::object::{Change, LockHolder, LockName, ObjectStore};
 
+/// Bytes of a cluster's identity, with a zero behind it, at most.
+const CLUSTER: usize = 64;
 /// Maximum bytes of an attribute that is read.
 const ATTRIBUTE: usize = 4 << 10;
 /// Maximum bytes of one of the texts about a lock's holders.
@@ -98,6 +100,34 @@ impl Pool {
 impl ObjectStore for Pool {
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    async fn cluster(&self) -> Result<String, ObjectError> {
+        let mut text = [0_u8; CLUSTER];
+        // SAFETY: the connection is open; at most the given length of the buffer is written.
+        let returned = unsafe {
+            let start = text.as_mut_ptr().cast();
+            sys::rados_cluster_fsid(self.handle.connection(), start, text.len())
+        };
+        check("cluster", returned)?;
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(text.to_string_lossy().into_owned())
+    }
+
+    async fn address(&self) -> Result<String, ObjectError> {
+        let mut text: *mut c_char = ptr::null_mut();
+        // SAFETY: the connection is open; the pointer is written on success.
+        check("cluster", unsafe { sys::rados_getaddrs(self.handle.connection(), &mut text) })?;
+        if text.is_null() {
+            return Err(closed());
+        }
+        // SAFETY: it is a text that librados allocated, and that is freed once.
+        let address = unsafe {
+            let address = CStr::from_ptr(text).to_string_lossy().into_owned();
+            sys::rados_buffer_free(text);
+            address
+        };
+        Ok(address)
     }
 
     fn client(&self) -> String {

@@ -64,7 +64,7 @@ impl SimPool {
     }
 
     /// The client's address, as the blocklist has it.
-    pub fn address(&self) -> String {
+    fn own_address(&self) -> String {
         format!("192.0.2.1:0/{}", self.number)
     }
 
@@ -74,7 +74,7 @@ impl SimPool {
         let message = Message {
             request,
             client: self.client(),
-            address: self.address(),
+            address: self.own_address(),
             map: self.map.load(Ordering::Relaxed),
             reply,
         };
@@ -167,6 +167,14 @@ impl Flight {
 impl ObjectStore for SimPool {
     fn name(&self) -> String {
         "simulated".to_owned()
+    }
+
+    async fn cluster(&self) -> Result<String, ObjectError> {
+        Ok("simulated".to_owned())
+    }
+
+    async fn address(&self) -> Result<String, ObjectError> {
+        Ok(self.own_address())
     }
 
     fn client(&self) -> String {

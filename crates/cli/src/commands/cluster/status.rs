@@ -78,6 +78,7 @@ struct ClientView {
     path: String,
     read_only: bool,
     connected: bool,
+    direct: bool,
     silent_ms: u64,
     inodes: u64,
     cached: u64,
@@ -229,6 +230,9 @@ fn clients_table(out: &mut String, view: &View, before: Option<(&View, Duration)
             let (received, sent) = (Size(received).to_string(), Size(sent).to_string());
             write!(out, " {calls:>8} {received:>12} {sent:>12}")?;
         }
+        if it.direct {
+            write!(out, "  direct")?;
+        }
         match it.connected {
             true => writeln!(out)?,
             false => writeln!(out, "  not connected for {}", span(it.silent_ms))?,
@@ -242,8 +246,14 @@ mod tests {
     use super::*;
 
     fn view(calls: u64, sent: u64) -> View {
-        let client =
-            ClientView { client: "a".to_owned(), calls, sent_bytes: sent, ..Default::default() };
+        let name = "a".to_owned();
+        let client = ClientView {
+            client: name,
+            direct: true,
+            calls,
+            sent_bytes: sent,
+            ..Default::default()
+        };
         let calls = vec![Calls { count: calls }];
         View {
             volume: "vol".to_owned(),
@@ -266,6 +276,7 @@ mod tests {
             line.starts_with("a ") && line.contains(" 100 ") && line.contains("2 MiB"),
             "{line}"
         );
+        assert!(line.ends_with("  direct"), "{line}");
     }
 
     #[test]

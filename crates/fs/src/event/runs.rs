@@ -1,0 +1,49 @@
+//! The bytes that events write, file by file.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::{Deed, Event};
+use crate::attributes::Ino;
+
+/// Bytes that follow one another in a file.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The first byte.
+    pub offset: u64,
+    /// The byte behind the last one.
+    pub end: u64,
+    /// The bytes; none if the maker of the events has stored them.
+    pub data: Vec<Bytes>,
+}
+
+/// The runs of each file, in the order in which they were written.
+pub type Runs = BTreeMap<Ino, Vec<Run>>;
+
+/// What events write to each file. Writes that follow one another are one run.
+pub fn runs_of<'a>(events: impl IntoIterator<Item = &'a Event>) -> Runs {
+    let mut files = Runs::new();
+    for Event { deed, .. } in events {
+        let (ino, offset, len, data) = match deed {
+            Deed::Write { ino, offset, data, .. } => (ino, *offset, data.len() as u64, Some(data)),
+            Deed::Stored { ino, offset, len, .. } => (ino, *offset, *len, None),
+            Deed::Create { .. } | Deed::SetAttributes { .. } => continue,
+        };
+        let runs = files.entry(*ino).or_default();
+        let end = offset.saturating_add(len);
+        match runs.last_mut() {
+            Some(last) if last.end == offset && last.data.is_empty() == data.is_none() => {
+                last.data.extend(data.cloned());
+                last.end = end;
+            }
+            _ => runs.push(Run { offset, end, data: data.cloned().into_iter().collect() }),
+        }
+    }
+    files
+}
+
+/// Whether the maker of the events has stored some of the runs of a file.
+pub fn is_stored(runs: &[Run]) -> bool {
+    runs.iter().any(|run| run.data.is_empty())
+}

@@ -8,7 +8,7 @@
 //! - [`fence`]: the exclusive lock, and the guard on every write; [`opener`]: the process that has the lock;
 //! - [`heartbeat`]: a served image has beats, by which a standby notices that the server has died;
 //! - [`format`](mod@format): names and bytes of objects;
-//! - [`location`]: contents of a filesystem that is open on another machine;
+//! - [`finder`]: contents of a filesystem that another machine serves;
 //! - `librados`: the client of a real cluster, behind the feature of that name.
 //!
 //! # Lock order
@@ -20,12 +20,13 @@ pub mod device;
 mod error;
 pub mod fence;
 pub mod files;
+pub mod finder;
 pub mod format;
 pub mod heartbeat;
 pub mod kind;
 #[cfg(feature = "librados")]
 pub mod librados;
-pub mod location;
+mod location;
 pub mod object;
 pub mod opener;
 mod striped;
@@ -33,10 +34,10 @@ mod striped;
 pub use device::{Opening, RadosDevice, RadosOptions, Released};
 pub use error::ObjectError;
 pub use files::FileObjects;
+pub use finder::ObjectsFinder;
 pub use heartbeat::Serving;
 pub use kind::{Pools, RadosKind};
 #[cfg(feature = "librados")]
 pub use librados::{Cluster, ClusterOptions, ClusterPools, Pool};
-pub use location::ObjectsFinder;
 pub use object::{ObjectStore, ObjectStoreRef};
 pub use opener::Opener;

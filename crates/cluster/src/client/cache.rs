@@ -138,7 +138,7 @@ impl Cache {
     }
 
     /// The same for a read that begins, unless the server has to note its time.
-    pub(super) fn to_read(&mut self, ino: Ino, now: Time, wall: u64) -> Option<Attributes> {
+    pub(super) fn before_read(&mut self, ino: Ino, now: Time, wall: u64) -> Option<Attributes> {
         let found = self.steady(ino, now)?;
         let node = self.nodes.get_mut(&ino)?;
         node.used = true;

@@ -1,8 +1,8 @@
 //! Contents of files that this client reads and writes itself, where the server keeps them elsewhere.
 //!
 //! Before it writes, the server has its address at the store on record, and shuts that out before anything that was this
-//! client's alone is another one's. Events follow the bytes that they are about. What cannot be stored here goes to the server
-//! with its events.
+//! client's alone is another one's. Events follow the bytes that they are about. Bytes that cannot be stored here go to the
+//! server with their events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -192,7 +192,7 @@ impl Shared {
             self.send_events(true).await.ok()?;
         }
         let now = self.env.wall_nanos();
-        let before = self.cache.lock().to_read(ino, self.env.now(), now)?;
+        let before = self.cache.lock().before_read(ino, self.env.now(), now)?;
         let end = offset.saturating_add(len as u64).min(before.size);
         if offset >= end {
             return Some(Vec::new());

@@ -341,7 +341,8 @@ impl Cache {
                     node.own.unsent = node.own.unsent.saturating_sub(1);
                 }
             }
-            let Some((ino, proof)) = deed.made().zip(proofs.next()) else { continue };
+            let Some(ino) = deed.made() else { continue };
+            let Some(proof) = proofs.next() else { continue };
             let node = self.nodes.entry(ino).or_default();
             node.stamp = node.stamp.max(stamp);
             node.proof = *proof;

@@ -159,11 +159,13 @@ impl Pending {
     pub(super) fn take_batch(&mut self) -> Batch {
         let (mut events, mut bytes, mut only_replaces) = (Vec::new(), 0, true);
         let user = self.events.front().and_then(|first| first.user.clone());
+        let fits = |next: &Waiting, before: usize| {
+            let is_more = before + bytes_of(&next.event) > BATCH_BYTES;
+            next.user == user && (before == 0 || !is_more)
+        };
         while events.len() < MAX_EVENTS
-            && let Some(next) = self.events.pop_front_if(|next| {
-                let is_more = bytes + bytes_of(&next.event) > BATCH_BYTES;
-                next.user == user && (events.is_empty() || !is_more)
-            })
+            && self.events.front().is_some_and(|next| fits(next, bytes))
+            && let Some(next) = self.events.pop_front()
         {
             bytes += bytes_of(&next.event);
             only_replaces &= !next.grows && next.event.deed.made().is_none();

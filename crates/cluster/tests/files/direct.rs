@@ -74,7 +74,7 @@ fn bytes_of_own_files_do_not_pass_the_server() {
             assert_eq!(read(&b.client, *file).await, vec![number; 10_000]);
             assert_eq!(read(&*scene.files, *file).await, vec![number; 10_000]);
         }
-        // The first reads were noted by the server; others need it for nothing.
+        // The first reads were noted by the server. Later ones do without it.
         let before = calls(&b.client);
         for file in &files {
             b.client.read(*file, 5000, 100).await.unwrap();
@@ -106,7 +106,7 @@ fn large_files_are_stored_past_the_server_too() {
     });
 }
 
-/// A client that is evicted while its writes are on their way changes nothing of what another one has then.
+/// A client that is evicted while its writes are in flight changes nothing of what another one has then.
 #[test]
 fn writes_of_an_evicted_client_do_not_arrive() {
     for seed in 0..10 {

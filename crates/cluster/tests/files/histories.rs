@@ -12,7 +12,9 @@ use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
 use thalweg_cluster::server::Options;
 use thalweg_env::{Env, Rng, Time};
-use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow};
+use thalweg_fs::{
+    Caller, Cookie, Filesystem, FsError, Ino, Lookup, Node, Opened, Rename, WriteAt, WriteHow,
+};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::{campaign, run};
@@ -167,6 +169,12 @@ impl Actor {
         let data = || vec![Bytes::copy_from_slice(&number.to_le_bytes())];
         let how = WriteHow::default();
         let client = &self.client;
+        // A file that is open may become its client's own.
+        let opens = self.lists && self.rng.random_bool(0.5);
+        let opened = match opens {
+            true => client.open(&Caller::default(), file, WRITING).await.ok(),
+            false => None,
+        };
         let (op, lost) = match self.rng.random_range(0..8) {
             0..2 => match client.write(file, WriteAt::Offset(0), data(), how).await {
                 Ok(_) => (FileCall::Write(number), false),
@@ -191,6 +199,9 @@ impl Actor {
             },
         };
         let end = (!lost).then(|| self.env.now());
+        if let Some(Opened { handle, .. }) = opened {
+            client.release(file, handle).await;
+        }
         let recorded = Recorded { client: self.number, start, end, op };
         self.history.lock().files.entry(which).or_default().push(recorded);
     }
@@ -326,7 +337,8 @@ fn life(seed: u64, kind: Kind) -> (History, Tally) {
     run(seed, |env| async move {
         let options = options_of(seed, alone);
         let scene = match is_durable {
-            true => Scene::durable_with(&env, options).await,
+            // Every other one has contents that the clients reach themselves.
+            true => Scene::either(&env, options, seed % 2 == 1).await,
             false => Scene::with(&env, Arc::new(NaiveFiles::new(&env)), options).await,
         };
         let (crashes, network) = (Arc::new(AtomicU64::new(0)), scene.network.clone());

@@ -247,7 +247,7 @@ fn open_files_and_locks_outlive_a_server_that_does_not_know_them() {
 fn writes_and_opens_at_the_moment_of_a_recall_are_not_lost() {
     for seed in 0..40 {
         run(seed, |env| async move {
-            let scene = Scene::either(&env, seed % 2 == 1).await;
+            let scene = Scene::either(&env, options(), seed % 2 == 1).await;
             let machines = (scene.client("a").await, scene.client("b").await);
             let (a, b) = (&machines.0.client, &machines.1.client);
             let (directory, file) = alone(a).await;
@@ -288,6 +288,28 @@ fn writes_and_opens_at_the_moment_of_a_recall_are_not_lost() {
             assert_eq!(b.find(directory, b"f").await.unwrap().ino, file);
         });
     }
+}
+
+/// The answer to a batch has proofs of the inodes that it makes, and of nothing else.
+#[test]
+fn a_client_claims_what_it_has_made_between_other_changes() {
+    run(30, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let machine = scene.client("a").await;
+        let a = &machine.client;
+        let (directory, file) = alone(a).await;
+        put(a, file, "before").await.unwrap();
+        let later = make(a, directory, "later", Node::File).await;
+        a.reference(later);
+        put(a, file, "after").await.unwrap();
+        make(a, directory, "last", Node::Directory).await;
+        a.sync(file, false).await.unwrap();
+        scene.crash(Shape::Nothing).await;
+        put(a, later, "later").await.unwrap();
+        a.sync(later, false).await.unwrap();
+        assert_eq!(a.status().evictions, 0);
+        assert_eq!(text(&*scene.files, later).await, "later");
+    });
 }
 
 #[test]

@@ -105,8 +105,8 @@ impl Scene {
     }
 
     /// With contents of files as objects, or on the volume.
-    pub(crate) async fn either(env: &Env, is_direct: bool) -> Scene {
-        Scene::made(env, options(), is_direct.then(|| Objects::new(env))).await
+    pub(crate) async fn either(env: &Env, options: Options, is_direct: bool) -> Scene {
+        Scene::made(env, options, is_direct.then(|| Objects::new(env))).await
     }
 
     async fn made(env: &Env, options: Options, objects: Option<Objects>) -> Scene {

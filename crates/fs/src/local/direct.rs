@@ -8,14 +8,11 @@ use super::Local;
 use super::elsewhere::reach_of;
 use super::format::{TRUNCATING, Tag, key, key_behind};
 use super::gates::Elsewhere;
-use super::sessions::{Record, parse_record, session_key};
+use super::sessions::{MAX_ADDRESS, Record, parse_record, session_key};
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
-
-/// Longest address in bytes.
-pub(super) const MAX_ADDRESS: usize = 256;
 
 /// The key of a session's address.
 fn address_key(session: u64) -> Vec<u8> {

@@ -13,7 +13,6 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::Local;
-use super::direct::MAX_ADDRESS;
 use super::elsewhere::REACH;
 use super::format::{Tag, decode_time, key, key_behind, parse_key};
 use super::op::Op;
@@ -36,6 +35,8 @@ struct SlotValue {
 
 /// Longest value of a session's record in bytes.
 const MAX_INFO: usize = 1024;
+/// Longest address of a session in bytes.
+pub(super) const MAX_ADDRESS: usize = 256;
 /// Records that one transaction removes.
 const REMOVED_AT_ONCE: usize = 512;
 

@@ -5,6 +5,7 @@
 //! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
+//! - `level`: how far the changes of a file have come;
 //! - `opening`: the open files; `opens`: the calls about them and about locks;
 //! - `names`, `content`: the other calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
@@ -21,6 +22,7 @@ mod events;
 mod exclusive;
 mod filesystem;
 mod holdings;
+mod level;
 mod link;
 mod names;
 mod opening;

@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use thalweg_fs::event::ByteEvents;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Lock,
-    LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr,
+    Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Level,
+    Lock, LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr,
     Statistics, WriteAt, WriteHow,
 };
 use thalweg_net::hello::Hello;
@@ -37,7 +37,7 @@ use uuid::Uuid;
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 5 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 6 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -218,6 +218,12 @@ pub enum Request {
         content_only: bool,
     },
     SyncAll,
+    /// How far an inode has come at the server. [`Answer::Level`], which comes when it has come to the level that `wait`
+    /// names, or the server has waited for about so many milliseconds.
+    Level {
+        ino: Ino,
+        wait: Option<(Level, u32)>,
+    },
     Xattr {
         ino: Ino,
         name: Bytes,
@@ -348,6 +354,8 @@ pub enum Answer {
     Directory(Ino),
     /// An offset, or a number of bytes.
     Number(u64),
+    /// How far an inode has come.
+    Level(Level),
     /// An open file.
     Opened {
         /// How its pages are cached.

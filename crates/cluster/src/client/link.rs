@@ -198,8 +198,9 @@ impl Shared {
             self.holdings.lose(unsent.len());
             cache.clear()
         };
-        let changes = self.holdings.clear();
+        let (changes, inodes_changed) = self.holdings.clear();
         if changes > 0 {
+            self.cache.lock().fail(inodes_changed);
             tracing::error!(changes, "changes that were not synced may be lost");
         }
         self.tell_watcher(inodes);

@@ -56,6 +56,10 @@ impl Shared {
                 self.make_durable().await?;
                 Ok(Outcome::done())
             }
+            Request::Level { ino, wait } => {
+                let level = self.level(ino, wait).await?;
+                Ok(Outcome::of(Answer::Level(level)))
+            }
             request => self.use_handle(job, request).await,
         }
     }

@@ -8,6 +8,7 @@ mod basics;
 mod histories;
 mod hostile;
 mod hostile_users;
+mod levels;
 mod limits;
 mod linear;
 mod losses;

@@ -4,6 +4,7 @@
 //! - `cache`: what the client may use without a call;
 //! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
+//! - [`Recover`]: what follows when the server has ended the session;
 //! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `level`: how far the changes of a file have come;
 //! - `opening`: the open files; `opens`: the calls about them and about locks;
@@ -11,7 +12,7 @@
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
 //! for [`Options::retry`], or at once when it does not let the client in any more. If the server has ended the session in the meantime, everything that was open is stale, which
-//! is logged; a new session begins by itself.
+//! is logged; a new session begins by itself, or none with [`Recover::No`].
 
 pub mod address;
 mod cache;
@@ -28,6 +29,7 @@ mod names;
 mod opening;
 mod opens;
 mod own;
+mod recover;
 mod users;
 
 use std::fmt;
@@ -50,6 +52,7 @@ use cache::Cache;
 use call::Numbers;
 use holdings::Holdings;
 use link::Link;
+pub use recover::Recover;
 use users::User;
 
 /// How a client treats its server.
@@ -67,6 +70,8 @@ pub struct Options {
     pub writeback: Duration,
     /// Changes of its own wait for others, to be sent together, for so long.
     pub expire: Duration,
+    /// What it does when the server has ended its session.
+    pub recover: Recover,
 }
 
 impl Default for Options {
@@ -78,6 +83,7 @@ impl Default for Options {
             exclusive: Some(1),
             writeback: Duration::from_millis(250),
             expire: Duration::from_secs(1),
+            recover: Recover::Clean,
         }
     }
 }
@@ -102,6 +108,10 @@ enum LinkError {
     Refused(String),
     #[error("the server has ended the session of this client while the call was under way")]
     Evicted,
+    #[error(
+        "the server has ended the session of this client, which begins no other one: mount it again"
+    )]
+    Ended,
     #[error("changes that this client has made by itself were lost")]
     Lost,
     #[error("the client is closed")]
@@ -190,6 +200,8 @@ impl fmt::Debug for Shared {
 pub struct ClientStatus {
     /// Whether it has a connection with a session.
     pub connected: bool,
+    /// Whether its session has ended, and it begins no other one.
+    pub ended: bool,
     /// Sessions that the server has ended.
     pub evictions: u64,
     /// Inodes that it knows.
@@ -273,6 +285,7 @@ impl Client {
         };
         ClientStatus {
             connected: matches!(*self.shared.link.borrow(), Link::Up(_)),
+            ended: self.shared.has_ended(),
             evictions: self.shared.session.lock().generation,
             inodes,
             calls: self.shared.numbers.lock().pending(),

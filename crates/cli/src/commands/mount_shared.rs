@@ -111,6 +111,7 @@ impl Remote {
         let options = Options {
             writeback: journal.writeback.unwrap_or(defaults.writeback),
             expire: journal.expire.unwrap_or(defaults.expire),
+            recover: self.request.options.recover.unwrap_or(defaults.recover),
             ..defaults
         };
         let client = Client::connect(env, connector, options).await;

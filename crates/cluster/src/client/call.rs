@@ -85,6 +85,7 @@ impl Shared {
             loop {
                 match &*links.borrow_and_update() {
                     Link::Closed => return Err(LinkError::Closed),
+                    Link::Ended => return Err(LinkError::Ended),
                     Link::Refused(why) => return Err(LinkError::Refused(why.clone())),
                     Link::Up(channel) if !failed.is_some_and(|old| old.is_same(channel)) => {
                         return Ok(channel.clone());

@@ -15,6 +15,7 @@ mod losses;
 mod model;
 mod own_files;
 mod pressure;
+mod recover;
 mod reports;
 mod restarts;
 mod scene;

@@ -5,6 +5,7 @@ mod files;
 use std::time::Duration;
 
 use clap::Args;
+use clap::error::ErrorKind;
 use thalweg_env::Env;
 use thalweg_fs::Level;
 use thalweg_ipc::Connection;
@@ -17,6 +18,9 @@ use super::key;
 use crate::failure::{Failure, Outcome};
 use crate::target::Target;
 use crate::volume::opened::Opened;
+
+/// The exit code for invalid arguments.
+const USAGE: u8 = 2;
 
 /// Wait until a volume has reached a position, or files have come to a level
 ///
@@ -97,20 +101,30 @@ async fn open(env: &Env, volume: &str) -> Outcome<Opened> {
     Opened::open_read_only(env, &Target::volume(volume)?.chained()?).await
 }
 
-pub(crate) async fn run(env: &Env, args: &Wait) -> Outcome<()> {
+/// Says what is wrong with the arguments; the exit code.
+fn refuse(why: &str) -> Outcome<u8> {
+    clap::Error::raw(ErrorKind::ValueValidation, format!("{why}\n")).print()?;
+    Ok(USAGE)
+}
+
+/// Runs the command; its exit code.
+pub(crate) async fn run(env: &Env, args: &Wait) -> Outcome<u8> {
     match (&args.level, args.ask) {
-        (Some(level), _) => files::wait(env, &args.places, (*level).into(), args.timeout).await,
-        (None, true) => files::ask(&args.places, args.json).await,
+        (Some(level), _) => files::wait(env, &args.places, (*level).into(), args.timeout).await?,
+        (None, true) => files::ask(&args.places, args.json).await?,
         (None, false) => {
             let [volume, position] = &args.places[..] else {
-                return Err(Failure::new("a wait needs a volume and a position")
-                    .help("for files on a mount, say --for server, --for replicas or --ask"));
+                return refuse(
+                    "a wait needs a volume and a position, or files with --for LEVEL or --ask",
+                );
             };
-            let position =
-                position.parse().map_err(|error: NoPosition| Failure::new(error.to_string()))?;
-            wait_for_position(env, volume, &position, &args.timeout).await
+            match position.parse() {
+                Ok(position) => wait_for_position(env, volume, &position, &args.timeout).await?,
+                Err(error) => return refuse(&NoPosition::to_string(&error)),
+            }
         }
     }
+    Ok(0)
 }
 
 async fn wait_for_position(

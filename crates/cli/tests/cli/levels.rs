@@ -53,9 +53,9 @@ fn files_without_a_level_and_unknown_levels_are_refused() {
         let said = bad(&mut wait(&["--for", unknown], &here), 2);
         assert!(said.contains(unknown) && said.contains("replicas"), "{said}");
     }
-    let said = bad(&mut wait(&[], &here), 1);
+    let said = bad(&mut wait(&[], &here), 2);
     assert!(said.contains("a volume and a position") && said.contains("--for"), "{said}");
-    let said = bad(&mut thalweg(["wait", "vol", "nonsense"]), 1);
+    let said = bad(&mut thalweg(["wait", "vol", "nonsense"]), 2);
     assert!(said.contains("`nonsense` is no position"), "{said}");
     bad(&mut wait(&["--ask", "--for", "server"], &here), 2);
     bad(&mut wait(&["--json"], &here), 2);
@@ -107,6 +107,7 @@ fn a_file_is_at_the_replicas_when_it_was_waited_for() {
 fn a_mount_that_may_not_recover_fails_until_it_is_mounted_again() {
     let Some(scene) = cluster::Scene::with_mounts() else { return };
     let root = scene.mount("one", "/", "--rw");
+    let evict = || good(scene.client(&["evict"]).arg(scene.home.volume()).arg("one"));
     fs::write(root.join("f"), "text").unwrap();
     assert!(scene.umount("one", &[]).status.success());
     let said = bad(scene.mount_command("one", "/").args(["-o", "recover=maybe"]), 1);
@@ -117,7 +118,7 @@ fn a_mount_that_may_not_recover_fails_until_it_is_mounted_again() {
     let said = bad(thalweg(["mount", "-o", "remount,recover=clean"]).arg(&root), 1);
     assert!(said.contains("cannot change recover="), "{said}");
     assert_eq!(text(&root.join("f")), "text");
-    good(scene.with("server", &["cluster", "evict"]).arg(scene.home.volume()).arg("one"));
+    evict();
     let failed = || fs::read_dir(&root).err().and_then(|error| error.raw_os_error());
     wait_until(|| failed() == Some(libc::EIO));
     let made = fs::write(root.join("g"), "x").unwrap_err();
@@ -126,7 +127,7 @@ fn a_mount_that_may_not_recover_fails_until_it_is_mounted_again() {
     assert!(output.status.success(), "{output:?}");
     good(scene.mount_command("one", "/").args(["-o", "recover=clean"]));
     assert_eq!(text(&root.join("f")), "text");
-    good(scene.with("server", &["cluster", "evict"]).arg(scene.home.volume()).arg("one"));
+    evict();
     wait_until(|| fs::read_to_string(root.join("f")).is_ok_and(|it| it == "text"));
     fs::write(root.join("g"), "x").unwrap();
 }

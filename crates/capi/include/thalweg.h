@@ -53,6 +53,10 @@
  * filesystem's root, with or without a slash, as do the targets of absolute symbolic links. A result that is a size or an
  * offset is an int64_t, negative for an error. After a null pointer tw_errno() has the errno.
  *
+ * How far a file has come can be asked and waited for: tw_file_level(), tw_file_wait_for(). For a file on a mount the same is
+ * an ioctl(2): _IOR(0xF7, 1, uint32_t) receives a TW_LEVEL; _IOW(0xF7, 2, uint32_t[2]) waits for one, for replicas at most so
+ * many milliseconds and at most a second, and returns 1 or 0.
+ *
  * Calls on a path act for a user, and are checked as on a mount: modes, access control lists, the sticky bit. Changes are
  * visible to all users of the filesystem when a call returns, and survive a crash after tw_file_fsync(), of the directory
  * too, or tw_fs_sync().
@@ -119,6 +123,21 @@
  In `nanos` of tw_fs_utimens(): the time stays. The number of UTIME_OMIT.
  */
 #define TW_OMIT ((1 << 30) - 2)
+
+/*
+ Some changes of the file may be lost in a crash.
+ */
+#define TW_LEVEL_MEMORY 0
+
+/*
+ All changes of the file are on the drives of the filesystem: of its server, or of this machine.
+ */
+#define TW_LEVEL_SERVER 2
+
+/*
+ All changes of the file are on the drives of the volume's replicas, too.
+ */
+#define TW_LEVEL_REPLICAS 3
 
 /*
  Of tw_fs_setxattr(): the attribute must not exist.
@@ -744,6 +763,30 @@ int tw_dir_rewind(struct tw_dir *dir);
  Closes a directory. Null is ignored.
  */
 void tw_dir_close(struct tw_dir *dir);
+
+/*
+ How far all changes of a file have come: a TW_LEVEL. Nothing is synced for it. Fails with -EIO when changes were lost.
+ */
+int tw_file_level(const struct tw_file *file);
+
+/*
+ Brings all changes of a file to a level, and waits until they have come to it: 1, or 0 when the replicas do not have them
+ within `milliseconds`. With a negative number it waits for any time. The way to TW_LEVEL_SERVER takes as long as
+ tw_file_fsync(). Fails with -ENODATA when no replica of the volume is connected.
+ */
+int tw_file_wait_for(const struct tw_file *file,
+                     int level,
+                     int64_t milliseconds);
+
+/*
+ As tw_file_level(), of what a path leads to.
+ */
+int tw_fs_level(const struct tw_fs *fs, const char *path);
+
+/*
+ As tw_file_wait_for(), of what a path leads to.
+ */
+int tw_fs_wait_for(const struct tw_fs *fs, const char *path, int level, int64_t milliseconds);
 
 /*
  Takes or releases a lock of the whole file: flock(2), with LOCK_SH, LOCK_EX or LOCK_UN, and LOCK_NB. The open file owns

@@ -2,6 +2,7 @@
 
 pub mod attributes;
 pub mod directories;
+pub mod levels;
 pub mod locks;
 pub mod open_files;
 pub mod xattrs;

@@ -101,7 +101,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Key(command) => key::run(&env, command).await,
             Command::Replica(command) => replica::run(&env, command).await,
             Command::Cluster(command) => cluster::run(&env, command).await,
-            Command::Wait(args) => wait::run(&env, &args).await,
+            Command::Wait(args) => return wait::run(&env, &args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,
             Command::Detach(args) => attach::detach(&env, args).await,

@@ -3,6 +3,7 @@
 //! - `path`: which inode a path leads to; `access`, `user`: what the caller may do;
 //! - `names`, `attributes`, `opening`: calls on paths;
 //! - `file`, `directory`, `locks`: calls on what is open;
+//! - `levels`: how far files have come;
 //! - `place`: where the filesystem is.
 //!
 //! Calls act for a [`User`] and are checked as the kernel checks those on a mount: modes, access control lists, the
@@ -14,6 +15,7 @@ mod attributes;
 mod directory;
 mod error;
 mod file;
+mod levels;
 mod locks;
 mod names;
 mod opening;

@@ -4,14 +4,16 @@
 //! - `cache`: what the client may use without a call;
 //! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
+//! - [`Recover`]: what follows when the server has ended the session;
 //! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `direct`: contents that it reads and writes past the server;
+//! - `level`: how far the changes of a file have come;
 //! - `opening`: the open files; `opens`: the calls about them and about locks;
 //! - `names`, `content`: the other calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
 //! for [`Options::retry`], or at once when it does not let the client in any more. If the server has ended the session in the meantime, everything that was open is stale, which
-//! is logged; a new session begins by itself.
+//! is logged; a new session begins by itself, or none with [`Recover::No`].
 
 pub mod address;
 mod cache;
@@ -23,11 +25,13 @@ mod events;
 mod exclusive;
 mod filesystem;
 mod holdings;
+mod level;
 mod link;
 mod names;
 mod opening;
 mod opens;
 mod own;
+mod recover;
 mod users;
 
 use std::fmt;
@@ -52,6 +56,7 @@ use call::Numbers;
 use direct::Direct;
 use holdings::Holdings;
 use link::Link;
+pub use recover::Recover;
 use users::User;
 
 /// How a client treats its server.
@@ -71,6 +76,8 @@ pub struct Options {
     pub expire: Duration,
     /// Finds the contents of files where the server keeps them elsewhere; without it, the server reads and writes them.
     pub contents: Option<Arc<dyn ContentsFinder>>,
+    /// What it does when the server has ended its session.
+    pub recover: Recover,
 }
 
 impl Default for Options {
@@ -83,6 +90,7 @@ impl Default for Options {
             writeback: Duration::from_millis(250),
             expire: Duration::from_secs(1),
             contents: None,
+            recover: Recover::Clean,
         }
     }
 }
@@ -107,6 +115,10 @@ enum LinkError {
     Refused(String),
     #[error("the server has ended the session of this client while the call was under way")]
     Evicted,
+    #[error(
+        "the server has ended the session of this client, which begins no other one: mount it again"
+    )]
+    Ended,
     #[error("changes that this client has made by itself were lost")]
     Lost,
     #[error("the client is closed")]
@@ -200,6 +212,8 @@ impl fmt::Debug for Shared {
 pub struct ClientStatus {
     /// Whether it has a connection with a session.
     pub connected: bool,
+    /// Whether its session has ended, and it begins no other one.
+    pub ended: bool,
     /// Sessions that the server has ended.
     pub evictions: u64,
     /// Whether it reads and writes contents of files itself.
@@ -291,6 +305,7 @@ impl Client {
         ClientStatus {
             connected: matches!(*self.shared.link.borrow(), Link::Up(_)),
             direct: self.shared.contents().is_some(),
+            ended: self.shared.has_ended(),
             evictions: self.shared.session.lock().generation,
             inodes,
             calls: self.shared.numbers.lock().pending(),

@@ -40,6 +40,7 @@ pub enum WireError {
     Locked,
     Deadlock,
     TooManyLocks,
+    NoReplicas,
     /// Any other: what the caller must do, by its number below, and the text.
     Failed(u8, String),
 }
@@ -105,6 +106,7 @@ impl From<FsError> for WireError {
             FsError::Locked => WireError::Locked,
             FsError::Deadlock => WireError::Deadlock,
             FsError::TooManyLocks => WireError::TooManyLocks,
+            FsError::NoReplicas => WireError::NoReplicas,
             FsError::Store(ref failure) | FsError::Aborted(ref failure) => {
                 failed(failure.action(), &error)
             }
@@ -153,6 +155,7 @@ impl From<WireError> for FsError {
             WireError::Locked => FsError::Locked,
             WireError::Deadlock => FsError::Deadlock,
             WireError::TooManyLocks => FsError::TooManyLocks,
+            WireError::NoReplicas => FsError::NoReplicas,
             WireError::Failed(action, text) => {
                 let action = ACTIONS.get(usize::from(action)).copied().unwrap_or(Action::GiveUp);
                 FsError::Store(Failure::new(action, Remote(text)))

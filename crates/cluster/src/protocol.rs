@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use thalweg_fs::event::ByteEvents;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Lock,
-    LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr,
+    Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Level,
+    Lock, LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr,
     Statistics, WriteAt, WriteHow,
 };
 use thalweg_net::hello::Hello;
@@ -229,6 +229,12 @@ pub enum Request {
         content_only: bool,
     },
     SyncAll,
+    /// How far an inode has come at the server. [`Answer::Level`], which comes when it has come to the level that `wait`
+    /// names, or the server has waited for about so many milliseconds.
+    Level {
+        ino: Ino,
+        wait: Option<(Level, u32)>,
+    },
     Xattr {
         ino: Ino,
         name: Bytes,
@@ -361,6 +367,8 @@ pub enum Answer {
     Directory(Ino),
     /// An offset, or a number of bytes.
     Number(u64),
+    /// How far an inode has come.
+    Level(Level),
     /// An open file.
     Opened {
         /// How its pages are cached.

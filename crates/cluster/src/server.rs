@@ -25,6 +25,7 @@ mod connection;
 mod content;
 mod counters;
 mod job;
+mod level;
 mod names;
 mod open_files;
 mod opens;

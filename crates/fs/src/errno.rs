@@ -16,7 +16,7 @@ pub fn of(error: &FsError) -> i32 {
         FsError::TooManyLinks => libc::EMLINK,
         FsError::FileTooLarge => libc::EFBIG,
         FsError::NothingThere => libc::ENXIO,
-        FsError::NoAttribute => libc::ENODATA,
+        FsError::NoAttribute | FsError::NoReplicas => libc::ENODATA,
         FsError::AttributeTooLarge => libc::E2BIG,
         FsError::NotPermitted => libc::EPERM,
         FsError::Denied => libc::EACCES,

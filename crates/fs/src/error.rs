@@ -94,6 +94,9 @@ pub enum FsError {
     /// Give up: contents were supplied for a filesystem that has its own.
     #[error("the contents of its files are kept on the volume, not outside of it")]
     ContentsWithin,
+    /// Give up, or retry later: no replica of the volume is connected.
+    #[error("no replica of the filesystem's volume is connected")]
+    NoReplicas,
     /// Use a newer program.
     #[error("the filesystem has format version {0}, which is newer than this program")]
     Newer(u16),

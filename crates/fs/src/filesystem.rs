@@ -10,6 +10,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -23,6 +24,7 @@ use crate::event::{ByteEvents, Event};
 use crate::handle::{Caller, Credentials, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
 use crate::ledger::{Recorder, SessionRecord};
+use crate::level::Level;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 pub use crate::node::{NewNode, Node};
 
@@ -263,6 +265,21 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
 
     /// Returns when everything survives a crash.
     async fn sync_all(&self) -> Result<(), FsError>;
+
+    /// How far all changes of an inode have come that this filesystem shows. It never says more than is true, and may say
+    /// less: [`Level::Server`] of a file that the replicas have, while they do not have later changes of other files.
+    /// Nothing is synced for it.
+    ///
+    /// # Errors
+    /// The one that a [`Filesystem::sync`] of the inode would fail with because changes of it were lost.
+    async fn level(&self, ino: Ino) -> Result<Level, FsError>;
+
+    /// Brings all changes of an inode to a level, and says whether they have come to it. The call waits for replicas at most
+    /// `within`; what leads to the levels before that takes as long as [`Filesystem::sync`].
+    ///
+    /// # Errors
+    /// Those of a sync; [`FsError::NoReplicas`] when no replica is connected now.
+    async fn wait_for(&self, ino: Ino, level: Level, within: Duration) -> Result<bool, FsError>;
 
     /// The value of an extended attribute. Names carry their namespace: `user.`, `trusted.`,
     /// `security.`, or are those of access control lists, `system.posix_acl_access` and

@@ -5,6 +5,7 @@
 //! - [`handle`]: open files and directories, and the users of calls; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
+//! - [`level`]: how far the changes of a file have come;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
 //! - [`contents`]: contents of files that are kept outside of the filesystem; [`direct`]: clients that reach them themselves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
@@ -24,6 +25,7 @@ pub mod filesystem;
 pub mod handle;
 pub mod invalidation;
 pub mod ledger;
+pub mod level;
 pub mod local;
 pub mod locks;
 pub mod node;
@@ -42,4 +44,5 @@ pub use filesystem::{
 };
 pub use handle::{Caller, Credentials, Handle, OpenFlags, Opened, PageCache};
 pub use invalidation::{Change, Invalidation, Watcher};
+pub use level::Level;
 pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};

@@ -25,6 +25,7 @@ mod holdings;
 mod inner;
 mod keeper;
 mod leftovers;
+mod levels;
 mod make;
 mod names;
 mod numbers;
@@ -175,10 +176,11 @@ impl Local {
         let _order = within.order.write().await;
         let before = self.inner.moment();
         let committed = within.txn.commit(durability).await;
-        if committed.is_ok() {
+        if let Ok(version) = &committed {
             let effects = std::mem::take(&mut *within.effects.lock());
             self.inner.tell(&effects);
-            self.inner.settle(effects, (durability == Durability::Synced).then_some(before));
+            let synced = (durability == Durability::Synced).then_some((before, version.version));
+            self.inner.settle(effects, synced);
         }
         self.inner.end_reservation(within.reservation.end()).await;
         committed?;

@@ -30,6 +30,7 @@
 //!   that are under way (`grace`);
 //! - `users`: the users of requests, where a server checks what these may do;
 //! - `opening`: open files; `locks`: locks on files;
+//! - [`levels`]: ioctls about how far a file has come;
 //! - `stages`: times requests.
 
 mod adapter;
@@ -38,6 +39,7 @@ mod coherence;
 mod content;
 mod grace;
 mod known;
+pub mod levels;
 mod listing;
 mod locks;
 pub mod mounted;

@@ -20,9 +20,7 @@ use thalweg_fs::{
 
 use crate::failure::open_error;
 use crate::joined;
-
-/// How often a waiting lock looks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+use crate::levels::{self, LOOK};
 
 /// Mode, inode, links, owner, group, size, device, units of 512 bytes, and the nanoseconds of the last read, of the last
 /// change of the content and of all, and of the beginning.
@@ -292,6 +290,23 @@ impl Files {
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, &[], Filesystem::sync)
     }
+
+    fn level(&self, py: Python<'_>, path: &[u8], follow: bool) -> PyResult<&'static str> {
+        Ok(self.run(py, &[path], |files| files.level(path, follow))?.name())
+    }
+
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        path: &[u8],
+        level: &str,
+        timeout: Option<f64>,
+        follow: bool,
+    ) -> PyResult<bool> {
+        levels::wait(py, level, timeout, |level, within| {
+            self.run(py, &[path], |files| files.wait_for(path, follow, level, Some(within)))
+        })
+    }
 }
 
 /// The entries of a directory: names, inodes and types.
@@ -401,6 +416,16 @@ impl OpenFile {
 
     fn sync(&self, py: Python<'_>, content_only: bool) -> PyResult<()> {
         self.run(py, |file| file.sync(content_only))
+    }
+
+    fn level(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.run(py, File::level)?.name())
+    }
+
+    fn wait_for(&self, py: Python<'_>, level: &str, timeout: Option<f64>) -> PyResult<bool> {
+        levels::wait(py, level, timeout, |level, within| {
+            self.run(py, |file| file.wait_for(level, Some(within)))
+        })
     }
 
     fn allocate(&self, py: Python<'_>, offset: u64, len: u64, keep_size: bool) -> PyResult<()> {

@@ -16,6 +16,7 @@
 
 mod failure;
 mod files;
+mod levels;
 mod positions;
 mod raw;
 mod sessions;

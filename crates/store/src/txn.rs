@@ -199,6 +199,19 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
         Err(no_replicas(position))
     }
 
+    /// Waits until enough replicas have made `version`, which survives a crash here, durable: as many as a sync waits for, or
+    /// else one; for at most `within`. Says whether they have; `None` when no replica is connected.
+    ///
+    /// # Errors
+    /// [`TxnError::Disconnected`].
+    async fn replicated(
+        &self,
+        _version: Version,
+        _within: Duration,
+    ) -> Result<Option<bool>, TxnError> {
+        Ok(None)
+    }
+
     /// The queue in which retries after a conflict wait, as [`run`] does.
     fn contention(&self) -> &Contention;
 

@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -16,8 +17,8 @@ use parking_lot::Mutex;
 use thalweg_env::HashMap;
 use thalweg_fs::{
     Allocation, Answer, AttributeChange, Attributes, Caller, Cookie, Entry, Filesystem, FsError,
-    Handle, Ino, Kind, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node, OpenFlags,
-    Opened, Rename, Seek, SetXattr, Statistics, Timestamp, Watcher, WriteAt, WriteHow,
+    Handle, Ino, Kind, Level, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node,
+    OpenFlags, Opened, Rename, Seek, SetXattr, Statistics, Timestamp, Watcher, WriteAt, WriteHow,
 };
 
 /// Maximum number of files that are kept open.
@@ -270,6 +271,18 @@ impl Filesystem for Passthrough {
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
         let file = self.file(ino)?;
         if content_only { file.sync_data() } else { file.sync_all() }.map_err(refused)
+    }
+
+    async fn level(&self, _: Ino) -> Result<Level, FsError> {
+        Ok(Level::Memory)
+    }
+
+    async fn wait_for(&self, ino: Ino, level: Level, _: Duration) -> Result<bool, FsError> {
+        match level {
+            Level::Memory => Ok(true),
+            Level::Server => self.sync(ino, false).await.map(|()| true),
+            Level::Replicas => Err(FsError::NoReplicas),
+        }
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {

@@ -54,6 +54,15 @@ static void contents(void)
     CHECK(tw_file_lseek(file, 0, SEEK_HOLE) >= 4096, 1);
     CHECK(tw_file_lseek(file, 30000, SEEK_DATA), -ENXIO);
     CHECK(tw_file_fdatasync(file), 0);
+    CHECK(tw_file_pwrite(file, "x", 1, 19999), 1);
+    CHECK(tw_file_level(file), TW_LEVEL_MEMORY);
+    CHECK(tw_file_wait_for(file, TW_LEVEL_MEMORY, 0), 1);
+    CHECK(tw_file_level(file), TW_LEVEL_MEMORY);
+    CHECK(tw_file_wait_for(file, TW_LEVEL_SERVER, 0), 1);
+    CHECK(tw_file_level(file), TW_LEVEL_SERVER);
+    CHECK(tw_file_wait_for(file, TW_LEVEL_REPLICAS, -1), -ENODATA);
+    CHECK(tw_file_wait_for(file, 1, 0), -EINVAL);
+    CHECK(tw_file_wait_for(file, -1, 0), -EINVAL);
     CHECK(tw_file_fsync(file), 0);
     tw_stat stat;
     CHECK(tw_file_stat(file, &stat), 0);

@@ -92,6 +92,8 @@ Of a shared filesystem, for changes that the client has made by itself:
   writeback=SECONDS, expire=SECONDS  how often it looks for old ones (0.25), and how old they become (1)
 Of a shared filesystem whose contents of files are objects of a Ceph cluster:
   contents=direct|server  this machine reaches them itself if it is configured for that cluster (direct)
+  recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
+                    or errors until it is mounted again
 On a volume that is updated in place also:
   data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
   commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, gap=SIZE|auto,
@@ -119,6 +121,9 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
     if options.contents.is_some() {
         return Err(Failure::new("contents= is an option of shared filesystems: SERVER:/PATH"));
+    }
+    if options.recover.is_some() {
+        return Err(Failure::new("recover= is for shared filesystems: SERVER:/PATH"));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
     let options = match (&target.snapshot, options.read_only) {

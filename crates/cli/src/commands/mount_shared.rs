@@ -117,6 +117,7 @@ impl Remote {
                 Some(ContentsWord::Server) => None,
                 Some(ContentsWord::Direct) | None => devices::finder(env),
             },
+            recover: self.request.options.recover.unwrap_or(defaults.recover),
             ..defaults
         };
         let client = Client::connect(env, connector, options).await;

@@ -1,12 +1,16 @@
-//! `thalweg wait`: until a volume has reached a position.
+//! `thalweg wait`: until a volume has reached a position, or files have come to a level.
+
+mod files;
 
 use std::time::Duration;
 
 use clap::Args;
+use clap::error::ErrorKind;
 use thalweg_env::Env;
+use thalweg_fs::Level;
 use thalweg_ipc::Connection;
 use thalweg_ipc::remote::Remote;
-use thalweg_store::block::{BlockStore, Lineage, Position};
+use thalweg_store::block::{BlockStore, Lineage, NoPosition, Position};
 use thalweg_store::chain::ChainError;
 use thalweg_store::txn::Transact;
 
@@ -15,20 +19,57 @@ use crate::failure::{Failure, Outcome};
 use crate::target::Target;
 use crate::volume::opened::Opened;
 
-/// Wait until a volume has reached a position
+/// The exit code for invalid arguments.
+const USAGE: u8 = 2;
+
+/// Wait until a volume has reached a position, or files have come to a level
+///
+/// With --for, the command waits for files on a mount: until all changes of each are on the drives of the server, or of this machine if
+/// the volume is its own (`server`), or on those of the volume's replicas too (`replicas`). With --ask the command waits for
+/// nothing, and prints how far each file has come: `memory` means that some changes may be lost in a crash.
 ///
 /// A position is what `thalweg replica position` prints of a primary or of another replica. When the command ends, the
 /// volume has that state or a later one, and it survives a crash there. It is an error if it never will: if the position is
 /// of another volume, or of one that has gone another way.
 #[derive(Debug, Args)]
+#[command(override_usage = "thalweg wait VOLUME POSITION [--timeout DURATION]\n       \
+                            thalweg wait FILE... --for LEVEL [--timeout DURATION]\n       \
+                            thalweg wait FILE... --ask [--json]")]
 pub(crate) struct Wait {
-    /// The folder of a volume that a process serves, or thalweg://HOST:PORT/NAME
-    volume: String,
-    /// The position: VOLUME:TIMELINE:VERSION
-    position: Position,
+    /// The folder of a volume that a process serves, or thalweg://HOST:PORT/NAME, and a position VOLUME:TIMELINE:VERSION; with
+    /// --for or --ask, files and directories on mounts
+    #[arg(required = true, value_name = "FILE")]
+    places: Vec<String>,
+    /// Wait until the files have come to this level
+    #[arg(long = "for", value_name = "LEVEL")]
+    level: Option<WaitLevel>,
+    /// Print how far the files have come, and wait for nothing
+    #[arg(long, conflicts_with_all = ["level", "timeout"])]
+    ask: bool,
+    /// Print JSON
+    #[arg(long, requires = "ask")]
+    json: bool,
     /// Fail after this time: a number with ms, s, m or h
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     timeout: Option<Duration>,
+}
+
+/// A level to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum WaitLevel {
+    /// On the drives of the filesystem
+    Server,
+    /// On those of replicas, too
+    Replicas,
+}
+
+impl From<WaitLevel> for Level {
+    fn from(level: WaitLevel) -> Level {
+        match level {
+            WaitLevel::Server => Level::Server,
+            WaitLevel::Replicas => Level::Replicas,
+        }
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -60,8 +101,38 @@ async fn open(env: &Env, volume: &str) -> Outcome<Opened> {
     Opened::open_read_only(env, &Target::volume(volume)?.chained()?).await
 }
 
-pub(crate) async fn run(env: &Env, args: &Wait) -> Outcome<()> {
-    let Wait { volume, position, timeout } = args;
+/// Says what is wrong with the arguments; the exit code.
+fn refuse(why: &str) -> Outcome<u8> {
+    clap::Error::raw(ErrorKind::ValueValidation, format!("{why}\n")).print()?;
+    Ok(USAGE)
+}
+
+/// Runs the command; its exit code.
+pub(crate) async fn run(env: &Env, args: &Wait) -> Outcome<u8> {
+    match (&args.level, args.ask) {
+        (Some(level), _) => files::wait(env, &args.places, (*level).into(), args.timeout).await?,
+        (None, true) => files::ask(&args.places, args.json).await?,
+        (None, false) => {
+            let [volume, position] = &args.places[..] else {
+                return refuse(
+                    "a wait needs a volume and a position, or files with --for LEVEL or --ask",
+                );
+            };
+            match position.parse() {
+                Ok(position) => wait_for_position(env, volume, &position, &args.timeout).await?,
+                Err(error) => return refuse(&NoPosition::to_string(&error)),
+            }
+        }
+    }
+    Ok(0)
+}
+
+async fn wait_for_position(
+    env: &Env,
+    volume: &str,
+    position: &Position,
+    timeout: &Option<Duration>,
+) -> Outcome<()> {
     let reached = match connect(env, volume).await? {
         Some(connection) => connection.reached(*position, *timeout).await?,
         None => {

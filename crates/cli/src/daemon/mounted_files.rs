@@ -67,6 +67,8 @@ impl MountedFiles {
                 Err(Failure::new("a shared filesystem has no journal options")
                     .help("leave out the options of volumes that are updated in place"))
             }
+            _ if options.recover.is_some() => Err(Failure::new("a remount cannot change recover=")
+                .help("unmount it, and mount it again")),
             // The kernel applies the flags.
             _ => Ok(()),
         }
@@ -76,7 +78,9 @@ impl MountedFiles {
     pub(super) async fn sync(&self, env: &Env, lazy: bool) -> Outcome<()> {
         let patience = if lazy { LAZY_PATIENCE } else { PATIENCE };
         let filesystem = self.filesystem();
-        if filesystem.is_read_only() {
+        // Of a session that has ended there is nothing left to be made durable, which its end has said.
+        let has_ended = matches!(self, MountedFiles::Shared(client) if client.status().ended);
+        if filesystem.is_read_only() || has_ended {
             return Ok(());
         }
         let syncing = filesystem.sync_all();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thalweg_cluster::client::Recover;
 use thalweg_fs::local::Atime;
 use thalweg_fuse::mounted;
 use thalweg_store::inplace::{self, Mode};
@@ -42,6 +43,8 @@ pub(crate) struct MountOptions {
     pub(crate) read_ahead: Option<u32>,
     /// Whether a client of a shared filesystem reaches contents itself.
     pub(crate) contents: Option<ContentsWord>,
+    /// What a client of a shared filesystem does when the server has ended its session.
+    pub(crate) recover: Option<Recover>,
     /// How an in-place volume keeps its journal.
     pub(crate) journal: JournalOptions,
 }
@@ -222,6 +225,10 @@ impl MountOptions {
                     || Failure::new(format!("threads={value} is not a number from 1 to 64"));
                 self.threads = Some(threads.ok_or_else(wrong)?);
             }
+            "recover" => {
+                let wrong = || Failure::new(format!("recover={value} is neither clean nor no"));
+                self.recover = Some(value.parse().map_err(|_| wrong())?);
+            }
             "read_ahead" => self.read_ahead = Some(bytes(name, value)?),
             "contents" => {
                 self.contents = Some(match value {
@@ -358,6 +365,8 @@ mod tests {
         assert_eq!(kernel.read_ahead, Some(1 << 20));
         let far = parse("read_ahead=8M").unwrap();
         assert_eq!(far.for_kernel(String::new()).read_ahead, Some(8 << 20));
+        assert_eq!(parse("recover=no").unwrap().recover, Some(Recover::No));
+        assert_eq!(parse("recover=no,recover=clean").unwrap().recover, Some(Recover::Clean));
         assert_eq!(parse("defaults").unwrap(), MountOptions::default());
         assert_eq!(parse("noatime,strictatime").unwrap().for_files().atime, Atime::Strict);
         assert_eq!(parse("ro,rw").unwrap().read_only, Some(false));
@@ -395,6 +404,8 @@ mod tests {
             "threads=0",
             "read_ahead=far",
             "contents=far",
+            "recover=maybe",
+            "recover=",
         ] {
             let failure = parse(wrong).unwrap_err();
             let name = wrong.split('=').next().unwrap();

@@ -76,7 +76,7 @@ impl Scene {
         directory
     }
 
-    fn mount_command(&self, name: &str, path: &str) -> Command {
+    pub(crate) fn mount_command(&self, name: &str, path: &str) -> Command {
         let mut command = self.with(name, &["mount", &format!("{}:{path}", self.place)]);
         command.arg(self.directory(name));
         command
@@ -97,7 +97,7 @@ impl Scene {
         json(self.with("server", &["cluster", "status", "--json"]).arg(self.home.volume()))
     }
 
-    fn umount(&self, name: &str, options: &[&str]) -> Output {
+    pub(crate) fn umount(&self, name: &str, options: &[&str]) -> Output {
         let mut command = thalweg(["umount"]);
         command.args(options).arg(self.home.path(&format!("mnt-{name}"))).output().unwrap()
     }

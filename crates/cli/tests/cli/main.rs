@@ -19,6 +19,7 @@ mod cluster_status;
 mod files;
 mod in_place;
 mod kv;
+mod levels;
 #[cfg(feature = "librados")]
 #[path = "../../../rados/tests/rados/mini_cluster.rs"]
 mod mini_cluster;

@@ -10,6 +10,7 @@ use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
 use super::holdings::{KeptCall, Slot};
+use super::level::changed_by;
 use super::link::Link;
 use super::users::{self, User};
 use super::{LinkError, Shared};
@@ -84,6 +85,7 @@ impl Shared {
             loop {
                 match &*links.borrow_and_update() {
                     Link::Closed => return Err(LinkError::Closed),
+                    Link::Ended => return Err(LinkError::Ended),
                     Link::Refused(why) => return Err(LinkError::Refused(why.clone())),
                     Link::Up(channel) if !failed.is_some_and(|old| old.is_same(channel)) => {
                         return Ok(channel.clone());
@@ -122,7 +124,7 @@ impl Shared {
         self.call_in((slot, users::current()), named, (request, payload), then).await
     }
 
-    /// Makes a call in a slot, for a user; `named` are the inodes that it names.
+    /// Makes a call in a slot, for a user; `named` are the inodes that it names, and those that a batch makes.
     pub(super) async fn call_in(
         self: &Arc<Self>,
         (slot, user): (Option<Arc<Slot>>, User),
@@ -199,7 +201,8 @@ impl Shared {
             let cache = self.cache.lock();
             named.iter().filter_map(|ino| cache.claim(*ino)).collect()
         };
-        let call = KeptCall { number, slot, user, request, payload, committed, inodes };
+        let changed = changed_by(named, &request, committed);
+        let call = KeptCall { number, slot, user, request, payload, committed, inodes, changed };
         self.holdings.kept.lock().keep(call);
     }
 

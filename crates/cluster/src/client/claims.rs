@@ -93,12 +93,13 @@ impl Shared {
             },
         );
         let answers = self.in_order(channel, calls.collect()).await?;
-        let (mut renewed, mut failed) = (Vec::new(), 0);
+        let (mut renewed, mut failed, mut inodes) = (Vec::new(), 0, Vec::new());
         for (call, reply) in kept.into_iter().zip(answers) {
             match (reply.answer, reply.committed) {
                 (Answer::Failed(error), _) => {
                     tracing::error!(error = ?error, request = ?call.request, "a change is lost");
                     failed += 1;
+                    inodes.extend(call.changed);
                 }
                 (_, Some(committed)) => renewed.push(KeptCall { committed, ..call }),
                 // It has survived.
@@ -107,6 +108,7 @@ impl Shared {
         }
         if failed > 0 {
             self.holdings.lose(failed);
+            self.cache.lock().fail(inodes);
             tracing::error!(failed, "the server has lost changes of this client");
         }
         tracing::info!(changes = renewed.len(), "changes were made again at the new server");

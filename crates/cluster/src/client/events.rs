@@ -341,9 +341,8 @@ impl Shared {
         sync: bool,
         take: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
-        let made: HashSet<Ino> = part.iter().filter_map(|it| it.deed.made()).collect();
-        let named: HashSet<Ino> =
-            part.iter().map(|it| it.deed.ino()).filter(|ino| !made.contains(ino)).collect();
+        let inodes = part.iter().flat_map(|it| [Some(it.deed.ino()), it.deed.made()]);
+        let named: HashSet<Ino> = inodes.flatten().collect();
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;

@@ -25,7 +25,7 @@ pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
 const BLOCK: u64 = 4096;
 /// Inodes at most of which is remembered that changes were lost.
-const MAX_FAILED: usize = 65536;
+pub(super) const MAX_FAILED: usize = 65536;
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
 fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {

@@ -1,14 +1,15 @@
 //! The calls of a filesystem.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{
     Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Credentials, Entry,
-    Filesystem, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, Node,
-    OpenFlags, Opened, Rename, Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
+    Filesystem, FsError, Handle, Ino, Level, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode,
+    Node, OpenFlags, Opened, Rename, Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
 };
 use thalweg_net::keys::Squash;
 
@@ -169,16 +170,19 @@ impl Filesystem for Client {
     }
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
-        let ino = self.theirs(ino);
-        let synced = self.shared.sync(Request::Sync { ino, content_only }).await;
-        if self.shared.cache.lock().has_failed(ino) {
-            return Err(LinkError::Lost.into());
-        }
-        synced
+        self.shared.sync_inode(self.theirs(ino), content_only).await
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
         self.shared.sync(Request::SyncAll).await
+    }
+
+    async fn level(&self, ino: Ino) -> Result<Level, FsError> {
+        self.shared.level(self.theirs(ino)).await
+    }
+
+    async fn wait_for(&self, ino: Ino, level: Level, within: Duration) -> Result<bool, FsError> {
+        self.shared.wait_for(self.theirs(ino), level, within).await
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {

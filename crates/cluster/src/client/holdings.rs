@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::HashMap;
+use thalweg_fs::Ino;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::locks::LockTable;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -33,6 +35,8 @@ pub(super) struct KeptCall {
     pub(super) committed: Committed,
     /// The inodes that it names: the caller may have forgotten them.
     pub(super) inodes: Vec<Claim>,
+    /// The inodes that it changes.
+    pub(super) changed: Vec<Ino>,
 }
 
 impl KeptCall {
@@ -45,6 +49,8 @@ impl KeptCall {
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     calls: BTreeMap<u64, KeptCall>,
+    /// The newest one of each inode that they change.
+    newest: HashMap<Ino, u64>,
     bytes: usize,
     /// The versions are those of a server that is gone, until all were made again.
     is_outdated: bool,
@@ -59,6 +65,10 @@ impl Kept {
             return;
         }
         self.bytes += call.bytes();
+        for ino in &call.changed {
+            let newest = self.newest.entry(*ino).or_default();
+            *newest = call.committed.version.max(*newest);
+        }
         if let Some(old) = self.calls.insert(call.committed.version, call) {
             self.bytes -= old.bytes();
         }
@@ -73,7 +83,17 @@ impl Kept {
         let later = self.calls.split_off(&(version + 1));
         for call in std::mem::replace(&mut self.calls, later).into_values() {
             self.bytes -= call.bytes();
+            for ino in &call.changed {
+                if self.newest.get(ino).is_some_and(|newest| *newest <= version) {
+                    self.newest.remove(ino);
+                }
+            }
         }
+    }
+
+    /// Whether changes of an inode are kept.
+    pub(super) fn has(&self, ino: Ino) -> bool {
+        self.newest.contains_key(&ino)
     }
 
     /// There is another server: the changes that it may not have, in their order.
@@ -90,9 +110,10 @@ impl Kept {
         self.durable(durable);
     }
 
-    /// Drops all; how many.
-    pub(super) fn clear(&mut self) -> usize {
-        std::mem::take(self).calls.len()
+    /// Drops all; how many, and the inodes that they changed.
+    pub(super) fn clear(&mut self) -> (usize, Vec<Ino>) {
+        let Kept { calls, newest, .. } = std::mem::take(self);
+        (calls.len(), newest.into_keys().collect())
     }
 
     /// The highest version of a change that is kept.
@@ -121,13 +142,13 @@ pub(super) struct Holdings {
 }
 
 impl Holdings {
-    /// The session has ended; how many changes may be lost with it.
-    pub(super) fn clear(&self) -> usize {
+    /// The session has ended; how many changes may be lost with it, and of which inodes.
+    pub(super) fn clear(&self) -> (usize, Vec<Ino>) {
         self.opens.lock().clear();
         self.locks.clear();
-        let changes = self.kept.lock().clear();
+        let (changes, inodes) = self.kept.lock().clear();
         self.lose(changes);
-        changes
+        (changes, inodes)
     }
 
     /// So many changes are, or may be, lost.

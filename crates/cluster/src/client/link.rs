@@ -33,6 +33,8 @@ pub(super) enum Link {
     Down,
     /// There is none, since the server does not let the client in, for this reason.
     Refused(String),
+    /// There will be none, since the session has ended ([`Recover::No`](super::Recover::No)).
+    Ended,
     /// There will be none.
     Closed,
 }
@@ -215,11 +217,13 @@ impl Shared {
             self.holdings.lose(unsent.len());
             cache.clear()
         };
-        let changes = self.holdings.clear();
+        let (changes, inodes_changed) = self.holdings.clear();
         if changes > 0 {
+            self.cache.lock().fail(inodes_changed);
             tracing::error!(changes, "changes that were not synced may be lost");
         }
         self.tell_watcher(inodes);
+        self.end_unless_clean();
     }
 
     /// What the caller caches of these is wrong. Nothing waits for its cache: what it may still have of these was to be used
@@ -236,7 +240,10 @@ impl Shared {
         loop {
             let Connection { channel, running, .. } = match next.take() {
                 Some(connection) => connection,
-                None => self.reconnect().await,
+                None => match self.reconnect().await {
+                    Some(connection) => connection,
+                    None => return,
+                },
             };
             if !self.set_link(Link::Up(channel.clone())) {
                 return;
@@ -259,10 +266,10 @@ impl Shared {
         }
     }
 
-    /// Sets the way to the server; whether the client is not closed.
-    fn set_link(&self, next: Link) -> bool {
+    /// Sets the way to the server; whether there may be one.
+    pub(super) fn set_link(&self, next: Link) -> bool {
         self.link.send_if_modified(|link| {
-            let is_open = !matches!(link, Link::Closed);
+            let is_open = !matches!(link, Link::Closed | Link::Ended);
             if is_open {
                 *link = next;
             }
@@ -274,7 +281,8 @@ impl Shared {
         matches!(*self.link.borrow(), Link::Closed)
     }
 
-    async fn reconnect(self: &Arc<Self>) -> Connection {
+    /// Another connection; `None` if there will be none.
+    async fn reconnect(self: &Arc<Self>) -> Option<Connection> {
         let mut factor = 1;
         let mut has_warned = false;
         loop {
@@ -296,7 +304,7 @@ impl Shared {
             let error = match attached {
                 Some(Ok(connection)) => {
                     tracing::info!("the server is connected again");
-                    return connection;
+                    return Some(connection);
                 }
                 Some(Err(error)) => error,
                 None => AttachError::Lost(io::ErrorKind::TimedOut.into()),
@@ -307,7 +315,9 @@ impl Shared {
                 }
                 _ => None,
             };
-            self.set_link(refusal.map_or(Link::Down, Link::Refused));
+            if !self.set_link(refusal.map_or(Link::Down, Link::Refused)) {
+                return None;
+            }
             if !std::mem::replace(&mut has_warned, true) {
                 tracing::warn!(%error, "connecting to the server failed; it is tried again");
             }

@@ -46,6 +46,7 @@ impl Request {
             | Request::Read { ino, .. }
             | Request::Seek { ino, .. }
             | Request::Sync { ino, .. }
+            | Request::Level { ino, .. }
             | Request::Xattr { ino, .. }
             | Request::Xattrs { ino }
             | Request::Flush { ino, .. }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Time};
@@ -358,5 +359,10 @@ impl Tap for Backlog {
 
     fn acknowledged(&self, version: Version) -> Option<BoxFuture<'static, Result<(), StoreError>>> {
         self.roster.acknowledged(version)
+    }
+
+    fn replicated(&self, version: Version) -> BoxFuture<'static, bool> {
+        let roster = self.roster.clone();
+        async move { roster.replicated(version).await }.boxed()
     }
 }

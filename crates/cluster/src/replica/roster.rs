@@ -153,6 +153,25 @@ impl Roster {
         }
     }
 
+    /// See [`Tap::replicated`](thalweg_store::chain::Tap::replicated).
+    pub(super) async fn replicated(&self, version: Version) -> bool {
+        loop {
+            let news = self.news.notified();
+            {
+                let members = self.members.lock();
+                let holders = members.states().filter(|state| state.version >= version).count();
+                if holders >= self.needed.max(1) {
+                    return true;
+                }
+                let is_alone = self.needed == 0 && members.states().next().is_none();
+                if is_alone || members.has_ended {
+                    return false;
+                }
+            }
+            news.await;
+        }
+    }
+
     /// See [`Tap::acknowledged`](thalweg_store::chain::Tap::acknowledged).
     pub(super) fn acknowledged(
         self: &Arc<Roster>,

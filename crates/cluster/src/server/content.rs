@@ -66,6 +66,10 @@ impl Shared {
                 let direct = self.direct().ok_or(FsError::NotSupported)?;
                 Ok(Outcome::of(Answer::Number(direct.raise_reach(ino, end).await?)))
             }
+            Request::Level { ino, wait } => {
+                let level = self.level(ino, wait).await?;
+                Ok(Outcome::of(Answer::Level(level)))
+            }
             request => self.use_handle(job, request).await,
         }
     }

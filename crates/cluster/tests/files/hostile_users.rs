@@ -6,8 +6,8 @@ use thalweg_cluster::protocol::{Answer, Request};
 use thalweg_cluster::server::Visitor;
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{
-    AttributeChange, Caller, Cookie, Credentials, Filesystem, Handle, Ino, LockKind, LockOwner,
-    LockRange, NewNode, Node, OpenFlags, Timestamp, WriteAt, WriteHow,
+    AttributeChange, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Level, LockKind,
+    LockOwner, LockRange, NewNode, Node, OpenFlags, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::run;
 
@@ -255,6 +255,7 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
                 Request::Xattrs { ino },
                 Request::Acquire { ino },
                 Request::Sync { ino, content_only: false },
+                Request::Level { ino, wait: Some((Level::Server, u32::MAX)) },
                 Request::Lock { ino, lock, wait: false },
                 Request::Unlock { ino, kind, owner, range },
                 Request::ConflictingLock { ino, lock },

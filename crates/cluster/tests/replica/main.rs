@@ -10,6 +10,7 @@ mod damage;
 mod devices;
 mod faults;
 mod full;
+mod levels;
 mod nodes;
 mod pace;
 mod primary_lies;

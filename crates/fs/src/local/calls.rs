@@ -1,6 +1,7 @@
 //! The calls of [`Filesystem`] on a filesystem of a volume.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use crate::filesystem::{
 };
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
+use crate::level::Level;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 
 /// Cuts buffers where their bytes reach multiples of [`MAX_ATOMIC_WRITE`] in the file.
@@ -301,6 +303,14 @@ impl Filesystem for Local {
             None => self.inner.sync(None).await,
             Some(_) => Ok(()),
         }
+    }
+
+    async fn level(&self, ino: Ino) -> Result<Level, FsError> {
+        self.level_of(ino).await
+    }
+
+    async fn wait_for(&self, ino: Ino, level: Level, within: Duration) -> Result<bool, FsError> {
+        self.bring_to(ino, level, within).await
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {

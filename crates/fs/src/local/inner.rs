@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashMap, HashSet};
+use thalweg_store::block::Version;
 use thalweg_store::tree::Store;
 use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
 use tokio::sync::Notify;
@@ -97,6 +98,8 @@ struct Durable {
     changed: HashMap<u64, u64>,
     /// The time of the last change whose inodes are unknown.
     unknown: u64,
+    /// A version that has every synced change; unknown before the first sync.
+    version: Option<Version>,
 }
 
 /// The keeper's pending work.
@@ -205,7 +208,8 @@ impl Inner {
         if let Some((recorder, committed)) = recorder.zip(effects.committed(version.version.0)) {
             recorder.commit(committed);
         }
-        self.settle(effects, (durability == Durability::Synced).then_some(before));
+        let version = version.version;
+        self.settle(effects, (durability == Durability::Synced).then_some((before, version)));
         Ok(done)
     }
 
@@ -220,7 +224,7 @@ impl Inner {
     }
 
     /// Accounts for a committed transaction. When it is durable, so is every change before its commit.
-    pub(super) fn settle(&self, effects: Effects, synced: Option<u64>) {
+    pub(super) fn settle(&self, effects: Effects, synced: Option<(u64, Version)>) {
         effects.pages.iter().for_each(|(page, by)| self.space.adjust(*page, *by));
         *self.inodes.lock() += effects.count;
         for (root, by) in &effects.charged {
@@ -229,7 +233,7 @@ impl Inner {
             }
         }
         match synced {
-            Some(before) => self.durable.lock().sync(before),
+            Some((before, version)) => self.durable.lock().sync(before, version),
             None => self.durable.lock().change(effects.inodes.keys()),
         }
         {
@@ -305,28 +309,33 @@ impl Inner {
 
     /// Returns when everything that was done to an inode survives a crash, or everything at all.
     pub(super) async fn sync(&self, ino: Option<u64>) -> Result<(), FsError> {
-        let until = {
-            let durable = self.durable.lock();
-            let changed = match ino {
-                Some(ino) => durable.changed.get(&ino).copied().unwrap_or(0).max(durable.unknown),
-                None => durable.now,
-            };
-            if changed <= durable.synced {
-                return Ok(());
-            }
-            durable.now
-        };
-        self.volume.sync().await?;
-        self.durable.lock().sync(until);
-        Ok(())
+        if self.is_synced(ino) {
+            return Ok(());
+        }
+        self.sync_volume().await.map(drop)
     }
 
-    /// Returns when everything that is visible survives a crash, whichever handle has changed it.
-    pub(super) async fn sync_volume(&self) -> Result<(), FsError> {
+    /// Whether everything that was done to an inode, or everything at all, is known to survive a crash.
+    pub(super) fn is_synced(&self, ino: Option<u64>) -> bool {
+        let durable = self.durable.lock();
+        let changed = match ino {
+            Some(ino) => durable.changed.get(&ino).copied().unwrap_or(0).max(durable.unknown),
+            None => durable.now,
+        };
+        changed <= durable.synced
+    }
+
+    /// A version that has every synced change, if there was a sync.
+    pub(super) fn synced_version(&self) -> Option<Version> {
+        self.durable.lock().version
+    }
+
+    /// Returns when everything that is visible survives a crash, whichever handle has changed it: a version that has it.
+    pub(super) async fn sync_volume(&self) -> Result<Version, FsError> {
         let until = self.moment();
-        self.volume.sync().await?;
-        self.durable.lock().sync(until);
-        Ok(())
+        let synced = self.volume.sync().await?;
+        self.durable.lock().sync(until, synced.version);
+        Ok(synced.version)
     }
 }
 
@@ -338,8 +347,9 @@ impl Durable {
         self.changed.extend(inodes.map(|ino| (*ino, now)));
     }
 
-    /// Everything up to this time survives a crash.
-    fn sync(&mut self, until: u64) {
+    /// Everything up to this time survives a crash, and is in this version.
+    fn sync(&mut self, until: u64, version: Version) {
+        self.version = self.version.max(Some(version));
         if until > self.synced {
             self.synced = until;
             self.changed.retain(|_, changed| *changed > until);

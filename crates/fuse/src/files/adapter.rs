@@ -7,7 +7,8 @@ use std::task::{Context, Waker};
 
 use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request,
 };
 use thalweg_env::{Env, allow_blocking, watch};
 use thalweg_fs::{Filesystem, FsError, Invalidation};
@@ -57,6 +58,7 @@ refuse!(
     ReplyDirectoryPlus,
     ReplyEmpty,
     ReplyEntry,
+    ReplyIoctl,
     ReplyLock,
     ReplyLseek,
     ReplyOpen,

@@ -32,6 +32,7 @@ impl Adapter {
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
+            | InitFlags::FUSE_HAS_IOCTL_DIR
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         if self.writeback_cache {
             wanted |= InitFlags::FUSE_WRITEBACK_CACHE;

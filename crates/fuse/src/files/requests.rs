@@ -419,15 +419,15 @@ impl fuser::Filesystem for Adapter {
     fn ioctl(
         &self,
         _request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         _handle: FileHandle,
         _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
+        command: u32,
+        data: &[u8],
         _size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        self.control(ino, command, data, reply);
     }
 
     fn fallocate(

@@ -8,6 +8,7 @@ mod coherence;
 mod content;
 mod differential;
 mod foreign;
+mod levels;
 mod locks;
 mod names;
 mod rig;

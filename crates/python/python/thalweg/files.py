@@ -174,6 +174,15 @@ class RawFile(io.RawIOBase):
         """Returns when all changes survive a crash, as ``os.fsync``; with `data_only`, as ``os.fdatasync``."""
         self._open().sync(data_only)
 
+    def level(self):
+        """How far all changes have come: ``"memory"``, ``"server"`` or ``"replicas"``. Nothing is synced for it."""
+        return self._open().level()
+
+    def wait_for(self, level, timeout=None):
+        """Brings all changes to a level, and returns whether they have come to it: the replicas' level within so many
+        seconds; the levels before that take as long as `sync`."""
+        return self._open().wait_for(level, timeout)
+
     def allocate(self, offset, size, *, keep_size=False):
         """Reserves storage, as ``os.posix_fallocate``; with `keep_size` the file does not grow."""
         self._to_write().allocate(offset, size, keep_size)
@@ -309,6 +318,14 @@ class Filesystem:
     def sync(self):
         """Returns when everything survives a crash."""
         self._files.sync()
+
+    def level(self, path, *, follow_symlinks=True):
+        """How far all changes of a file have come: as `RawFile.level`."""
+        return self._files.level(_path(path), follow_symlinks)
+
+    def wait_for(self, path, level, timeout=None, *, follow_symlinks=True):
+        """Brings all changes of a file to a level: as `RawFile.wait_for`."""
+        return self._files.wait_for(_path(path), level, timeout, follow_symlinks)
 
     def open(
         self,

@@ -1,13 +1,14 @@
 //! The calls of [`Filesystem`] on a naive filesystem.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_fs::filesystem::MAX_LINKS;
 use thalweg_fs::{
     Allocation, Answer, AttributeChange, Caller, Cookie, Entry, Filesystem, FsError, Handle, Ino,
-    Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, OpenFlags, Opened, Rename, Seek,
+    Level, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode, OpenFlags, Opened, Rename, Seek,
     SetXattr, Statistics, Watcher, WriteAt, WriteHow,
 };
 
@@ -183,6 +184,18 @@ impl Filesystem for NaiveFiles {
 
     async fn sync_all(&self) -> Result<(), FsError> {
         Ok(())
+    }
+
+    /// Nothing crashes.
+    async fn level(&self, ino: Ino) -> Result<Level, FsError> {
+        self.shared.files.lock().get(ino).map(|_| Level::Server)
+    }
+
+    async fn wait_for(&self, ino: Ino, level: Level, _: Duration) -> Result<bool, FsError> {
+        match level {
+            Level::Replicas => Err(FsError::NoReplicas),
+            level => self.level(ino).await.map(|come| come >= level),
+        }
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {

@@ -38,6 +38,10 @@ pub trait Lineage: Send + Sync {
     /// way.
     async fn reached(&self, position: Position) -> Result<(), StoreError>;
 
+    /// Waits until `version` survives a crash of this machine at enough replicas, too: as many as syncs wait for, or else
+    /// one. Says `false` when no replica is connected that has a state of the store, and syncs wait for none.
+    async fn replicated(&self, version: Version) -> bool;
+
     /// Number of promotions up to the primary that the store belongs to.
     fn term(&self) -> u32;
 

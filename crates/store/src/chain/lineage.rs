@@ -40,6 +40,14 @@ impl Lineage for Chain {
         }
     }
 
+    async fn replicated(&self, version: Version) -> bool {
+        let tap = self.inner.state.lock().tap.clone();
+        match tap {
+            Some(tap) => tap.replicated(version).await,
+            None => false,
+        }
+    }
+
     fn term(&self) -> u32 {
         Chain::term(self)
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use futures::future::BoxFuture;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
 
 use crate::block::{Lba, StoreError, Version, WriteList};
 
@@ -21,7 +22,7 @@ pub enum Change<'a> {
 }
 
 /// Gets the changes of a chain: see [`Chain::attach`](super::Chain::attach). The calls come under the chain's lock,
-/// so they neither wait nor call the chain, except for [`Tap::acknowledged`].
+/// so they neither wait nor call the chain, except for [`Tap::acknowledged`] and [`Tap::replicated`].
 pub trait Tap: Send + Sync + fmt::Debug + 'static {
     /// `version` became visible. It is newer than every one before, and may still be lost in a crash.
     fn changed(&self, version: Version, change: Change<'_>);
@@ -42,5 +43,10 @@ pub trait Tap: Send + Sync + fmt::Debug + 'static {
         _version: Version,
     ) -> Option<BoxFuture<'static, Result<(), StoreError>>> {
         None
+    }
+
+    /// See [`Lineage::replicated`](crate::block::Lineage::replicated). Called without the chain's lock.
+    fn replicated(&self, _version: Version) -> BoxFuture<'static, bool> {
+        ready(false).boxed()
     }
 }

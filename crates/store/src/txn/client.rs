@@ -154,6 +154,18 @@ impl Transact for Client {
         Ok(true)
     }
 
+    async fn replicated(
+        &self,
+        version: Version,
+        within: Duration,
+    ) -> Result<Option<bool>, TxnError> {
+        let inner = &self.shared.inner;
+        let Some(lineage) = inner.store.lineage() else { return Ok(None) };
+        let replicated = inner.env.timeout(within, lineage.replicated(version)).await;
+        // No wait ends without replicas.
+        Ok(replicated.map_or(Some(false), |replicated| replicated.then_some(true)))
+    }
+
     fn contention(&self) -> &Contention {
         &self.shared.inner.contention
     }

@@ -165,6 +165,14 @@ impl Transact for TransactionManager {
         Transact::reached(&self.client, position, within).await
     }
 
+    async fn replicated(
+        &self,
+        version: Version,
+        within: Duration,
+    ) -> Result<Option<bool>, TxnError> {
+        Transact::replicated(&self.client, version, within).await
+    }
+
     fn contention(&self) -> &Contention {
         self.client.contention()
     }

@@ -222,6 +222,32 @@ fn what_cannot_be_stored_goes_to_the_server() {
     });
 }
 
+/// A write that fails may be made later. It does not arrive after newer bytes.
+#[test]
+fn a_write_without_an_answer_changes_nothing_later() {
+    run(8, |env| async move {
+        let scene = Scene::direct(&env).await;
+        let a = scene.client("a").await;
+        let directory = alone(&env, &a.client).await;
+        let file = make(&a.client, directory, "f", Node::File).await;
+        for text in ["first", "again"] {
+            write(&a.client, file, 0, text.into()).await.unwrap();
+            a.client.sync(file, false).await.unwrap();
+        }
+        scene.objects.as_ref().unwrap().delay("a", 5 * TIMEOUT);
+        write(&a.client, file, 0, b"LATE!".to_vec()).await.unwrap();
+        a.client.sync(file, false).await.unwrap();
+        assert_eq!(read(&*scene.files, file).await, b"LATE!");
+        write(&a.client, file, 0, b"newer".to_vec()).await.unwrap();
+        a.client.sync(file, false).await.unwrap();
+        env.sleep(6 * TIMEOUT).await;
+        assert_eq!(read(&*scene.files, file).await, b"newer");
+        assert_eq!(read(&a.client, file).await, b"newer");
+        reached(&env, &a.client).await;
+        assert_eq!((a.client.status().evictions, a.client.status().lost), (0, 0));
+    });
+}
+
 /// A file and what it should be.
 struct Twin {
     name: String,

@@ -15,6 +15,9 @@ use thalweg_sim::rados::{RadosSpec, SimPool, SimRados};
 /// Bytes of an object.
 const STRIPE: u64 = 64 << 10;
 
+/// A request without an answer for so long has failed, as far as its client knows.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The cluster.
 #[derive(Clone)]
 pub(crate) struct Objects(Arc<State>);
@@ -57,6 +60,7 @@ impl Objects {
             least: 1,
             groups: 4,
             map_delay: Duration::from_millis(200),
+            request_timeout: TIMEOUT,
             ..RadosSpec::default()
         };
         let cluster = SimRados::new(env, spec);

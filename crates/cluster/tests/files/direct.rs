@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{self, Client};
 use thalweg_env::Env;
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{
@@ -14,6 +14,7 @@ use thalweg_fs::{
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
 
+use crate::objects::TIMEOUT;
 use crate::scene::*;
 
 /// Bytes of the payloads that a client has sent to the server, about.
@@ -141,12 +142,25 @@ fn writes_of_an_evicted_client_do_not_arrive() {
             a.client.find(Ino::ROOT, b"d").await.unwrap();
             a.client.find(directory, b"f").await.unwrap();
             assert_eq!(read(&a.client, file).await, b"theirs");
+            for name in ["new", "newer", "newest"] {
+                let file = make(&a.client, directory, name, Node::File).await;
+                write(&a.client, file, 0, name.into()).await.unwrap();
+                a.client.sync(file, false).await.unwrap();
+                assert!(a.client.status().direct);
+            }
         });
     }
 }
 
 #[test]
 fn a_client_that_does_not_come_back_to_a_new_server_is_shut_out() {
+    for writes in [false, true] {
+        does_not_come_back(writes);
+    }
+}
+
+/// With `writes`, the other client writes the file, else it reads it only.
+fn does_not_come_back(writes: bool) {
     run(3, |env| async move {
         let mut scene = Scene::direct(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
@@ -165,9 +179,12 @@ fn a_client_that_does_not_come_back_to_a_new_server_is_shut_out() {
         assert_eq!(b.client.find(directory, b"f").await.unwrap().ino, file);
         b.client.reference(file);
         assert_eq!(read(&b.client, file).await, b"before");
-        put(&b.client, file, "theirs").await.unwrap();
+        if writes {
+            put(&b.client, file, "theirs").await.unwrap();
+        }
         env.sleep(9 * LEASE).await;
-        assert_eq!(read(&b.client, file).await, b"theirs");
+        let expected = if writes { b"theirs" } else { b"before" };
+        assert_eq!(read(&b.client, file).await, expected);
         scene.network.heal();
         assert!(syncing.await.unwrap().is_err());
     });
@@ -222,6 +239,39 @@ fn what_cannot_be_stored_goes_to_the_server() {
     });
 }
 
+/// A read that is in flight while the file changes does not return some of both.
+#[test]
+fn a_read_that_meets_a_change_is_made_again() {
+    for seed in 0..20 {
+        run(seed, |env| async move {
+            let scene = Scene::direct(&env).await;
+            let (a, b) = (scene.client("a").await, scene.client("b").await);
+            reached(&env, &b.client).await;
+            let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+            write(&a.client, file, 0, b"before".to_vec()).await.unwrap();
+            a.client.reference(file);
+            b.client.find(Ino::ROOT, b"f").await.unwrap();
+            b.client.reference(file);
+            for _ in 0..3 {
+                assert_eq!(read(&b.client, file).await, b"before");
+            }
+            let before = calls(&b.client);
+            assert_eq!(read(&b.client, file).await, b"before");
+            assert_eq!(calls(&b.client), before, "past the server");
+            scene.objects.as_ref().unwrap().delay("b", Duration::from_millis(5));
+            let reader = b.client.clone();
+            let reading = env.spawn(async move { read(&reader, file).await });
+            env.sleep(Duration::from_micros(250 * seed)).await;
+            let cut = AttributeChange { size: Some(0), ..AttributeChange::default() };
+            a.client.set_attributes(file, &cut).await.unwrap();
+            write(&a.client, file, 0, b"xy".to_vec()).await.unwrap();
+            let found = reading.await.unwrap();
+            let all: [&[u8]; 3] = [b"before", b"", b"xy"];
+            assert!(all.contains(&&found[..]), "seed {seed}: {found:?}");
+        });
+    }
+}
+
 /// A write that fails may be made later. It does not arrive after newer bytes.
 #[test]
 fn a_write_without_an_answer_changes_nothing_later() {
@@ -230,6 +280,7 @@ fn a_write_without_an_answer_changes_nothing_later() {
         let a = scene.client("a").await;
         let directory = alone(&env, &a.client).await;
         let file = make(&a.client, directory, "f", Node::File).await;
+        a.client.reference(file);
         for text in ["first", "again"] {
             write(&a.client, file, 0, text.into()).await.unwrap();
             a.client.sync(file, false).await.unwrap();
@@ -290,8 +341,12 @@ fn files_agree_with_their_twins() {
     for seed in campaign::seeds(40) {
         run(seed, |env| async move {
             let mut scene = Scene::direct(&env).await;
-            let machines = [scene.client("a").await, scene.client("b").await];
             let mut rng = env.rng();
+            // Some changes wait for longer than the server takes to clear bytes.
+            let expire = Duration::from_secs(if rng.random() { 1 } else { 5 });
+            let options = client::Options { expire, ..patient() };
+            let first = scene.client_with(visitor("a"), options).await.unwrap();
+            let machines = [first, scene.client("b").await];
             let directory = alone(&env, &machines[0].client).await;
             let mut twins = Vec::new();
             for turn in 0..6 {

@@ -94,8 +94,10 @@ impl Cache {
     pub(super) fn clear_bytes(&mut self, ino: Ino, now: Time) {
         // A change that is about to be made is the next event at the latest.
         let event = self.pending.last() + 1;
-        if let Some(node) = self.nodes.get_mut(&ino).filter(|node| node.own.reach > 0) {
-            (node.own.reach, node.own.cleared) = (0, Some((now + CLEARED, event)));
+        if let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.own)
+            && (own.reach > 0 || own.cleared.is_some())
+        {
+            (own.reach, own.cleared) = (0, Some((now + CLEARED, event)));
         }
     }
 

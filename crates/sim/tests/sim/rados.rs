@@ -94,7 +94,10 @@ fn a_client_on_the_blocklist_is_refused_by_servers_that_have_the_map() {
         let locked = new.lock("a", &lock, false).await;
         assert!(matches!(locked, Err(ObjectError::Locked { .. })), "{locked:?}");
         let holders = new.holders("a", "l").await.unwrap();
-        assert_eq!((&holders[0].client, &holders[0].address), (&old.client(), &old.address()));
+        assert_eq!(
+            (&holders[0].client, &holders[0].address),
+            (&old.client(), &old.address().await.unwrap())
+        );
         new.blocklist(&holders[0], Duration::from_secs(60)).await.unwrap();
         // Objects on the three servers: at least one of them has not heard of it.
         let objects = ["a", "b", "c", "d", "e", "f"];

@@ -1,5 +1,7 @@
 //! Volumes on a real Ceph cluster.
 
+mod direct;
+mod scene;
 mod shared;
 mod standby;
 
@@ -88,6 +90,16 @@ fn on_a_real_cluster() {
     shared::contents_are_objects(&mini);
     standby::standbys_decide_by_themselves(&mini);
     errors_are_clear(&mini);
+}
+
+/// On a cluster of its own, whose object servers are killed.
+#[test]
+fn clients_reach_contents_on_a_real_cluster() {
+    if !can_mount() {
+        return;
+    }
+    let Some(mini) = MiniCluster::start() else { return };
+    direct::contents_agree_and_stay(&mini);
 }
 
 fn copies_are_refused_while_it_is_mounted(rig: &Rig<'_>) {

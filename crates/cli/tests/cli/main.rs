@@ -39,3 +39,6 @@ mod run;
 mod snapshots;
 mod stale;
 mod text;
+#[cfg(feature = "librados")]
+#[path = "../../../fuse/tests/common/tools.rs"]
+mod tools;

@@ -13,6 +13,8 @@ mod locks;
 mod names;
 mod rig;
 mod shared;
+#[path = "../common/tools.rs"]
+mod tools;
 mod users;
 
 /// Runs every suite over one kind of filesystem.

@@ -2,56 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::process::Command;
 
 use super::on;
+use super::scene::Scene;
 use crate::files::wait_until;
 use crate::mini_cluster::MiniCluster;
-use crate::run::{Home, Server, bad, good, json};
+use crate::run::{bad, good, json};
 
 const IMAGE: &str = "rados:test/shared";
-
-/// A server of the image, and a client that mounts it. The client is unmounted at the end.
-struct Scene<'a> {
-    mini: &'a MiniCluster,
-    home: Home,
-    place: String,
-}
-
-impl Scene<'_> {
-    fn thalweg(&self, keys: &str, args: &[&str]) -> Command {
-        let mut command = on(self.mini, args);
-        command.env("THALWEG_KEYS", self.home.path(keys));
-        command
-    }
-
-    fn serve(&mut self) -> Server {
-        let serve = ["cluster", "serve", IMAGE, "--json", "--lease", "2", "--listen", &self.place];
-        let server = Server::of(self.thalweg("server", &serve), self.home.path("unused"));
-        let address = server.ready["addresses"][0].as_str().unwrap();
-        self.place = address.strip_suffix(":/").unwrap().to_owned();
-        server
-    }
-
-    /// The stripes of files in the pool.
-    fn stripes(&self) -> Vec<String> {
-        let output = Command::new("rados")
-            .arg("-c")
-            .arg(self.mini.conf())
-            .args(["-p", "test", "ls"])
-            .output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let names = String::from_utf8(output.stdout).unwrap();
-        names.lines().filter(|name| name.starts_with("shared@fs.")).map(str::to_owned).collect()
-    }
-}
-
-impl Drop for Scene<'_> {
-    fn drop(&mut self) {
-        let _ = on(self.mini, &["umount", "--lazy"]).arg(self.home.path("mnt")).output();
-    }
-}
 
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 4096 * 31 + at + seed) as u8).collect()
@@ -59,16 +17,11 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
 
 /// A server is killed under its client, and contents are as they were; those of removed files go.
 pub(super) fn contents_are_objects(mini: &MiniCluster) {
-    let home = Home::empty();
-    let mut scene = Scene { mini, home, place: "127.0.0.1:0".to_owned() };
+    let mut scene = Scene::new(mini, IMAGE);
     creation_is_checked(&scene);
-    let server = scene.serve();
-    let add = ["cluster", "client", "add", "alice", "--path", "/", "--rw", "--squash", "none"];
-    let token = good(&mut scene.thalweg("server", &add)).trim().to_owned();
-    let root = scene.home.path("mnt");
-    fs::create_dir(&root).unwrap();
-    let from = format!("{}:/", scene.place);
-    good(scene.thalweg("alice", &["mount", &from, "--token", &token]).arg(&root));
+    let server = scene.serve("2");
+    let root = scene.root("alice");
+    good(&mut scene.mount("alice"));
 
     let (long, short) = (pattern(1, 9 << 20), pattern(2, 100_000));
     for (name, bytes) in [("long", &long), ("short", &short), ("removed", &long)] {
@@ -81,7 +34,7 @@ pub(super) fn contents_are_objects(mini: &MiniCluster) {
     file.write_all_at(b"not synced", 200_000).unwrap();
     server.kill();
 
-    let server = scene.serve();
+    let server = scene.serve("2");
     let mut expected = short;
     expected.resize(200_000, 0);
     expected.extend(b"not synced");
@@ -140,12 +93,7 @@ fn contents_are_checked(scene: &Scene<'_>) {
     let found = fsck(&[], 0);
     assert_eq!((&found["objects"], &found["clean"]), (&1.into(), &true.into()), "{found}");
     let orphan = "shared@fs.0000000000ffffff.0000000000000000";
-    let put = Command::new("rados")
-        .arg("-c")
-        .arg(scene.mini.conf())
-        .args(["-p", "test", "put", orphan, "/etc/hostname"])
-        .status();
-    assert!(put.unwrap().success());
+    scene.rados(&["put", orphan, "/etc/hostname"]);
     let found = fsck(&[], 4);
     let damage = found["findings"][0]["damage"].as_str().unwrap();
     assert!(damage.contains("belong to no file"), "{found}");

@@ -1,0 +1,65 @@
+//! Programs of crates.io that test a mounted filesystem.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A tool of crates.io, installed once below the target directory; `None`, and says so, where that
+/// cannot be.
+pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+    static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one_at_a_time = INSTALLING.lock();
+    let mut target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    target.pop();
+    let (root, log) = (target.join("tools"), target.join(format!("install-{name}.log")));
+    let program = root.join("bin").join(name);
+    if !program.exists() {
+        let mut install = Command::new(env!("CARGO"));
+        install.args(["install", "--quiet", "--locked", "--root"]).arg(&root).arg(name);
+        // Not into the build directory of the test run.
+        install.env("CARGO_TARGET_DIR", target.join("tools-build"));
+        let output = install.output().unwrap();
+        std::fs::write(&log, &output.stderr).unwrap();
+        let _ = std::fs::remove_dir_all(target.join("tools-build"));
+    }
+    if !program.exists() {
+        eprintln!("SKIPPED: cargo cannot install {name}; see {}", log.display());
+        return None;
+    }
+    Some(program)
+}
+
+/// Runs `fsx` on a file, which it makes, with that many operations. Its settings go to the folder `beside`.
+pub(crate) fn fsx(file: &Path, beside: &Path, seed: u64, operations: u32) {
+    let Some(program) = tool("fsx") else { return };
+    let path = beside.join(format!("fsx-{seed}.toml"));
+    std::fs::write(&path, BUFFERED).unwrap();
+    let mut command = Command::new(program);
+    command.args(["-N", &operations.to_string(), "-S", &seed.to_string(), "-f"]).arg(&path);
+    let output = command.arg("-P").arg(beside).arg(file).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Everything that `fsx` knows, in pieces of all sizes.
+const BUFFERED: &str = "\
+flen = 262144
+[opsize]
+max = 65536
+min = 1
+align = 1
+[weights]
+close_open = 1.0
+invalidate = 0.5
+mapread = 1.0
+mapwrite = 1.0
+read = 2.0
+write = 2.0
+truncate = 1.0
+fsync = 0.3
+fdatasync = 0.3
+posix_fallocate = 0.5
+punch_hole = 1.0
+sendfile = 0.5
+posix_fadvise = 0.3
+copy_file_range = 1.0
+";

@@ -186,6 +186,8 @@ struct Shared {
     cache: Mutex<Cache>,
     holdings: Holdings,
     direct: Mutex<Option<Direct>>,
+    /// One task at a time finds the contents, or leaves them.
+    reaching: tokio::sync::Mutex<()>,
     /// Contents are not reached any more.
     lost_contents: Notify,
     /// The server asks for inodes that are not used.
@@ -263,6 +265,7 @@ impl Client {
             cache: Mutex::default(),
             holdings: Holdings::default(),
             direct: Mutex::default(),
+            reaching: tokio::sync::Mutex::default(),
             lost_contents: Notify::new(),
             pressed: Notify::new(),
             watcher: RwLock::default(),

@@ -35,6 +35,8 @@ pub(super) struct Direct {
 #[derive(Debug)]
 pub(super) struct Storing {
     contents: Arc<dyn Contents>,
+    /// Of the session.
+    pub(super) generation: u64,
     runs: Runs,
     made: HashSet<Ino>,
 }
@@ -42,7 +44,7 @@ pub(super) struct Storing {
 impl Storing {
     /// Stores the bytes.
     pub(super) async fn store(self) -> Result<(), FsError> {
-        let Storing { contents, runs, made } = self;
+        let Storing { contents, runs, made, .. } = self;
         let (contents, made) = (&*contents, &made);
         let files = runs.into_iter().map(|(ino, runs)| async move {
             for (number, Run { offset, data, .. }) in runs.into_iter().enumerate() {
@@ -59,12 +61,12 @@ impl Storing {
 
 impl Shared {
     /// The contents, if this client reaches them now.
-    pub(super) fn contents(&self) -> Option<Arc<dyn Contents>> {
+    pub(super) fn contents(&self) -> Option<Direct> {
         let direct = self.direct.lock().clone()?;
         let session = self.session.lock();
         let is_valid =
             direct.generation == session.generation && direct.location == session.contents;
-        is_valid.then_some(direct.contents)
+        is_valid.then_some(direct)
     }
 
     /// Looks for the contents whenever the server says where they are.
@@ -101,6 +103,7 @@ impl Shared {
     }
 
     async fn find_contents(self: &Arc<Self>, finder: &dyn ContentsFinder) -> Result<(), FsError> {
+        let _turn = self.reaching.lock().await;
         let (location, generation) = {
             let session = self.session.lock();
             (session.contents.clone(), session.generation)
@@ -124,9 +127,18 @@ impl Shared {
         self.call_in((None, None), [].into(), call, |_, _, _| {}).await.map(|_| ())
     }
 
-    /// Something could not be stored. Returns when nothing that is under way can be stored any more.
-    pub(super) async fn leave_contents(self: &Arc<Self>, error: &FsError) -> Result<(), FsError> {
+    /// Something could not be stored in a session. Returns when nothing that is under way can be stored any more.
+    pub(super) async fn leave_contents(
+        self: &Arc<Self>,
+        generation: u64,
+        error: &FsError,
+    ) -> Result<(), FsError> {
         tracing::warn!(%error, "contents of files could not be written from here; the server does");
+        let _turn = self.reaching.lock().await;
+        if self.session.lock().generation != generation {
+            // The server has shut that session out. The present one has another address.
+            return Ok(());
+        }
         *self.direct.lock() = None;
         let left = self.admit(String::new()).await;
         self.lost_contents.notify_one();
@@ -138,7 +150,7 @@ impl Shared {
         self: &Arc<Self>,
         batch: &mut [Event],
     ) -> Result<Option<Storing>, FsError> {
-        let Some(contents) = self.contents() else { return Ok(None) };
+        let Some(Direct { contents, generation, .. }) = self.contents() else { return Ok(None) };
         let mut runs = runs_of(&*batch);
         for (ino, runs) in &runs {
             let end = runs.iter().map(|run| run.end).max().unwrap_or_default();
@@ -161,7 +173,7 @@ impl Shared {
             }
         }
         let made = batch.iter().filter_map(|event| event.deed.made()).collect();
-        Ok(Some(Storing { contents, runs, made }))
+        Ok(Some(Storing { contents, generation, runs, made }))
     }
 
     async fn raise_reach(self: &Arc<Self>, ino: Ino, end: u64) -> Result<(), FsError> {
@@ -187,7 +199,7 @@ impl Shared {
         offset: u64,
         len: usize,
     ) -> Option<Vec<Bytes>> {
-        let contents = self.contents().filter(|_| len > 0)?;
+        let Direct { contents, .. } = self.contents().filter(|_| len > 0)?;
         if self.cache.lock().is_unsent(ino) {
             self.send_events(true).await.ok()?;
         }

@@ -297,6 +297,7 @@ impl Shared {
     async fn store_bytes(self: &Arc<Self>, batch: &Batch, syncs: bool) -> Result<Stored, FsError> {
         let mut events = batch.events.clone();
         let Some(storing) = self.split_bytes(&mut events).await? else { return Ok(Stored::Not) };
+        let generation = storing.generation;
         let (stored, sent) = match batch.only_replaces {
             true => {
                 let sending = self.send_call(&events, &batch.user, syncs, |_, _, _| {});
@@ -311,7 +312,7 @@ impl Shared {
             }
             (Ok(()), Err(_)) => Ok(Stored::Bytes(events)),
             (Err(error), _) => {
-                self.leave_contents(&error).await?;
+                self.leave_contents(generation, &error).await?;
                 Ok(Stored::Not)
             }
         }

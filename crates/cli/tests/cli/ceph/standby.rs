@@ -80,6 +80,7 @@ fn check(root: &Path, names: &[&str]) {
 }
 
 /// Three servers one after the other, by the standbys' own decision.
+#[allow(clippy::disallowed_methods)]
 pub(super) fn standbys_decide_by_themselves(mini: &MiniCluster) {
     let home = Home::empty();
     let keyed = |keys: &str, args: &[&str]| {

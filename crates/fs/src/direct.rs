@@ -34,7 +34,7 @@ pub trait DirectContents: Send + Sync {
     /// The bytes of a file below this one may be written by a client that has the file to itself; 0 if none may.
     ///
     /// # Errors
-    /// [`FsError::Stale`], [`FsError::NotFile`]; those of the transaction.
+    /// [`FsError::Stale`], [`FsError::IsDirectory`]; those of the transaction.
     async fn reach(&self, ino: Ino) -> Result<u64, FsError>;
 
     /// Raises the reach of a file to this byte or further; returns the new one when that survives a crash. 0 as before.

@@ -90,7 +90,7 @@ Options behind -o:
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 Of a shared filesystem, for changes that the client has made by itself:
   writeback=SECONDS, expire=SECONDS  how often it looks for old ones (0.25), and how old they become (1)
-Of a shared filesystem whose contents of files are objects of a Ceph cluster:
+Of a shared filesystem with contents in objects of a Ceph cluster:
   contents=direct|server  this machine reaches them itself if it is configured for that cluster (direct)
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again

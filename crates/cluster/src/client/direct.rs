@@ -81,10 +81,17 @@ impl Shared {
             }
             match self.find_contents(&*finder).await {
                 Ok(()) => {
-                    (pause, has_warned) = (PAUSES.0, false);
+                    has_warned = false;
+                    let found = self.env.now();
                     tokio::select! {
                         biased;
-                        () = self.lost_contents.notified() => {}
+                        () = self.lost_contents.notified() => {
+                            // Each time the server has an address refused, which must not happen with every batch.
+                            let is_rare = self.env.now().since(found) > PAUSES.1;
+                            pause = if is_rare { PAUSES.0 } else { pause };
+                            self.env.sleep(pause).await;
+                            pause = (2 * pause).min(PAUSES.1);
+                        }
                         changed = links.changed() => if changed.is_err() { return },
                     }
                 }

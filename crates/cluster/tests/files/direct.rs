@@ -230,6 +230,14 @@ fn what_cannot_be_stored_goes_to_the_server() {
         write(&a.client, file, 0, vec![1; 100]).await.unwrap();
         let failed = a.client.sync(file, false).await;
         assert!(failed.is_err(), "{failed:?}");
+        for number in 0..5 {
+            let file = make(&a.client, directory, &format!("full{number}"), Node::File).await;
+            write(&a.client, file, 0, vec![1; 100]).await.unwrap();
+            assert!(a.client.sync(file, false).await.is_err());
+            env.sleep(Duration::from_millis(50)).await;
+        }
+        let asked = a.client.traffic().sent_for("ReachContents").messages;
+        assert_eq!(asked, 2, "at the beginning, and after the first failure");
         objects.fill(false);
         let file = make(&a.client, directory, "g", Node::File).await;
         write(&a.client, file, 0, vec![2; 100]).await.unwrap();

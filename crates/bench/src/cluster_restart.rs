@@ -6,6 +6,11 @@
 //! A client goes on when a call that it makes after the kill is answered. Then the same once more while one of the clients has
 //! died with the server, so that the others wait for the grace period.
 //!
+//! Last a server and a standby in processes of their own, which act as on two machines, with the filesystem on a Ceph cluster of
+//! three object servers, which the program that the variable `THALWEG_MINI_CLUSTER` names starts on this machine. The server is
+//! killed while the clients make files, and the standby decides by itself to go on in its place. Without librados or a cluster this
+//! part is left out, with a message.
+//!
 //! | figure | meaning |
 //! |---|---|
 //! | `capabilities` | inodes of which the clients cache something |
@@ -13,6 +18,10 @@
 //! | `restart_seconds` | from the kill until the last client goes on |
 //! | `dead_client_seconds`, `grace_seconds`, `dead_client_seconds_beyond_grace` | the same with a dead client |
 //! | `files_lost` | files that were acknowledged, and are not there afterwards |
+//! | `rados_standby_seconds`, `rados_lease`, `rados_standby_seconds_beyond_lease` | with a standby: from the kill until the last client goes on; the server's lease; the difference, whose aim is 2 s at most |
+//! | `rados_files_lost` | files that were acknowledged, and are not there at the standby |
+
+mod standby;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +41,7 @@ use crate::{BenchEntry, BenchError, Options, Report};
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
     name: "cluster-restart",
-    about: "a server of files is killed under ten clients with 100,000 capabilities: when all of them go on",
+    about: "a server of files is killed under ten clients with 100,000 capabilities: when all of them go on; with librados, also a standby on Ceph",
     clock: crate::Clock::Real,
     loads: Vec::new,
     traces: false,
@@ -70,13 +79,16 @@ fn run(options: &Options) -> Result<Report, BenchError> {
             .figure("files_lost", scene.lost().await? as f64);
         Ok::<(), BenchError>(())
     })?;
+    standby::run(options, (scale, files as u64), &mut report)?;
     Ok(report)
 }
 
 /// A client that makes files.
-struct Machine {
+struct Maker {
     process: Process,
     client: Client,
+    /// The directory of its files, at the root.
+    name: String,
     directory: Ino,
     /// Files that it has made.
     made: Arc<AtomicU64>,
@@ -90,7 +102,7 @@ struct Scene {
     wire: Wire,
     process: Process,
     server: Server,
-    machines: Vec<Machine>,
+    makers: Vec<Maker>,
     dead: Option<usize>,
 }
 
@@ -127,29 +139,18 @@ impl Scene {
         drop(store);
         let wire = Wire::start(env).await?;
         let (process, server) = serve(env, &device, &wire).await?;
-        let mut machines = Vec::new();
+        let mut makers = Vec::new();
         for number in 0..CLIENTS {
             let process = env.node();
             let client = wire.client_in(process.env()).await?;
-            let name = format!("d{number}");
-            let made = client.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
-            let directory = made.map_err(failed)?.ino;
-            client.reference(directory);
-            machines.push(Machine {
-                process,
-                client,
-                directory,
-                made: Arc::default(),
-                making: None,
-                stops: Arc::default(),
-            });
+            makers.push(Maker::new(process, client, number).await?);
         }
-        let making = machines.iter().map(|it| it.make(files as u64));
+        let making = makers.iter().map(|it| it.make(files as u64));
         for made in futures::future::join_all(making).await {
             made.map_err(failed)?;
         }
         let env = env.clone();
-        Ok(Scene { env, device, wire, process, server, machines, dead: None })
+        Ok(Scene { env, device, wire, process, server, makers, dead: None })
     }
 
     fn capabilities(&self) -> u64 {
@@ -158,23 +159,23 @@ impl Scene {
 
     /// Kills the server, and a client with it.
     async fn kill(&mut self, dies: Option<usize>) -> Result<Cost, BenchError> {
-        self.machines.iter_mut().for_each(Machine::begin);
+        self.makers.iter_mut().for_each(Maker::begin);
         self.env.sleep(Duration::from_millis(300)).await;
-        self.machines.iter().for_each(Machine::stop);
-        let again = self.machines.iter().map(|it| it.client.status().kept).sum();
+        self.makers.iter().for_each(Maker::stop);
+        let again = self.makers.iter().map(|it| it.client.status().kept).sum();
         self.wire.serve(None);
         self.process.kill();
         let killed = self.env.now();
         if let Some(dies) = dies {
-            self.machines[dies].process.kill();
+            self.makers[dies].process.kill();
             self.dead = Some(dies);
         }
         (self.process, self.server) = serve(&self.env, &self.device, &self.wire).await?;
-        let alive = self.machines.iter_mut().enumerate();
+        let alive = self.makers.iter_mut().enumerate();
         let alive = alive.filter(|(number, _)| Some(*number) != self.dead);
-        let going = alive.map(|(_, machine)| async move {
-            machine.end().await?;
-            machine.client.statistics().await.map(|_| ())
+        let going = alive.map(|(_, maker)| async move {
+            maker.end().await?;
+            maker.client.statistics().await.map(|_| ())
         });
         for gone in futures::future::join_all(going).await {
             gone.map_err(failed)?;
@@ -186,27 +187,41 @@ impl Scene {
     async fn lost(&self) -> Result<u64, BenchError> {
         let reader = self.wire.client().await?;
         let mut lost = 0;
-        for (number, machine) in self.machines.iter().enumerate() {
+        for (number, maker) in self.makers.iter().enumerate() {
             if Some(number) == self.dead {
                 continue;
             }
-            let name = format!("d{number}");
-            let directory = reader.find(Ino::ROOT, name.as_bytes()).await.map_err(failed)?.ino;
-            let (mut there, mut from) = (0, Cookie::START);
-            loop {
-                let some = reader.read_directory(directory, from, 1000, false).await;
-                let some = some.map_err(failed)?;
-                let Some(last) = some.last() else { break };
-                from = last.cookie;
-                there += some.len() as u64;
-            }
-            lost += machine.made.load(Ordering::Relaxed).saturating_sub(there);
+            lost += maker.lost(&reader).await?;
         }
         Ok(lost)
     }
 }
 
-impl Machine {
+impl Maker {
+    /// Makes a directory for its files.
+    async fn new(process: Process, client: Client, number: usize) -> Result<Maker, BenchError> {
+        let name = format!("d{number}");
+        let made = client.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
+        let directory = made.map_err(failed)?.ino;
+        client.reference(directory);
+        let (made, stops) = Default::default();
+        Ok(Maker { process, client, name, directory, made, making: None, stops })
+    }
+
+    /// Acknowledged files that another client does not find.
+    async fn lost(&self, reader: &Client) -> Result<u64, BenchError> {
+        let directory = reader.find(Ino::ROOT, self.name.as_bytes()).await.map_err(failed)?.ino;
+        let (mut there, mut from) = (0, Cookie::START);
+        loop {
+            let some = reader.read_directory(directory, from, 1000, false).await;
+            let some = some.map_err(failed)?;
+            let Some(last) = some.last() else { break };
+            from = last.cookie;
+            there += some.len() as u64;
+        }
+        Ok(self.made.load(Ordering::Relaxed).saturating_sub(there))
+    }
+
     /// Makes files, which stay in its cache.
     async fn make(&self, files: u64) -> Result<(), FsError> {
         let (client, made, stops) = (self.client.clone(), self.made.clone(), self.stops.clone());

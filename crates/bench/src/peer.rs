@@ -17,6 +17,9 @@ pub(crate) struct Peer(Child);
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(None)) {
+            return;
+        }
         // SAFETY: the process is a child that was not waited for, so its number is not reused.
         unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
         for _ in 0..1000 {
@@ -73,6 +76,13 @@ impl Peer {
         }
     }
 
+    /// Kills the server by SIGKILL. Returns when it has ended.
+    pub(crate) fn kill(mut self) -> Result<(), BenchError> {
+        self.0.kill().map_err(crate::rig::failed)?;
+        self.0.wait().map_err(crate::rig::failed)?;
+        Ok(())
+    }
+
     fn spawn(command: &mut Command) -> Result<Peer, BenchError> {
         let spawned = command.stdin(Stdio::null()).spawn();
         spawned.map(Peer).map_err(|error| failed(format!("{}: {error}", name(command))))
@@ -107,6 +117,10 @@ mod tests {
         let process = format!("/proc/{}", peer.0.id());
         assert!(Path::new(&process).exists());
         drop(peer);
+        assert!(!Path::new(&process).exists());
+        let (peer, _) = Peer::announced(&mut shell("trap '' TERM; echo ready; sleep 1")).unwrap();
+        let process = format!("/proc/{}", peer.0.id());
+        peer.kill().unwrap();
         assert!(!Path::new(&process).exists());
         let early = Peer::announced(&mut shell("exit 3")).unwrap_err().to_string();
         assert!(early.contains("before it was ready"), "{early}");

@@ -66,7 +66,7 @@ pub struct Options {
     pub patience: Duration,
     /// How long calls wait for a server that cannot be reached; `None` for any time.
     pub retry: Option<Duration>,
-    /// The pause before a connection is tried again; up to 16 times as long after many failures.
+    /// The pause before a connection is tried again; up to four times as long after many failures.
     pub pause: Duration,
     /// After so many new names in a directory the client asks for it exclusively, to make further ones by itself; `None`: never.
     pub exclusive: Option<u32>,

@@ -17,7 +17,7 @@ use crate::protocol::{
 };
 
 /// Pauses between attempts grow up to so many times the first one.
-const LONGEST_PAUSE: u32 = 16;
+const LONGEST_PAUSE: u32 = 4;
 /// Renewals in the time of a lease, which is the time between two sweeps of the cache.
 const RENEWALS: u32 = 4;
 

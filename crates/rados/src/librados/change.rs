@@ -109,13 +109,14 @@ impl WriteOperation {
         let handle = self.handle;
         match step {
             Step::Write { offset, data } => {
-                let mut at = *offset;
-                for bytes in data {
-                    let (start, len) = self.buffer(bytes);
-                    // SAFETY: the buffer lives as long as the operation.
-                    unsafe { sys::rados_write_op_write(handle, start, len, at) };
-                    at += len as u64;
-                }
+                // A step for each buffer would be work for each of them on each replica.
+                let joined = match &data[..] {
+                    [bytes] => bytes.clone(),
+                    many => many.concat().into(),
+                };
+                let (start, len) = self.buffer(&joined);
+                // SAFETY: the buffer lives as long as the operation.
+                unsafe { sys::rados_write_op_write(handle, start, len, *offset) };
             }
             Step::Replace { data } => {
                 let (start, len) = self.buffer(data);

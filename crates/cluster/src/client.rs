@@ -32,6 +32,7 @@ mod opening;
 mod opens;
 mod own;
 mod recover;
+mod tails;
 mod users;
 
 use std::fmt;

@@ -37,7 +37,7 @@ use uuid::Uuid;
 use crate::failure::WireError;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 6 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 7 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -136,6 +136,12 @@ pub enum Request {
     RaiseReach {
         ino: Ino,
         end: u64,
+    },
+    /// The client stores [tails](thalweg_fs::contents::Tail) of a file that is its alone, and no more of another one.
+    /// [`Answer::Number`]: 1 if it may, else 0.
+    KeepTail {
+        ino: Ino,
+        instead_of: Option<Ino>,
     },
     /// Renews the lease, as every call does.
     Renew,

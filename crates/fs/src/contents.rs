@@ -12,7 +12,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::attributes::Ino;
+use crate::attributes::{Ino, Timestamp};
 use crate::error::FsError;
 
 /// What is stored of one file.
@@ -24,6 +24,15 @@ pub struct Stored {
     pub last: u64,
     /// The byte behind those.
     pub end: u64,
+}
+
+/// How a file ends: it is stored with the last bytes, so that they need no other record at first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tail {
+    /// The byte behind the last one.
+    pub end: u64,
+    /// Last change of the content.
+    pub modified: Timestamp,
 }
 
 /// How full the store is, in bytes.
@@ -65,13 +74,36 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
         self.write(ino, offset, data).await
     }
 
+    /// Makes writes in their order, each an offset and buffers, and has the file end with `tail`, behind which none of them goes.
+    /// The last bytes and the tail are stored together, after everything else.
+    ///
+    /// # Errors
+    /// [`FsError::NotSupported`]; as for [`Contents::write`].
+    async fn write_tail(
+        &self,
+        _ino: Ino,
+        _writes: &[(u64, Vec<Bytes>)],
+        _tail: Tail,
+    ) -> Result<(), FsError> {
+        Err(FsError::NotSupported)
+    }
+
+    /// The furthest tail that was stored with bytes of the range, and that no [`Contents::truncate`] has removed since. All of a file
+    /// from the start of the range up to that tail has been written.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn tail(&self, _ino: Ino, _range: Range<u64>) -> Result<Option<Tail>, FsError> {
+        Ok(None)
+    }
+
     /// Has a range read as zeros. The bytes around it stay.
     ///
     /// # Errors
     /// Those of the store.
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError>;
 
-    /// Removes all bytes from `size` to `end`, behind which there are none.
+    /// Removes all bytes from `size` to `end`, behind which there are none, with the tails there.
     ///
     /// # Errors
     /// Those of the store.

@@ -25,7 +25,8 @@ pub trait DirectContents: Send + Sync {
     /// not on record; those of the store and the transaction.
     async fn admit(&self, session: u64, address: &str) -> Result<(), FsError>;
 
-    /// Shuts sessions out whose clients may still be running. Nothing of theirs changes contents after this has returned.
+    /// Shuts sessions out whose clients may still be running. Nothing of theirs changes contents after this has returned, and files
+    /// end where they have stored tails.
     ///
     /// # Errors
     /// Those of the store and the transaction.
@@ -42,4 +43,19 @@ pub trait DirectContents: Send + Sync {
     /// # Errors
     /// As for [`DirectContents::reach`]; [`FsError::FileTooLarge`].
     async fn raise_reach(&self, ino: Ino, end: u64) -> Result<u64, FsError>;
+
+    /// A session stores [tails](crate::contents::Tail) of a file that it has to itself from now on, and no more of another file
+    /// `instead_of` which it does. Whether it may; that survives a crash.
+    ///
+    /// A tail counts if it is further than the size of the file, which has no quota. So the session stores one only while all but
+    /// later bytes and times of the file are durable.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when the session is not on record, or the file; those of the transaction.
+    async fn keep_tail(
+        &self,
+        session: u64,
+        ino: Ino,
+        instead_of: Option<Ino>,
+    ) -> Result<bool, FsError>;
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_fs::contents::{Contents, Space, Stored};
+use thalweg_fs::contents::{Contents, Space, Stored, Tail};
 use thalweg_fs::{Action, Failure, FsError, Ino};
 
 use crate::ObjectError;
@@ -39,6 +39,19 @@ impl Contents for FileObjects {
 
     async fn write_first(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
         Ok(FileObjects::write_first(self, ino.0, offset, data).await?)
+    }
+
+    async fn write_tail(
+        &self,
+        ino: Ino,
+        writes: &[(u64, Vec<Bytes>)],
+        tail: Tail,
+    ) -> Result<(), FsError> {
+        Ok(FileObjects::write_tail(self, ino.0, writes, tail).await?)
+    }
+
+    async fn tail(&self, ino: Ino, range: Range<u64>) -> Result<Option<Tail>, FsError> {
+        Ok(FileObjects::tail(self, ino.0, range).await?)
     }
 
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError> {

@@ -12,11 +12,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_fs::contents::{Space, Stored};
+use thalweg_fs::contents::{Space, Stored, Tail};
 
 use crate::ObjectError;
 use crate::fence::{Fence, shut_out};
-use crate::format::stripe_number;
+use crate::format::{NO_TAIL, TAIL, stripe_number, tail_of, tail_value};
 use crate::location::Location;
 use crate::object::{ObjectStoreRef, Step};
 use crate::striped::{Names, Striped, each};
@@ -127,7 +127,46 @@ impl FileObjects {
         self.file(inode).write(offset, data, true).await
     }
 
-    /// Removes the bytes of a file from `size` to its former size: they read as zeros when the file grows again.
+    /// Makes writes in their order, each an offset and buffers, and has the file end with `tail`, behind which none of them goes.
+    /// The last object gets its bytes and the tail in one change, after the others.
+    ///
+    /// # Errors
+    /// As for [`FileObjects::write`]; [`ObjectError::Invalid`] for writes behind the tail.
+    pub async fn write_tail(
+        &self,
+        inode: u64,
+        writes: &[(u64, Vec<Bytes>)],
+        tail: Tail,
+    ) -> Result<(), ObjectError> {
+        for (offset, data) in writes {
+            let len = data.iter().map(|buffer| buffer.len() as u64).sum();
+            self.check(inode, *offset, len)?;
+            if offset + len > tail.end {
+                return Err(self.invalid(inode, "a write behind the end".to_owned()));
+            }
+        }
+        let last = tail.end.saturating_sub(1) / self.stripe;
+        let with = Step::SetAttribute { attribute: TAIL, value: tail_value(tail) };
+        self.file(inode).write_with(writes, (last, with)).await
+    }
+
+    /// The furthest tail on the objects of a range, of which all up to that have bytes.
+    ///
+    /// # Errors
+    /// Any [`ObjectError`] but [`ObjectError::NotFound`].
+    pub async fn tail(&self, inode: u64, range: Range<u64>) -> Result<Option<Tail>, ObjectError> {
+        let file = self.file(inode);
+        let mut furthest: Option<Tail> = None;
+        for stripe in range.start / self.stripe..range.end.div_ceil(self.stripe) {
+            let Some(value) = file.attribute(stripe, TAIL).await? else { break };
+            if let Some(tail) = tail_of(&value).filter(|it| (it.end - 1) / self.stripe == stripe) {
+                furthest = Some(tail);
+            }
+        }
+        Ok(furthest)
+    }
+
+    /// Removes the bytes of a file from `size` to its former size, and the tails there: they read as zeros when the file grows again.
     ///
     /// # Errors
     /// As for [`FileObjects::write`].
@@ -135,10 +174,11 @@ impl FileObjects {
         let file = self.file(inode);
         let (kept, inside) = (size.div_ceil(self.stripe), size % self.stripe);
         if inside > 0 && size < former {
-            file.change_present(kept - 1, Step::Truncate { size: inside }).await?;
+            let no_tail = Step::SetAttribute { attribute: TAIL, value: NO_TAIL };
+            file.change_present(kept - 1, &[Step::Truncate { size: inside }, no_tail]).await?;
         }
         let gone = kept..former.div_ceil(self.stripe);
-        each(gone.map(|stripe| file.change_present(stripe, Step::Remove))).await
+        each(gone.map(|stripe| file.change_present(stripe, &[Step::Remove]))).await
     }
 
     /// Removes the contents of a file, whose size is at most `size`. Removing it again is harmless.
@@ -202,10 +242,15 @@ impl FileObjects {
     fn check(&self, inode: u64, offset: u64, len: u64) -> Result<(), ObjectError> {
         match offset.checked_add(len) {
             Some(_) => Ok(()),
-            None => Err(ObjectError::Invalid {
-                object: format!("{}/{}.{inode:016x}", self.store.name(), self.prefix),
-                reason: format!("{len} bytes at {offset} end beyond the largest offset"),
-            }),
+            None => {
+                let reason = format!("{len} bytes at {offset} end beyond the largest offset");
+                Err(self.invalid(inode, reason))
+            }
         }
+    }
+
+    fn invalid(&self, inode: u64, reason: String) -> ObjectError {
+        let object = format!("{}/{}.{inode:016x}", self.store.name(), self.prefix);
+        ObjectError::Invalid { object, reason }
     }
 }

@@ -12,9 +12,11 @@
 //! it too, named `IMAGE@FILESYSTEM.INODE.STRIPE` in as many digits each.
 
 use bytes::Bytes;
+use thalweg_fs::Timestamp;
+use thalweg_fs::contents::Tail;
 use thalweg_store::checksum::crc32c;
 use uuid::Uuid;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The attribute with the epoch.
@@ -22,6 +24,11 @@ pub const EPOCH: &str = "thalweg.epoch";
 
 /// The attribute of a header with the last beat of the image's server.
 pub const BEAT: &str = "thalweg.beat";
+
+/// The attribute of an object of a file with the [`Tail`] that was stored with its bytes.
+pub const TAIL: &str = "thalweg.tail";
+/// Its value when that was removed.
+pub(crate) const NO_TAIL: Bytes = Bytes::from_static(b"-");
 
 const MAGIC: [u8; 8] = *b"TWRADOS\0";
 const VERSION: u16 = 1;
@@ -41,6 +48,15 @@ pub struct Header {
     pub sector: u32,
     /// The number of openings for writing so far.
     pub epoch: u64,
+}
+
+/// A [`Tail`] in its attribute.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct TailValue {
+    end: U64,
+    seconds: I64,
+    nanos: U32,
 }
 
 /// [`Header`] on its object.
@@ -213,6 +229,20 @@ pub(crate) fn is_of_files(image: &str, name: &str) -> bool {
         stripe_number(&files_prefix(image, filesystem), name)
     });
     stripe.is_some()
+}
+
+/// The value of [`TAIL`].
+pub(crate) fn tail_value(tail: Tail) -> Bytes {
+    let (end, seconds) = (tail.end.into(), tail.modified.seconds.into());
+    Bytes::copy_from_slice(TailValue { end, seconds, nanos: tail.modified.nanos.into() }.as_bytes())
+}
+
+/// The tail in an attribute; `None` if that has none.
+pub(crate) fn tail_of(value: &[u8]) -> Option<Tail> {
+    let TailValue { end, seconds, nanos } = TailValue::read_from_bytes(value).ok()?;
+    let (seconds, nanos) = (seconds.get(), nanos.get());
+    (end.get() > 0 && nanos < 1_000_000_000)
+        .then_some(Tail { end: end.get(), modified: Timestamp { seconds, nanos } })
 }
 
 /// The value of [`EPOCH`]: 16 hexadecimal digits, which compare as texts like the numbers that they are of.

@@ -54,14 +54,46 @@ impl Striped<'_> {
     ) -> Result<(), ObjectError> {
         let len = data.iter().map(|buffer| buffer.len() as u64).sum();
         let requests = parts(self.unit, offset, len).map(|part| async move {
-            let steps =
-                [Step::Write { offset: part.offset, data: slice(data, part.start, part.len) }];
-            // The fence keeps the numbers of an image, of which there are not too many.
-            let number = matches!(self.names, Names::Image(_)).then_some(part.object);
-            let name = self.names.of(part.object);
-            self.fence.write(self.store, &name, (number, absent), &steps).await
+            let data = slice(data, part.start, part.len);
+            self.write_one(part.object, &[Step::Write { offset: part.offset, data }], absent).await
         });
         each(requests).await
+    }
+
+    /// Changes one object by `steps`, and makes it if it is absent, as it is thought to be or not.
+    async fn write_one(
+        &self,
+        object: u64,
+        steps: &[Step],
+        absent: bool,
+    ) -> Result<(), ObjectError> {
+        // The fence keeps the numbers of an image, of which there are not too many.
+        let number = matches!(self.names, Names::Image(_)).then_some(object);
+        self.fence.write(self.store, &self.names.of(object), (number, absent), steps).await
+    }
+
+    /// Makes writes in their order, each an offset and buffers. What goes to the object `last`, behind which nothing goes, is
+    /// written together with the `other` step, after the rest.
+    pub(crate) async fn write_with(
+        &self,
+        writes: &[(u64, Vec<Bytes>)],
+        (last, other): (u64, Step),
+    ) -> Result<(), ObjectError> {
+        let start = last.saturating_mul(self.unit);
+        let mut steps = Vec::new();
+        for (offset, data) in writes {
+            let len: usize = data.iter().map(Bytes::len).sum();
+            let before = usize::try_from(start.saturating_sub(*offset)).unwrap_or(len).min(len);
+            if before > 0 {
+                self.write(*offset, &slice(data, 0, before), false).await?;
+            }
+            if before < len {
+                let offset = offset + before as u64 - start;
+                steps.push(Step::Write { offset, data: slice(data, before, len - before) });
+            }
+        }
+        steps.push(other);
+        self.write_one(last, &steps, false).await
     }
 
     /// The `len` bytes at `offset`; absent ones are zeros.
@@ -98,14 +130,33 @@ impl Striped<'_> {
                 true => Step::Remove,
                 false => Step::Zero { offset: part.offset, len: part.len as u64 },
             };
-            self.change_present(part.object, step).await
+            self.change_present(part.object, &[step]).await
         });
         each(requests).await
     }
 
-    /// Changes one object by `step` if it is present.
-    pub(crate) async fn change_present(&self, number: u64, step: Step) -> Result<(), ObjectError> {
-        self.fence.change_present(self.store, &self.names.of(number), &[step]).await
+    /// Changes one object by `steps` if it is present.
+    pub(crate) async fn change_present(
+        &self,
+        number: u64,
+        steps: &[Step],
+    ) -> Result<(), ObjectError> {
+        self.fence.change_present(self.store, &self.names.of(number), steps).await
+    }
+
+    /// An attribute of one object: nothing if it has none; `None` if there is no such object.
+    pub(crate) async fn attribute(
+        &self,
+        number: u64,
+        attribute: &'static str,
+    ) -> Result<Option<Bytes>, ObjectError> {
+        self.fence.admit()?;
+        let found = self.store.attribute(&self.names.of(number), attribute).await;
+        match self.fence.learn(found) {
+            Ok(value) => Ok(Some(value.unwrap_or_default())),
+            Err(ObjectError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Waits for the changes that were started before.

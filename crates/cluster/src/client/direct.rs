@@ -25,10 +25,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// Contents that this client reaches.
 #[derive(Clone, Debug)]
 pub(super) struct Direct {
-    contents: Arc<dyn Contents>,
+    pub(super) contents: Arc<dyn Contents>,
     location: Bytes,
     /// Of the session that the server has the address of.
-    generation: u64,
+    pub(super) generation: u64,
 }
 
 /// The bytes of a batch that this client stores itself.

@@ -359,8 +359,9 @@ impl Shared {
             changes = batch.len(),
             "changes that this client has made in a directory of its own are lost"
         );
-        let wrong = self.cache.lock().lose(batch);
-        self.holdings.lose(batch.len());
+        let is_refused = !matches!(error, FsError::Store(_));
+        let (wrong, changes) = self.cache.lock().lose(batch, is_refused);
+        self.holdings.lose(changes);
         self.tell_watcher(wrong);
     }
 

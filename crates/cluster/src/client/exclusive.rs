@@ -202,6 +202,7 @@ impl Cache {
 
     /// An event has given an inode these attributes.
     fn note(&mut self, ino: Ino, attributes: Attributes) {
+        self.pending.ended.remove(&ino);
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.attributes = Some(attributes);
             node.used = true;
@@ -307,12 +308,19 @@ impl Cache {
         self.lease_end > now && self.is_made_here(ino)
     }
 
-    /// A batch is lost: what the client holds of its inodes is wrong. Which these are.
-    pub(super) fn lose(&mut self, batch: &[Event]) -> Vec<Ino> {
+    /// A batch is lost, because the server does not take it, or with the session: then what is durable by tails is not. What the
+    /// client holds of its inodes is wrong. Which these are, and how many changes are lost.
+    pub(super) fn lose(&mut self, batch: &[Event], is_refused: bool) -> (Vec<Ino>, usize) {
+        let ended = self.pending.ended.clone();
         self.sent(batch, 0, &[]);
-        let mut wrong = Vec::new();
+        let (mut wrong, mut changes) = (Vec::new(), 0);
         for Event { deed, .. } in batch {
             self.share_all_of(deed.ino());
+            if ended.contains(&deed.ino()) && !is_refused {
+                self.pending.ended.insert(deed.ino());
+                continue;
+            }
+            changes += 1;
             for ino in [Some(deed.ino()), deed.made()].into_iter().flatten() {
                 let Some(node) = self.nodes.get_mut(&ino) else { continue };
                 (node.attributes, node.names) = (None, None);
@@ -322,7 +330,7 @@ impl Cache {
                 }
             }
         }
-        wrong
+        (wrong, changes)
     }
 
     /// Whether changes of an inode were lost, which is told once.
@@ -341,6 +349,9 @@ impl Cache {
             for ino in [Some(deed.ino()), deed.made()].into_iter().flatten() {
                 if let Some(node) = self.nodes.get_mut(&ino) {
                     node.own.unsent = node.own.unsent.saturating_sub(1);
+                    if node.own.unsent == 0 {
+                        pending.ended.remove(&ino);
+                    }
                 }
             }
             let Some(ino) = deed.made() else { continue };

@@ -49,7 +49,8 @@ impl Shared {
                 return Err(LinkError::Lost.into());
             }
             if cache.is_unsent(ino) {
-                return Ok(Level::Memory);
+                let is_durable = cache.has_ended(ino);
+                return Ok(if is_durable { Level::Server } else { Level::Memory });
             }
         }
         // What was sent is kept before it counts as sent.
@@ -58,8 +59,10 @@ impl Shared {
 
     pub(super) async fn level(self: &Arc<Self>, ino: Ino) -> Result<Level, FsError> {
         match self.own_level(ino)? {
-            Level::Memory => Ok(Level::Memory),
-            _ => self.level_at_server(ino, None).await,
+            Level::Server if !self.cache.lock().is_unsent(ino) => {
+                self.level_at_server(ino, None).await
+            }
+            own => Ok(own),
         }
     }
 
@@ -90,6 +93,12 @@ impl Shared {
             // The inode is durable; the server has not said up to which version.
             self.sync(Request::SyncAll).await?;
         }
+        if self.cache.lock().is_unsent(ino) {
+            if level == Level::Server {
+                return Ok(true);
+            }
+            self.sync(Request::SyncAll).await?;
+        }
         let start = self.env.now();
         loop {
             let left = within.saturating_sub(self.env.now().since(start));
@@ -110,10 +119,26 @@ impl Shared {
         ino: Ino,
         content_only: bool,
     ) -> Result<(), FsError> {
-        let synced = self.sync(Request::Sync { ino, content_only }).await;
+        let synced = match self.sync_by_tail(ino).await {
+            Ok(false) => self.sync_at_server(ino, content_only).await,
+            synced => synced.map(|_| ()),
+        };
         if self.cache.lock().has_failed(ino) {
             return Err(LinkError::Lost.into());
         }
         synced
+    }
+
+    async fn sync_at_server(
+        self: &Arc<Self>,
+        ino: Ino,
+        content_only: bool,
+    ) -> Result<(), FsError> {
+        let before = self.before_sync(ino);
+        self.sync(Request::Sync { ino, content_only }).await?;
+        if let Some(before) = before {
+            self.after_sync(ino, before).await;
+        }
+        Ok(())
     }
 }

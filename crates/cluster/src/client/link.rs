@@ -213,8 +213,8 @@ impl Shared {
         let inodes = {
             let mut cache = self.cache.lock();
             let unsent = cache.pending.clear();
-            cache.lose(&unsent);
-            self.holdings.lose(unsent.len());
+            let (_, changes) = cache.lose(&unsent, false);
+            self.holdings.lose(changes);
             cache.clear()
         };
         let (changes, inodes_changed) = self.holdings.clear();

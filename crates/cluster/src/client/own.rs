@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{Ino, Node};
 
+use super::tails::{Keeping, Tails};
 use super::users::{self, User};
 use crate::protocol::MAX_EVENTS;
 
@@ -35,6 +37,8 @@ pub(super) struct Own {
     /// The reach is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the events up to
     /// this one.
     pub(super) cleared: Option<(Time, u64)>,
+    /// Whether its tail is stored.
+    pub(super) keeping: Keeping,
     /// Its bytes follow one another from the start, without holes.
     pub(super) is_dense: bool,
     /// How much its attributes say that is stored is not exact.
@@ -62,6 +66,10 @@ pub(super) struct Pending {
     pub(super) grants: u64,
     /// Inodes of which changes were lost, until a sync of them has failed.
     pub(super) failed: HashSet<Ino>,
+    /// Files whose tails are stored.
+    pub(super) tails: Tails,
+    /// Files all of whose changes that the server does not have are durable by their tails; also after the session.
+    pub(super) ended: HashSet<Ino>,
 }
 
 /// An event that waits.
@@ -155,6 +163,40 @@ impl Pending {
         self.since.get_or_insert(now);
     }
 
+    /// The bytes that are to be stored, and the number of events that wait: if all of them write to this file, and it has become
+    /// longer.
+    pub(super) fn growth_of(&self, file: Ino) -> Option<(Vec<(u64, Vec<Bytes>)>, usize)> {
+        let mut writes: Vec<(u64, Vec<Bytes>)> = Vec::new();
+        let (mut grows, mut next) = (false, None);
+        for waiting in &self.events {
+            grows |= waiting.grows;
+            match &waiting.event.deed {
+                Deed::Write { ino, offset, data, clear_suid: false } if *ino == file => {
+                    match writes.last_mut().filter(|_| next == Some(*offset)) {
+                        Some((_, last)) => last.push(data.clone()),
+                        None => writes.push((*offset, vec![data.clone()])),
+                    }
+                    next = Some(offset + data.len() as u64);
+                }
+                Deed::Stored { ino, clear_suid: false, .. } if *ino == file => {}
+                _ => return None,
+            }
+        }
+        grows.then_some((writes, self.events.len()))
+    }
+
+    /// The bytes of so many events that wait are stored.
+    pub(super) fn are_stored(&mut self, events: usize) {
+        for waiting in self.events.iter_mut().take(events) {
+            let before = bytes_of(&waiting.event);
+            if let Deed::Write { ino, offset, data, clear_suid } = &waiting.event.deed {
+                let (ino, offset, len) = (*ino, *offset, data.len() as u64);
+                waiting.event.deed = Deed::Stored { ino, offset, len, clear_suid: *clear_suid };
+            }
+            self.bytes -= before - bytes_of(&waiting.event);
+        }
+    }
+
     /// The next batch: changes of one user.
     pub(super) fn take_batch(&mut self) -> Batch {
         let (mut events, mut bytes, mut only_replaces) = (Vec::new(), 0, true);
@@ -183,6 +225,7 @@ impl Pending {
         let waiting: Vec<Event> = self.events.drain(..).map(|it| it.event).collect();
         self.numbers.clear();
         self.used_up.clear();
+        self.tails.clear();
         (self.bytes, self.since) = (0, None);
         waiting
     }

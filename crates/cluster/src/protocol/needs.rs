@@ -57,6 +57,7 @@ impl Request {
             Request::Open { ino, flags, .. } => ([Some(*ino), None], flags.write),
             Request::SetAttributes { ino, .. }
             | Request::RaiseReach { ino, .. }
+            | Request::KeepTail { ino, .. }
             | Request::Create { parent: ino, .. }
             | Request::Unlink { parent: ino, .. }
             | Request::RemoveDirectory { parent: ino, .. }

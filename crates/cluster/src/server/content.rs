@@ -66,6 +66,11 @@ impl Shared {
                 let direct = self.direct().ok_or(FsError::NotSupported)?;
                 Ok(Outcome::of(Answer::Number(direct.raise_reach(ino, end).await?)))
             }
+            Request::KeepTail { ino, instead_of } => {
+                let direct = self.direct().ok_or(FsError::NotSupported)?;
+                let keeps = direct.keep_tail(job.session.serial, ino, instead_of).await?;
+                Ok(Outcome::of(Answer::Number(keeps.into())))
+            }
             Request::Level { ino, wait } => {
                 let level = self.level(ino, wait).await?;
                 Ok(Outcome::of(Answer::Level(level)))

@@ -8,16 +8,28 @@ use super::Local;
 use super::elsewhere::reach_of;
 use super::format::{TRUNCATING, Tag, key, key_behind};
 use super::gates::Elsewhere;
-use super::sessions::{MAX_ADDRESS, Record, parse_record, session_key};
+use super::sessions::{MAX_ADDRESS, Record, TAILS, parse_record, session_key};
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
 use crate::error::FsError;
+use crate::event::{Deed, Event};
 use crate::filesystem::MAX_FILE;
+
+/// Files of a session whose tails it may store.
+const MAX_TAILS: usize = 256;
 
 /// The key of a session's address.
 fn address_key(session: u64) -> Vec<u8> {
     let mut key = session_key(session);
     key.extend_from_slice(&[0; 3]);
+    key
+}
+
+/// The key of a file whose tails a session stores.
+fn tail_key(session: u64, ino: Ino) -> Vec<u8> {
+    let mut key = session_key(session);
+    key.extend_from_slice(&TAILS);
+    key.extend_from_slice(&ino.0.to_be_bytes());
     key
 }
 
@@ -35,6 +47,42 @@ impl Local {
             String::from_utf8(found.to_vec()).map_err(bad)
         })
         .await
+    }
+
+    /// The files whose tails a session stores.
+    async fn tails_of(&self, session: u64) -> Result<Vec<Ino>, FsError> {
+        self.look(async |txn| {
+            let mut op = self.op(&txn);
+            let range = tail_key(session, Ino(0))..tail_key(session, Ino(u64::MAX));
+            let records = op.range(range, usize::MAX).await?;
+            let files = records.iter().filter_map(|(key, value)| match parse_record(key, value)? {
+                (_, Record::Tail(ino)) => Some(ino),
+                _ => None,
+            });
+            Ok(files.collect())
+        })
+        .await
+    }
+
+    /// Has a file end where a session that was shut out has stored its tail, if that is further.
+    async fn end_at_tail(&self, elsewhere: &Elsewhere, ino: Ino) -> Result<(), FsError> {
+        let record = match self.inner.file_now(ino.0).await {
+            Ok(record) => record,
+            Err(FsError::Stale | FsError::NotFound | FsError::IsDirectory) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        // Its tails are about to be removed.
+        if record.flags & TRUNCATING != 0 {
+            return Ok(());
+        }
+        let size = record.size.get();
+        let Some(tail) = elsewhere.contents.tail(ino, size..reach_of(&record)).await? else {
+            return Ok(());
+        };
+        let Some(len) = tail.end.checked_sub(size).filter(|len| *len > 0) else { return Ok(()) };
+        tracing::info!(inode = ino.0, size, end = tail.end, "a file ends where its client has stored it");
+        let deed = Deed::Stored { ino, offset: size, len, clear_suid: false };
+        self.apply_all(&[Event { time: tail.modified, deed }]).await
     }
 
     /// Whether another session has an address.
@@ -95,11 +143,39 @@ impl DirectContents for Local {
     async fn shut_out(&self, sessions: &[u64]) -> Result<(), FsError> {
         for session in sessions {
             let address = self.address_of(*session).await?;
+            let elsewhere = self.outside()?;
             if !address.is_empty() {
-                self.outside()?.contents.shut_out(&address).await?;
+                elsewhere.contents.shut_out(&address).await?;
+            }
+            for ino in self.tails_of(*session).await? {
+                self.end_at_tail(elsewhere, ino).await?;
             }
         }
         Ok(())
+    }
+
+    async fn keep_tail(
+        &self,
+        session: u64,
+        ino: Ino,
+        instead_of: Option<Ino>,
+    ) -> Result<bool, FsError> {
+        self.outside()?;
+        let kept = self.tails_of(session).await?.len();
+        self.change_as(Durability::Synced, async |txn| {
+            let mut op = self.op(&txn);
+            if op.get(&session_key(session)).await?.is_none() {
+                return Err(FsError::Stale);
+            }
+            let has_quota = op.file(ino.0).await?.quota.get() != 0;
+            let keeps = !has_quota && (kept < MAX_TAILS || instead_of.is_some());
+            if keeps {
+                instead_of.into_iter().for_each(|other| op.delete(tail_key(session, other)));
+                op.put(tail_key(session, ino), Vec::new());
+            }
+            Ok((keeps, op.finish().await?))
+        })
+        .await
     }
 
     async fn reach(&self, ino: Ino) -> Result<u64, FsError> {

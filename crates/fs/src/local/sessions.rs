@@ -40,6 +40,9 @@ pub(super) const MAX_ADDRESS: usize = 256;
 /// Records that one transaction removes.
 const REMOVED_AT_ONCE: usize = 512;
 
+/// What keys of records of tails have behind the session.
+pub(super) const TAILS: [u8; 4] = [0; 4];
+
 pub(super) fn session_key(session: u64) -> Vec<u8> {
     key(0, Tag::Session, &session.to_be_bytes())
 }
@@ -59,6 +62,8 @@ pub(super) enum Record {
     Slot(SlotRecord),
     /// The address of its client at the store with the contents.
     Address,
+    /// It stores tails of this file.
+    Tail(Ino),
 }
 
 /// The session of a record's key, and which record it is; `None` when the record is invalid.
@@ -71,6 +76,10 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     }
     if rest == [0; 3] {
         return (value.len() <= MAX_ADDRESS).then_some((session, Record::Address));
+    }
+    if let Some(ino) = rest.strip_prefix(&TAILS) {
+        let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
+        return value.is_empty().then_some((session, Record::Tail(ino)));
     }
     let slot = u16::from_be_bytes(rest.try_into().ok()?);
     let value = SlotValue::read_from_bytes(value).ok()?;
@@ -175,7 +184,7 @@ impl Ledger for Local {
                     (session, Record::Info) => {
                         sessions.push(SessionRecord { session, info: value, slots: Vec::new() });
                     }
-                    (_, Record::Address) => {}
+                    (_, Record::Address | Record::Tail(_)) => {}
                     (session, Record::Slot(slot)) => {
                         if sessions.last().is_none_or(|it| it.session != session) {
                             let info = Bytes::new();

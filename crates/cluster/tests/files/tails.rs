@@ -87,13 +87,25 @@ fn an_fsync_of_a_file_that_grows_needs_no_server() {
 /// The client dies, and so does the server, or not.
 #[test]
 fn a_file_ends_where_its_dead_client_has_stored_it() {
-    for (seed, crashes) in [(1, false), (2, true)] {
+    for (seed, crashes, rewrites) in
+        [(1, false, false), (2, true, false), (3, false, true), (4, true, true)]
+    {
         run(seed, |env| async move {
             let mut scene = Scene::direct(&env).await;
             let (a, b) = (scene.client("a").await, scene.client("b").await);
             let (file, _) = with_tail(&env, &a.client).await;
             append(&a.client, file, b"the end".to_vec()).await.unwrap();
             a.client.sync(file, false).await.unwrap();
+            if rewrites {
+                // With and without the server having the former end.
+                for pause in [Duration::ZERO, 3 * LEASE] {
+                    env.sleep(pause).await;
+                    let data = vec![Bytes::from_static(b"THE END")];
+                    let at = WriteAt::Offset(3000);
+                    a.client.write(file, at, data, WriteHow::default()).await.unwrap();
+                    a.client.sync(file, false).await.unwrap();
+                }
+            }
             let known = a.client.attributes(file).await.unwrap();
             append(&a.client, file, b", lost".to_vec()).await.unwrap();
             a.process.kill();
@@ -102,7 +114,8 @@ fn a_file_ends_where_its_dead_client_has_stored_it() {
             }
             let (found, bytes) = seen(&b.client).await;
             assert_eq!((found.size, found.modified), (known.size, known.modified), "{crashes}");
-            assert_eq!(&bytes[3000..], b"the end");
+            let end = if rewrites { b"THE END" } else { b"the end" };
+            assert_eq!(&bytes[3000..], end);
             assert_eq!(found.stored, known.stored);
         });
     }
@@ -149,9 +162,22 @@ fn a_tail_ends_with_the_bytes_that_it_is_of() {
     }
 }
 
-/// Times that were set are durable with an fsync like others.
+/// What was set is durable with an fsync like bytes.
 #[test]
 fn other_changes_are_synced_by_the_server() {
+    run(5, |env| async move {
+        let mut scene = Scene::direct(&env).await;
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let (file, _) = with_tail(&env, &a.client).await;
+        let change = AttributeChange { mode: Some(0o640), ..AttributeChange::default() };
+        a.client.set_attributes(file, &change).await.unwrap();
+        append(&a.client, file, vec![2; 1000]).await.unwrap();
+        a.client.sync(file, false).await.unwrap();
+        a.process.kill();
+        scene.crash(Shape::Nothing).await;
+        let (found, _) = seen(&b.client).await;
+        assert_eq!((found.size, found.mode), (4000, 0o640));
+    });
     run(5, |env| async move {
         let mut scene = Scene::direct(&env).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
@@ -217,6 +243,21 @@ impl Model {
         self.states.drain(..self.states.len() - 1);
     }
 
+    /// While the file is synced, it becomes longer, and everything is synced.
+    async fn sync_at_once(&mut self, (env, rng): (&Env, &mut Rng), client: &Client, file: Ino) {
+        let pause = Duration::from_micros(rng.random_range(0..2000));
+        let (own, sleeper) = (client.clone(), env.clone());
+        let more = async move {
+            sleeper.sleep(pause).await;
+            append(&own, file, vec![9; 100]).await.unwrap();
+            own.sync_all().await.unwrap();
+        };
+        let more = env.spawn(more);
+        client.sync(file, false).await.unwrap();
+        more.await.unwrap();
+        self.states = vec![[&self.now()[..], &[9; 100]].concat()];
+    }
+
     /// Whether the file may be so after a crash.
     fn allows(&self, found: &[u8]) -> bool {
         let has_size = self.states.iter().any(|it| it.len() == found.len());
@@ -280,8 +321,10 @@ async fn change(
             env.sleep(Duration::from_micros(rng.random_range(0..most))).await;
         }
     }
-    if rng.random_bool(0.7) {
-        model.sync(client, file).await;
+    match rng.random_range(0..10) {
+        0..6 => model.sync(client, file).await,
+        6 => model.sync_at_once((env, rng), client, file).await,
+        _ => {}
     }
 }
 
@@ -308,7 +351,10 @@ fn life(seed: u64) -> bool {
             let len = rng.random_range(1..100_000);
             model.states.push([&model.now()[..], &vec![number; len]].concat());
             append(&a.client, file, vec![number; len]).await.unwrap();
-            model.sync(&a.client, file).await;
+            match rng.random_bool(0.8) {
+                true => model.sync(&a.client, file).await,
+                false => model.sync_at_once((&env, &mut rng), &a.client, file).await,
+            }
         }
         if rng.random_bool(0.8) {
             a.process.kill();

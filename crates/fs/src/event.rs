@@ -75,6 +75,8 @@ pub enum Deed {
         len: u64,
         /// As in [`WriteHow`](crate::WriteHow).
         clear_suid: bool,
+        /// They are durable by a [tail](crate::contents::Tail) of the file. No quota refuses them.
+        by_tail: bool,
     },
 }
 

@@ -176,7 +176,8 @@ impl Shared {
             let Deed::Write { ino, offset, data, clear_suid } = &event.deed else { continue };
             if runs.contains_key(ino) {
                 let (ino, offset, len) = (*ino, *offset, data.len() as u64);
-                event.deed = Deed::Stored { ino, offset, len, clear_suid: *clear_suid };
+                let clear_suid = *clear_suid;
+                event.deed = Deed::Stored { ino, offset, len, clear_suid, by_tail: false };
             }
         }
         let made = batch.iter().filter_map(|event| event.deed.made()).collect();

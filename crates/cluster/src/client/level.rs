@@ -129,11 +129,7 @@ impl Shared {
         synced
     }
 
-    async fn sync_at_server(
-        self: &Arc<Self>,
-        ino: Ino,
-        content_only: bool,
-    ) -> Result<(), FsError> {
+    async fn sync_at_server(self: &Arc<Self>, ino: Ino, content_only: bool) -> Result<(), FsError> {
         let before = self.before_sync(ino);
         self.sync(Request::Sync { ino, content_only }).await?;
         if let Some(before) = before {

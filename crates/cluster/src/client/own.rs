@@ -191,7 +191,8 @@ impl Pending {
             let before = bytes_of(&waiting.event);
             if let Deed::Write { ino, offset, data, clear_suid } = &waiting.event.deed {
                 let (ino, offset, len) = (*ino, *offset, data.len() as u64);
-                waiting.event.deed = Deed::Stored { ino, offset, len, clear_suid: *clear_suid };
+                let clear_suid = *clear_suid;
+                waiting.event.deed = Deed::Stored { ino, offset, len, clear_suid, by_tail: true };
             }
             self.bytes -= before - bytes_of(&waiting.event);
         }

@@ -7,8 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Time;
 use thalweg_fs::contents::Tail;
 use thalweg_fs::{Contents, FsError, Ino};
 use tokio::sync::oneshot;
@@ -20,6 +22,8 @@ use crate::protocol::{Answer, Request};
 
 /// Files at most whose tails are stored.
 const MOST: usize = 64;
+/// The server is asked again after so long: the file may have a quota now.
+const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
 /// Whether the tail of a file may be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,10 +33,11 @@ pub(super) enum Keeping {
     Unknown,
     /// The file had this size at its last `fsync`.
     Synced(u64),
-    /// It may, in the session of this generation. What the server had of the file was durable once since this grant.
+    /// It may, in the session of this generation, said the server then. What that had of the file was durable once since this grant.
     Kept {
         generation: u64,
         grant: Option<u64>,
+        asked: Time,
     },
     Refused,
 }
@@ -55,12 +60,15 @@ impl Cache {
     }
 
     /// What is to be stored so that a file ends where it does here.
-    fn ending(&self, ino: Ino, Direct { contents, generation, .. }: Direct) -> Option<Ending> {
+    fn ending(&self, ino: Ino, direct: Direct, now: Time) -> Option<Ending> {
+        let Direct { contents, generation, .. } = direct;
         let grant = self.grant_of(ino)?;
         let node = self.nodes.get(&ino)?;
         let attributes = node.attributes.filter(|_| node.changing == 0)?;
         let (writes, events) = self.pending.growth_of(ino)?;
-        let is_kept = node.own.keeping == Keeping::Kept { generation, grant: Some(grant) };
+        let Keeping::Kept { asked, .. } = node.own.keeping else { return None };
+        let kept = Keeping::Kept { generation, grant: Some(grant), asked };
+        let is_kept = node.own.keeping == kept && now.since(asked) < ASKED_AGAIN;
         let is_in_reach = attributes.size <= node.own.reach;
         let tail = Tail { end: attributes.size, modified: attributes.modified };
         (is_kept && is_in_reach && events > 0).then_some(Ending {
@@ -78,14 +86,14 @@ impl Cache {
     }
 
     /// A file is durable by an `fsync` at the server, with this grant and size. Whether the server is to be asked for its tail.
-    fn synced(&mut self, ino: Ino, (before, size): (Option<u64>, u64)) -> bool {
+    fn synced(&mut self, ino: Ino, (before, size): (Option<u64>, u64), time: Time) -> bool {
         let now = self.grant_of(ino);
         let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.own) else { return false };
         let is_same = now.is_some() && now == before;
         match &mut own.keeping {
-            Keeping::Kept { grant, .. } => {
+            Keeping::Kept { grant, asked, .. } => {
                 *grant = before.filter(|_| is_same);
-                false
+                is_same && time.since(*asked) >= ASKED_AGAIN
             }
             Keeping::Synced(last) if is_same && *last < size => {
                 *last = size;
@@ -100,8 +108,8 @@ impl Cache {
     }
 
     /// Another file whose tail is not stored any more, when there are too many. Nothing if there is no such file.
-    fn tail_to_leave(&mut self) -> Option<Option<Ino>> {
-        if self.pending.tails.len() < MOST {
+    fn tail_to_leave(&mut self, ino: Ino) -> Option<Option<Ino>> {
+        if self.pending.tails.len() < MOST || self.pending.tails.contains(&ino) {
             return Some(None);
         }
         let is_sent = |ino: &Ino| !self.is_unsent(*ino);
@@ -135,7 +143,8 @@ impl Shared {
         }
         // Batches that are sent meanwhile would have bytes stored at the same time.
         let turn = self.sending.clone().lock_owned().await;
-        let ending = self.contents().and_then(|direct| self.cache.lock().ending(ino, direct));
+        let now = self.env.now();
+        let ending = self.contents().and_then(|it| self.cache.lock().ending(ino, it, now));
         // What the server has of it, and has not made durable, may be more than its size.
         let Some(ending) = ending.filter(|_| !self.holdings.kept.lock().has(ino)) else {
             return Ok(false);
@@ -184,11 +193,12 @@ impl Shared {
     /// A file is durable by an `fsync` at the server, as it was before. When that has happened again and again while it grew, the
     /// server is asked whether the tail may be stored instead.
     pub(super) async fn after_sync(self: &Arc<Self>, ino: Ino, before: (Option<u64>, u64)) {
-        if !self.cache.lock().synced(ino, before) {
+        let asked = self.env.now();
+        if !self.cache.lock().synced(ino, before, asked) {
             return;
         }
         let Some(Direct { generation, .. }) = self.contents() else { return };
-        let Some(instead_of) = self.cache.lock().tail_to_leave() else { return };
+        let Some(instead_of) = self.cache.lock().tail_to_leave(ino) else { return };
         let call = (Request::KeepTail { ino, instead_of }, Vec::new());
         let answer = self.call_in((None, None), [ino].into(), call, |_, _, _| {}).await;
         let mut cache = self.cache.lock();
@@ -197,8 +207,10 @@ impl Shared {
         }
         let keeps = answer.is_ok_and(|(reply, _)| reply.answer == Answer::Number(1));
         if keeps {
-            cache.pending.tails.push_back(ino);
-            cache.keep_tail(ino, Keeping::Kept { generation, grant: before.0 });
+            if !cache.pending.tails.contains(&ino) {
+                cache.pending.tails.push_back(ino);
+            }
+            cache.keep_tail(ino, Keeping::Kept { generation, grant: before.0, asked });
         } else {
             cache.keep_tail(ino, Keeping::Refused);
         }

@@ -411,7 +411,10 @@ fn events_about_bytes_that_cannot_have_been_stored_are_refused() {
         let file = make(&**fs, Ino::ROOT, "f", Node::File).await;
         let reach = direct.reach(file).await.unwrap();
         assert_eq!(reach, 4 << 20);
-        let stored = |offset, len| Deed::Stored { ino: file, offset, len, clear_suid: false };
+        let stored = |offset, len| {
+            let (clear_suid, by_tail) = (false, false);
+            Deed::Stored { ino: file, offset, len, clear_suid, by_tail }
+        };
         let written = |offset| {
             let data = Bytes::from_static(b"bytes");
             Deed::Write { ino: file, offset, data, clear_suid: false }

@@ -21,7 +21,7 @@ mod recover;
 mod reports;
 mod restarts;
 mod scene;
-mod tails;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
+mod tails;
 mod volume;

@@ -7,8 +7,8 @@ use rand::RngExt;
 use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Rng};
 use thalweg_fs::{
-    AttributeChange, Attributes, Caller, Filesystem, FsError, Handle, Ino, Level, Node, TimeChange,
-    Timestamp, WriteAt, WriteHow,
+    AttributeChange, Attributes, Caller, Filesystem, FsError, Handle, Ino, Level, Node, SetXattr,
+    TimeChange, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
@@ -136,6 +136,26 @@ fn an_evicted_client_does_not_lose_what_it_has_synced() {
         scene.network.heal();
         env.sleep(LEASE).await;
         assert_eq!((a.client.status().evictions, a.client.status().lost), (1, 0));
+    });
+}
+
+/// A quota that comes between counts what was synced, and refuses only what comes later.
+#[test]
+fn a_quota_does_not_undo_an_fsync() {
+    run(7, |env| async move {
+        let scene = Scene::direct(&env).await;
+        let a = scene.client("a").await;
+        let (file, _) = with_tail(&env, &a.client).await;
+        append(&a.client, file, vec![2; 8000]).await.unwrap();
+        a.client.sync(file, false).await.unwrap();
+        let (name, most) = (b"thalweg.quota.max_bytes", Bytes::from_static(b"4096"));
+        scene.files.set_xattr(Ino::ROOT, name, most, SetXattr::Any).await.unwrap();
+        env.sleep(2 * LEASE).await;
+        assert_eq!(a.client.status().lost, 0);
+        assert_eq!(scene.files.attributes(file).await.unwrap().size, 11_000);
+        env.sleep(Duration::from_secs(10)).await;
+        append(&a.client, file, vec![2; 8000]).await.unwrap();
+        assert!(a.client.sync(file, false).await.is_err());
     });
 }
 

@@ -6,13 +6,12 @@ use thalweg_store::txn::Durability;
 
 use super::Local;
 use super::elsewhere::reach_of;
-use super::format::{TRUNCATING, Tag, key, key_behind};
+use super::format::{TRUNCATING, Tag, encode_time, key, key_behind};
 use super::gates::Elsewhere;
 use super::sessions::{MAX_ADDRESS, Record, TAILS, parse_record, session_key};
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
 use crate::error::FsError;
-use crate::event::{Deed, Event};
 use crate::filesystem::MAX_FILE;
 
 /// Files of a session whose tails it may store.
@@ -26,7 +25,7 @@ fn address_key(session: u64) -> Vec<u8> {
 }
 
 /// The key of a file whose tails a session stores.
-fn tail_key(session: u64, ino: Ino) -> Vec<u8> {
+pub(super) fn tail_key(session: u64, ino: Ino) -> Vec<u8> {
     let mut key = session_key(session);
     key.extend_from_slice(&TAILS);
     key.extend_from_slice(&ino.0.to_be_bytes());
@@ -66,9 +65,11 @@ impl Local {
 
     /// Has a file end where a session that was shut out has stored its tail, if that is further.
     async fn end_at_tail(&self, elsewhere: &Elsewhere, ino: Ino) -> Result<(), FsError> {
+        let _alone = elsewhere.alone(ino.0).await;
         let record = match self.inner.file_now(ino.0).await {
             Ok(record) => record,
-            Err(FsError::Stale | FsError::NotFound | FsError::IsDirectory) => return Ok(()),
+            // It was removed.
+            Err(FsError::Stale | FsError::IsDirectory | FsError::Invalid(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
         // Its tails are about to be removed.
@@ -76,13 +77,21 @@ impl Local {
             return Ok(());
         }
         let size = record.size.get();
-        let Some(tail) = elsewhere.contents.tail(ino, size..reach_of(&record)).await? else {
-            return Ok(());
-        };
-        let Some(len) = tail.end.checked_sub(size).filter(|len| *len > 0) else { return Ok(()) };
-        tracing::info!(inode = ino.0, size, end = tail.end, "a file ends where its client has stored it");
-        let deed = Deed::Stored { ino, offset: size, len, clear_suid: false };
-        self.apply_all(&[Event { time: tail.modified, deed }]).await
+        let tail = elsewhere.contents.tail(ino, size..reach_of(&record)).await?;
+        let Some(tail) = tail.filter(|tail| tail.end > size) else { return Ok(()) };
+        tracing::info!(
+            inode = ino.0,
+            size,
+            end = tail.end,
+            "a file ends where its client has stored it"
+        );
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            (op.now, op.is_stored) = (encode_time(tail.modified), true);
+            op.content_changed(ino.0, tail.end, false).await?;
+            Ok(((), op.finish().await?))
+        })
+        .await
     }
 
     /// Whether another session has an address.
@@ -161,7 +170,12 @@ impl DirectContents for Local {
         instead_of: Option<Ino>,
     ) -> Result<bool, FsError> {
         self.outside()?;
-        let kept = self.tails_of(session).await?.len();
+        let kept = self.tails_of(session).await?;
+        let has_quota = self.inner.file_now(ino.0).await?.quota.get() != 0;
+        if has_quota || kept.contains(&ino) {
+            return Ok(!has_quota);
+        }
+        let kept = kept.len();
         self.change_as(Durability::Synced, async |txn| {
             let mut op = self.op(&txn);
             if op.get(&session_key(session)).await?.is_none() {

@@ -10,6 +10,7 @@ use thalweg_env::HashSet;
 use thalweg_store::txn::Transaction;
 
 use super::Local;
+use super::direct::tail_key;
 use super::effects::Effects;
 use super::elsewhere::{REACH, reach_of};
 use super::format::{TRUNCATING, encode_time};
@@ -166,6 +167,7 @@ impl Local {
         let mut written = HashSet::default();
         let mut op = self.op(txn);
         let (recorder, now) = (op.recorder.take(), op.now);
+        let session = recorder.as_ref().map(|it| it.call.session);
         for Event { time, deed } in events {
             if is_within && changes_bytes(deed) && !written.insert(deed.ino()) {
                 effects.add(op.finish().await?);
@@ -175,13 +177,14 @@ impl Local {
                 written.insert(deed.ino());
             }
             op.now = encode_time(*time);
+            op.is_stored = op.has_tail(session, deed).await?;
             op.apply(deed).await?;
             [Some(deed.ino()), deed.made()]
                 .into_iter()
                 .flatten()
                 .for_each(|it| op.end_change(it.0));
         }
-        (op.recorder, op.now) = (recorder, now);
+        (op.recorder, op.now, op.is_stored) = (recorder, now, false);
         effects.add(op.finish().await?);
         Ok(effects)
     }
@@ -199,6 +202,15 @@ fn sets_size(deed: &Deed) -> bool {
 }
 
 impl Op<'_> {
+    /// Whether a session has stored these bytes with the tail of their file. Its quota is younger than that.
+    async fn has_tail(&mut self, session: Option<u64>, deed: &Deed) -> Result<bool, FsError> {
+        let (Some(session), Deed::Stored { ino, by_tail: true, .. }) = (session, deed) else {
+            return Ok(false);
+        };
+        Ok(self.file(ino.0).await?.quota.get() != 0
+            && self.get(&tail_key(session, *ino)).await?.is_some())
+    }
+
     async fn apply(&mut self, deed: &Deed) -> Result<(), FsError> {
         match deed {
             Deed::Create { parent, name, new, number } => {
@@ -213,7 +225,7 @@ impl Op<'_> {
                 let end = offset.saturating_add(data.len() as u64);
                 self.content_changed(ino.0, end, *clear_suid).await?;
             }
-            Deed::Stored { ino, offset, len, clear_suid } if self.inner.elsewhere.is_some() => {
+            Deed::Stored { ino, offset, len, clear_suid, .. } if self.inner.elsewhere.is_some() => {
                 self.content_changed(ino.0, offset.saturating_add(*len), *clear_suid).await?;
             }
             Deed::Stored { .. } => return Err(FsError::NotSupported),

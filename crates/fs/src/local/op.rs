@@ -59,6 +59,8 @@ pub(super) struct Op<'a> {
     pub(super) is_within: bool,
     /// Records of inodes may be wrong.
     pub(super) is_repair: bool,
+    /// What is charged is durable already, so that no quota refuses it.
+    pub(super) is_stored: bool,
     /// Records the call.
     pub(super) recorder: Option<&'a Recorder>,
     /// What it comes to, for its record.
@@ -89,6 +91,7 @@ impl<'a> Op<'a> {
             now: stored_time(inner.env.wall_nanos()),
             is_within,
             is_repair: false,
+            is_stored: false,
             recorder: None,
             outcome: 0,
             effects: Effects::default(),

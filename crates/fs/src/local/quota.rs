@@ -102,7 +102,7 @@ impl Op<'_> {
         let charged = self.effects.charged.entry(root).or_default();
         *charged = (charged.0 + blocks, charged.1 + inodes);
         let charged = *charged;
-        if blocks <= 0 && inodes <= 0 {
+        if blocks <= 0 && inodes <= 0 || self.is_stored {
             return Ok(());
         }
         let Some(limits) = self.limits(root).await? else { return Ok(()) };

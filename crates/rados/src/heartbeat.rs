@@ -1,16 +1,16 @@
 //! The heartbeat of a served image, by which a standby notices that the server has died.
 //!
 //! The server writes a `Beat` into the attribute `BEAT` of the image's header, four times in a lease, under its
-//! lock. An acknowledged beat extends the server's tenure ([`thalweg_env::Tenure`]) up to seven eighths of a lease after
+//! lock. An acknowledged beat extends the server's tenure ([`thalweg_env::Tenure`]) up to three quarters of a lease after
 //! the beat was *sent*. When the tenure has run out, the server answers nothing.
 //!
-//! A standby reads the beat again and again. When it has not changed for a whole lease since the *answer* that showed it
+//! A standby reads the beat again and again. When it has not changed for seven eighths of a lease since the *answer* that showed it
 //! first, the standby *claims* the image: it replaces the beat by a greater one, if the beat is still the one that it saw.
 //! A beat of the server is refused from then on, since it is less. So the last beat that was ever acknowledged was sent
-//! more than a lease before the claim, and the tenure had run out, unless the clocks of the two machines differ by more
+//! more than that before the claim, and the tenure had run out, unless the clocks of the two machines differ by more
 //! than an eighth in speed. Only then does the standby stop the server, as [`fence`](crate::fence) describes.
 //!
-//! Of two standbys, the claim of one succeeds. To the other one it is a new beat, so that it waits for another lease. A lock
+//! Of two standbys, the claim of one succeeds. To the other one it is a new beat, so that it waits again. A lock
 //! without a beat of its holder, such as that of a mount, is never broken by a standby.
 
 use std::sync::Arc;
@@ -28,6 +28,8 @@ use crate::opener::shown;
 
 /// Beats in the time of a lease.
 const BEATS: u32 = 4;
+/// A standby that would have to claim the image so soon waits for that, instead of looking again.
+const SOON: Duration = Duration::from_millis(500);
 
 /// How a server opens an image.
 #[derive(Clone, Debug)]
@@ -82,6 +84,11 @@ impl Beat {
 
     /// How long a server may answer after it sent the beat: less than a lease, since clocks differ.
     fn tenure(&self) -> Duration {
+        self.lease() - self.lease() / 4
+    }
+
+    /// How long a standby waits for the next one. The rest of the lease is for taking over.
+    fn patience(&self) -> Duration {
         self.lease() - self.lease() / 8
     }
 
@@ -181,7 +188,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Looks at the beat of an image. The holder of its lock if that was silent for a lease; this standby has claimed the
+    /// Looks at the beat of an image. The holder of its lock if that was silent for too long; this standby has claimed the
     /// image then, and is to stop the holder.
     pub(crate) async fn silent(
         &self,
@@ -200,10 +207,12 @@ impl Watch {
             return Ok(None);
         };
         let Some(since) = self.see(&header, &beat, holder, answered) else { return Ok(None) };
-        let silence = env.now().since(since);
-        if silence < beat.lease() {
+        let left = beat.patience().saturating_sub(env.now().since(since));
+        if left > SOON {
             return Ok(None);
         }
+        env.sleep(left).await;
+        let silence = env.now().since(since);
         match store.apply(&header, beat.claim()).await {
             Ok(()) => {
                 let silence = format!("{:.1} s", silence.as_secs_f64());
@@ -231,7 +240,7 @@ impl Watch {
                     header,
                     holder,
                     lease,
-                    "waiting until the server is silent for a lease"
+                    "waiting until the server is silent for most of a lease"
                 );
             }
         }

@@ -99,7 +99,7 @@ impl RadosKind {
     }
 
     /// The same for a server of what is opened for writing: it writes beats. One that stands by takes over from a server
-    /// without a beat for a lease, in the call of [`DeviceKind::open`] that notices it: so it has to call that often.
+    /// without a beat for seven eighths of a lease, in the call of [`DeviceKind::open`] that notices it: so it has to call that often.
     #[must_use]
     pub fn serving(self, serving: Serving) -> RadosKind {
         RadosKind { serving: Some(serving), ..self }

@@ -70,7 +70,7 @@ impl Shared {
         payload: Vec<Bytes>,
     ) -> Result<Answer, FsError> {
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
-        self.cache.lock().call_for_bytes(ino);
+        self.cache.lock().call_for_bytes(ino, self.env.now());
         let take = move |_: &Shared, _: &Reply, _: &Bytes| {
             let _guard = &guard;
         };

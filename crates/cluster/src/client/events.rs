@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
-use thalweg_fs::event::Event;
+use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{
     Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, Validity,
     WriteAt, WriteHow,
@@ -344,6 +344,12 @@ impl Shared {
     ) -> Result<(), FsError> {
         let inodes = part.iter().flat_map(|it| [Some(it.deed.ino()), it.deed.made()]);
         let named: HashSet<Ino> = inodes.flatten().collect();
+        let now = self.env.now();
+        for event in part {
+            if let Deed::Write { ino, .. } = &event.deed {
+                self.cache.lock().stored_by_server(*ino, now);
+            }
+        }
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;

@@ -101,6 +101,16 @@ impl Cache {
         }
     }
 
+    /// The server stores bytes of a file. After a crash it would do that again: so no others are stored here until they are durable,
+    /// as they are when the server says how far the file reaches.
+    pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
+        if let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.own)
+            && own.reach > 0
+        {
+            (own.reach, own.cleared) = (0, Some((now, 0)));
+        }
+    }
+
     /// A directory is not this client's alone any more, and nothing that was made in it.
     pub(super) fn share(&mut self, directory: Ino) {
         if let Some(node) = self.nodes.get_mut(&directory) {
@@ -292,7 +302,8 @@ impl Cache {
     }
 
     /// The bytes of a file change by a call: where it has holes is not known any more.
-    pub(super) fn call_for_bytes(&mut self, ino: Ino) {
+    pub(super) fn call_for_bytes(&mut self, ino: Ino, now: Time) {
+        self.stored_by_server(ino, now);
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.own.is_dense = false;
         }

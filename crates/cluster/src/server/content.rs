@@ -64,6 +64,10 @@ impl Shared {
             }
             Request::RaiseReach { ino, end } => {
                 let direct = self.direct().ok_or(FsError::NotSupported)?;
+                // As after an open.
+                if self.undurable.has_new_content(ino) {
+                    self.make_durable().await?;
+                }
                 Ok(Outcome::of(Answer::Number(direct.raise_reach(ino, end).await?)))
             }
             Request::KeepTail { ino, instead_of } => {

@@ -28,7 +28,11 @@ impl Shared {
                     && let Some(direct) = self.direct()
                     && let Answer::Opened { reach, .. } = &mut opened.answer
                 {
-                    *reach = direct.reach(ino).await.unwrap_or_default();
+                    // Bytes that the client had written again after a crash would replace those that it stores from now on.
+                    *reach = match self.undurable.has_new_content(ino) {
+                        true => 0,
+                        false => direct.reach(ino).await.unwrap_or_default(),
+                    };
                 }
                 Ok(Outcome { wants: Wants { exclusive, ..opened.wants }, ..opened })
             }

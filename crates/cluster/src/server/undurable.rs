@@ -18,13 +18,15 @@ pub(super) enum Item {
     Inode(Ino),
     /// A name of a directory.
     Name(Ino, bytes::Bytes),
+    /// The bytes of a file, beside its inode.
+    Content(Ino),
 }
 
 impl Item {
     /// The inode, or the directory of the name.
     pub(super) fn ino(&self) -> Ino {
         match self {
-            Item::Inode(ino) | Item::Name(ino, _) => *ino,
+            Item::Inode(ino) | Item::Name(ino, _) | Item::Content(ino) => *ino,
         }
     }
 }
@@ -71,14 +73,17 @@ impl State {
 pub(super) fn items(changes: &[Changed]) -> Items {
     let mut items = Items::new();
     for change in changes {
-        let item = match change {
+        let (item, content) = match change {
             // Nothing changes by itself.
             Changed::Exclusive(_) | Changed::Names(_) | Changed::Pages(_) => continue,
-            Changed::Attributes(ino) | Changed::Content { ino, .. } => Item::Inode(*ino),
-            Changed::Name { parent, name } => Item::Name(*parent, name.clone()),
+            Changed::Attributes(ino) => (Item::Inode(*ino), None),
+            Changed::Content { ino, .. } => (Item::Inode(*ino), Some(Item::Content(*ino))),
+            Changed::Name { parent, name } => (Item::Name(*parent, name.clone()), None),
         };
-        if !items.contains(&item) {
-            items.push(item);
+        for item in [Some(item), content].into_iter().flatten() {
+            if !items.contains(&item) {
+                items.push(item);
+            }
         }
     }
     items
@@ -151,7 +156,8 @@ impl Undurable {
         let mut counts = HashMap::default();
         let again = |item: &&Item| !state.syncing.contains_key(*item);
         let recent = state.recent.iter().filter(|(item, _)| again(item));
-        for (_, session) in recent.chain(&state.syncing) {
+        let all = recent.chain(&state.syncing);
+        for (_, session) in all.filter(|(item, _)| !matches!(item, Item::Content(_))) {
             *counts.entry(*session).or_default() += 1;
         }
         counts
@@ -161,6 +167,11 @@ impl Undurable {
     pub(super) fn has_changed(&self, ino: Ino) -> bool {
         // No session has this number.
         self.state.lock().is_of_another(0, &Item::Inode(ino))
+    }
+
+    /// The same of the bytes of a file. Its client would make such a change again after a crash.
+    pub(super) fn has_new_content(&self, ino: Ino) -> bool {
+        self.state.lock().is_of_another(0, &Item::Content(ino))
     }
 
     /// Returns when all changes before this call are durable, which `sync` does for all that were made before it: up to

@@ -269,7 +269,8 @@ impl Cache {
                 attributes: node.attributes.is_some(),
                 names: node.names.is_some(),
                 content: node.content,
-                exclusive: self.is_granted(*ino),
+                // Until the server has what this client has made, no other client may see the inode, also when it was released here.
+                exclusive: self.is_granted(*ino) || node.own.unsent > 0,
             };
             // The server does not know yet what this client has made by itself.
             let is_told = node.stamp > 0 || node.own.unsent == 0;

@@ -439,19 +439,29 @@ fn live(lives: u64, kind: Kind) -> Tally {
 
 #[test]
 fn histories_are_linearizable() {
-    let all = live(1000, Kind::Network);
-    assert!(all.evictions > 20, "{all:?}");
+    let all = live(6500, Kind::Network);
+    assert!(all.evictions > 100, "{all:?}");
 }
 
 #[test]
 fn histories_over_crashes_of_the_server_are_linearizable() {
-    let all = live(300, Kind::Crashes);
-    assert!(all.crashes > 60, "{all:?}");
+    let all = live(2000, Kind::Crashes);
+    assert!(all.crashes > 1500, "{all:?}");
 }
 
 #[test]
 fn histories_of_clients_that_are_alone_in_turns_are_linearizable() {
-    let all = live(300, Kind::Alone);
-    assert!(all.crashes > 30 && all.batches > 100, "{all:?}");
+    let all = live(1500, Kind::Alone);
+    assert!(all.crashes > 1000 && all.batches > 1000, "{all:?}");
     assert_eq!(all.evictions, 0, "{all:?}");
+}
+
+/// Lives that were not linearizable once: bytes that a server stored again replaced later ones; what another client looked at was
+/// free at the next server before its owner had sent it.
+#[test]
+fn histories_that_failed_are_linearizable() {
+    for (seed, kind) in [(285, Kind::Alone), (14_080_312_082_489, Kind::Alone)] {
+        let (mut history, _) = life(seed, kind);
+        check(seed, &mut history);
+    }
 }

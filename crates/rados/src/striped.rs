@@ -72,7 +72,7 @@ impl Striped<'_> {
         self.fence.write(self.store, &self.names.of(object), (number, absent), steps).await
     }
 
-    /// Makes writes in their order, each an offset and buffers. What goes to the object `last`, behind which nothing goes, is
+    /// Makes writes in their order, each an offset and buffers. The part for the object `last`, behind which nothing goes, is
     /// written together with the `other` step, after the rest.
     pub(crate) async fn write_with(
         &self,

@@ -101,8 +101,8 @@ impl Cache {
         }
     }
 
-    /// The server stores bytes of a file. After a crash it would do that again: so no others are stored here until they are durable,
-    /// as they are when the server says how far the file reaches.
+    /// The server stores bytes of a file. After a crash it would do that again: so nothing else is stored here until these bytes are
+    /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
         if let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.own)
             && own.reach > 0
@@ -319,8 +319,8 @@ impl Cache {
         self.lease_end > now && self.is_made_here(ino)
     }
 
-    /// A batch is lost, because the server does not take it, or with the session: then what is durable by tails is not. What the
-    /// client holds of its inodes is wrong. Which these are, and how many changes are lost.
+    /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
+    /// durable by tails. The others are held wrongly here. Returns these, and how many changes are lost.
     pub(super) fn lose(&mut self, batch: &[Event], is_refused: bool) -> (Vec<Ino>, usize) {
         let ended = self.pending.ended.clone();
         self.sent(batch, 0, &[]);

@@ -8,7 +8,6 @@ use thalweg_env::{HashSet, Time};
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{Ino, Node};
 
-use super::tails::{Keeping, Tails};
 use super::users::{self, User};
 use crate::protocol::MAX_EVENTS;
 
@@ -22,6 +21,32 @@ const FULL: usize = 512;
 const MOST: (usize, usize) = (16384, 8 << 20);
 /// Numbers that are left when the client reserves further ones.
 const FEW_NUMBERS: u64 = 1024;
+
+/// Whether the tail of a file may be stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Keeping {
+    /// The server was not asked. The size of the file at its last `fsync`.
+    #[default]
+    Unknown,
+    /// The file had this size at its last `fsync`.
+    Synced(u64),
+    /// It may, in the session of this generation, said the server then; all that it had of the file was durable once since this grant.
+    Kept {
+        generation: u64,
+        grant: Option<u64>,
+        asked: Time,
+    },
+    Refused,
+}
+
+/// Writes that make a file longer.
+#[derive(Debug)]
+pub(super) struct Growth {
+    /// Offsets and buffers that are not stored yet.
+    pub(super) writes: Vec<(u64, Vec<Bytes>)>,
+    /// The number of events that wait, all of which are about these writes or stored ones.
+    pub(super) events: usize,
+}
 
 /// What is known of an inode in this regard.
 #[derive(Debug, Default)]
@@ -66,8 +91,8 @@ pub(super) struct Pending {
     pub(super) grants: u64,
     /// Inodes of which changes were lost, until a sync of them has failed.
     pub(super) failed: HashSet<Ino>,
-    /// Files whose tails are stored.
-    pub(super) tails: Tails,
+    /// Files whose tails are stored, the oldest first.
+    pub(super) tails: VecDeque<Ino>,
     /// Files all of whose changes that the server does not have are durable by their tails; also after the session.
     pub(super) ended: HashSet<Ino>,
 }
@@ -163,9 +188,8 @@ impl Pending {
         self.since.get_or_insert(now);
     }
 
-    /// The bytes that are to be stored, and the number of events that wait: if all of them write to this file, and it has become
-    /// longer.
-    pub(super) fn growth_of(&self, file: Ino) -> Option<(Vec<(u64, Vec<Bytes>)>, usize)> {
+    /// What waits, if all of it writes to this file, and makes it longer.
+    pub(super) fn growth_of(&self, file: Ino) -> Option<Growth> {
         let mut writes: Vec<(u64, Vec<Bytes>)> = Vec::new();
         let (mut grows, mut next) = (false, None);
         for waiting in &self.events {
@@ -182,7 +206,7 @@ impl Pending {
                 _ => return None,
             }
         }
-        grows.then_some((writes, self.events.len()))
+        grows.then_some(Growth { writes, events: self.events.len() })
     }
 
     /// The bytes of so many events that wait are stored.

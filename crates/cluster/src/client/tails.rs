@@ -5,7 +5,6 @@
 //! the server must have made everything durable once that was known of the file; what follows are bytes only, and some of
 //! them are behind the former end.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::cache::Cache;
 use super::direct::Direct;
+use super::own::{Growth, Keeping};
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Request};
 
@@ -25,24 +25,7 @@ const MOST: usize = 64;
 /// The server is asked again after so long: the file may have a quota now.
 const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
-/// Whether the tail of a file may be stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Keeping {
-    /// The server was not asked. The size of the file at its last `fsync`.
-    #[default]
-    Unknown,
-    /// The file had this size at its last `fsync`.
-    Synced(u64),
-    /// It may, in the session of this generation, said the server then. What that had of the file was durable once since this grant.
-    Kept {
-        generation: u64,
-        grant: Option<u64>,
-        asked: Time,
-    },
-    Refused,
-}
-
-/// What is to be stored for an `fsync`.
+/// The bytes and the tail of an `fsync`.
 struct Ending {
     contents: Arc<dyn Contents>,
     generation: u64,
@@ -65,7 +48,7 @@ impl Cache {
         let grant = self.grant_of(ino)?;
         let node = self.nodes.get(&ino)?;
         let attributes = node.attributes.filter(|_| node.changing == 0)?;
-        let (writes, events) = self.pending.growth_of(ino)?;
+        let Growth { writes, events } = self.pending.growth_of(ino)?;
         let Keeping::Kept { asked, .. } = node.own.keeping else { return None };
         let kept = Keeping::Kept { generation, grant: Some(grant), asked };
         let is_kept = node.own.keeping == kept && now.since(asked) < ASKED_AGAIN;
@@ -127,9 +110,6 @@ impl Cache {
         }
     }
 }
-
-/// Files whose tails this client stores, the oldest first.
-pub(super) type Tails = VecDeque<Ino>;
 
 impl Shared {
     /// Makes a file durable by storing its tail; whether that was possible.

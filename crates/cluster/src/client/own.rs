@@ -93,7 +93,7 @@ pub(super) struct Pending {
     pub(super) failed: HashSet<Ino>,
     /// Files whose tails are stored, the oldest first.
     pub(super) tails: VecDeque<Ino>,
-    /// Files all of whose changes that the server does not have are durable by their tails; also after the session.
+    /// Files with unsent changes, all of which are durable by a tail. Kept when the session ends.
     pub(super) ended: HashSet<Ino>,
 }
 

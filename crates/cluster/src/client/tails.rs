@@ -20,7 +20,7 @@ use super::own::{Growth, Keeping};
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Request};
 
-/// Files at most whose tails are stored.
+/// Most files for which tails are stored.
 const MOST: usize = 64;
 /// The server is asked again after so long: the file may have a quota now.
 const ASKED_AGAIN: Duration = Duration::from_secs(10);

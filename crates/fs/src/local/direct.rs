@@ -14,7 +14,7 @@ use crate::direct::DirectContents;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
 
-/// Files of a session whose tails it may store.
+/// Most files for which a session stores tails.
 const MAX_TAILS: usize = 256;
 
 /// The key of a session's address.
@@ -24,7 +24,7 @@ fn address_key(session: u64) -> Vec<u8> {
     key
 }
 
-/// The key of a file whose tails a session stores.
+/// The key of the record that a session stores tails of a file.
 pub(super) fn tail_key(session: u64, ino: Ino) -> Vec<u8> {
     let mut key = session_key(session);
     key.extend_from_slice(&TAILS);
@@ -175,14 +175,14 @@ impl DirectContents for Local {
         if has_quota || kept.contains(&ino) {
             return Ok(!has_quota);
         }
-        let kept = kept.len();
+        let has_room = kept.len() < MAX_TAILS || instead_of.is_some_and(|it| kept.contains(&it));
         self.change_as(Durability::Synced, async |txn| {
             let mut op = self.op(&txn);
             if op.get(&session_key(session)).await?.is_none() {
                 return Err(FsError::Stale);
             }
             let has_quota = op.file(ino.0).await?.quota.get() != 0;
-            let keeps = !has_quota && (kept < MAX_TAILS || instead_of.is_some());
+            let keeps = !has_quota && has_room;
             if keeps {
                 instead_of.into_iter().for_each(|other| op.delete(tail_key(session, other)));
                 op.put(tail_key(session, ino), Vec::new());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::rngs::SysRng;
 use rand::{SeedableRng, TryRng};
 
-use crate::group::Group;
+use crate::group::{Boxed, Group};
 use crate::time::Scale;
 use crate::{Rng, Task, Time};
 
@@ -120,12 +120,16 @@ impl Env {
 
     /// Starts a task, on this handle's node if it has one. Dropping the returned [`Task`] aborts it;
     /// [`Task::detach`] lets it run on.
-    #[allow(clippy::disallowed_methods)]
     pub fn spawn<F>(&self, future: F) -> Task<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
+        self.spawn_boxed(Box::pin(future))
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    pub(crate) fn spawn_boxed<T: Send + 'static>(&self, future: Boxed<T>) -> Task<T> {
         match &self.group {
             None => Task::new(tokio::spawn(future)),
             Some(group) => {

@@ -11,6 +11,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+/// A future that others only know by its result. What runs tasks is compiled for each type of a future: here for each type
+/// of a result, of which there are few.
+pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// The tasks of a node.
 #[derive(Default)]
 pub(crate) struct Group {
@@ -33,15 +37,15 @@ struct Tasks {
 
 impl Group {
     /// `future` as a task of this group, and what the group needs to kill it.
-    pub(crate) fn member<F>(self: &Arc<Self>, future: F) -> (Member<F>, Ticket) {
+    pub(crate) fn member<T>(self: &Arc<Self>, future: Boxed<T>) -> (Member<T>, Ticket) {
         let groups = std::iter::successors(Some(self), |group| group.outer.as_ref());
         let ticket = Ticket(groups.map(|group| (group.clone(), group.enter())).collect());
         (Member { future: self.guard(future), _place: Place(ticket.clone()) }, ticket)
     }
 
     /// `future`, which is not polled any more once the group is killed.
-    pub(crate) fn guard<F>(self: &Arc<Self>, future: F) -> Guard<F> {
-        Guard { future: Box::pin(future), group: self.clone() }
+    pub(crate) fn guard<T>(self: &Arc<Self>, future: Boxed<T>) -> Guard<T> {
+        Guard { future, group: self.clone() }
     }
 
     /// A new group without tasks, inside `outer` if that is given.
@@ -153,29 +157,29 @@ impl Drop for Place {
 }
 
 /// A task of a group. Its fields are dropped in this order: the task has a place until its future is gone.
-pub(crate) struct Member<F> {
-    future: Guard<F>,
+pub(crate) struct Member<T> {
+    future: Guard<T>,
     _place: Place,
 }
 
-impl<F: Future> Future for Member<F> {
-    type Output = F::Output;
+impl<T> Future for Member<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         Pin::new(&mut self.future).poll(cx)
     }
 }
 
 /// A future that is not polled once its group is killed.
-pub(crate) struct Guard<F> {
-    future: Pin<Box<F>>,
+pub(crate) struct Guard<T> {
+    future: Boxed<T>,
     group: Arc<Group>,
 }
 
-impl<F: Future> Future for Guard<F> {
-    type Output = F::Output;
+impl<T> Future for Guard<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         match self.group.is_killed() || self.group.is_paused(cx.waker()) {
             // The runtime drops it soon, or it goes on later.
             true => Poll::Pending,

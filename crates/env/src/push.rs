@@ -132,8 +132,9 @@ impl Env {
         push: &Push,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> Task<()> {
+        let future = Box::pin(future);
         *push.0.future.lock() = Some(match self.group() {
-            None => Box::pin(future),
+            None => future,
             // A caller from outside of a killed node must not advance the task either.
             Some(group) => Box::pin(group.guard(future)),
         });

@@ -1,6 +1,7 @@
 //! Runs a future in virtual time.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use thalweg_env::Env;
@@ -36,15 +37,28 @@ where
     F: FnOnce(Env) -> Fut,
     Fut: Future<Output = T>,
 {
+    let body = |env| -> Boxed<T> { Box::pin(body(env)) };
+    within(seed, limit, Box::new(body))
+}
+
+/// A future that the runtime only knows by its result, so that it is compiled once for each type of a result.
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+fn within<'a, T: 'a>(
+    seed: u64,
+    limit: Duration,
+    body: Box<dyn FnOnce(Env) -> Boxed<'a, T> + 'a>,
+) -> Option<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap_or_else(|error| panic!("no runtime for a simulation: {error}"));
-    runtime.block_on(async {
+    let run: Boxed<'a, Option<T>> = Box::pin(async move {
         let env = Env::simulated(seed);
         env.timeout(limit.min(MAX_RUN), body(env.clone())).await
-    })
+    });
+    runtime.block_on(run)
 }
 
 #[cfg(test)]

@@ -303,8 +303,8 @@ fn read_stored(path: &Path) -> Result<Stored, BenchError> {
         .map_err(|error| BenchError::Page { path: path.to_owned(), detail: error.to_string() })
 }
 
-/// Stores a report in `folder`: it replaces the run of the same command, or becomes a new run called `name`. The
-/// new run has no remarks. Creates the folder when it is missing.
+/// Stores a report in `folder`: it replaces the run of the same command, or else the one called `name`, whose scale may
+/// be another; otherwise it becomes a new run of that name. The new run has no remarks. Creates the folder when it is missing.
 ///
 /// # Errors
 /// [`BenchError::Io`], or [`BenchError::Page`] when the benchmark's file has an invalid form.
@@ -331,10 +331,11 @@ pub fn save(folder: &Path, report: &Report, name: &str, command: &str) -> Result
         figures: report.figures.clone(),
         remarks: Vec::new(),
     };
-    match stored.runs.iter_mut().find(|old| old.command == command) {
-        Some(old) => {
-            run.name.clone_from(&old.name);
-            *old = run;
+    let same = stored.runs.iter().position(|old| old.command == command);
+    match same.or_else(|| stored.runs.iter().position(|old| old.name == name)) {
+        Some(at) => {
+            run.name.clone_from(&stored.runs[at].name);
+            stored.runs[at] = run;
         }
         None => stored.runs.push(run),
     }
@@ -371,6 +372,20 @@ mod tests {
         let results = Results::read(&docs().join("figures")).unwrap();
         let page = std::fs::read_to_string(docs().join("benchmarks.md")).unwrap();
         assert!(results.render().unwrap() == page, "stale page: run scripts/benchmarks");
+    }
+
+    #[test]
+    fn a_run_replaces_the_one_of_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = Report::new("chain-gc", 7);
+        let commands = ["thalweg bench chain-gc", "thalweg bench chain-gc --scale 0.1"];
+        for command in commands {
+            save(folder.path(), &report, "", command).unwrap();
+        }
+        save(folder.path(), &report, "small", commands[0]).unwrap();
+        let stored = read_stored(&folder.path().join("chain-gc.json")).unwrap();
+        let runs: Vec<_> = stored.runs.iter().map(|run| (&*run.name, &*run.command)).collect();
+        assert_eq!(runs, [("", commands[1]), ("small", commands[0])]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The package as a user gets it: built into a wheel, installed into a fresh environment, and used there.
+//! The package in a fresh environment of Python: its files beside the library that these tests were compiled with, or as a
+//! user gets it, in a wheel.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,10 +36,37 @@ fn good(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-/// An interpreter with the package. The tools that build it come from the network.
-fn environment(home: &Path) -> Option<PathBuf> {
-    let python = home.join("python/bin/python");
-    good(Command::new("python3").args(["-m", "venv"]).arg(home.join("python")));
+/// A fresh environment; its interpreter.
+fn environment(home: &Path, options: &[&str]) -> PathBuf {
+    good(Command::new("python3").args(["-m", "venv"]).args(options).arg(home.join("python")));
+    home.join("python/bin/python")
+}
+
+/// The folder with the binary of this test and with what was compiled for it.
+fn compiled() -> PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().to_owned()
+}
+
+/// An interpreter with the package's files, and the library that was compiled with this test.
+fn with_package(home: &Path) -> PathBuf {
+    let python = environment(home, &["--without-pip"]);
+    let mut folders = std::fs::read_dir(home.join("python/lib")).unwrap();
+    let package = folders.next().unwrap().unwrap().path().join("site-packages/thalweg");
+    std::fs::create_dir(&package).unwrap();
+    for file in std::fs::read_dir(format!("{HERE}/python/thalweg")).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_file() {
+            std::fs::copy(&path, package.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    let library = compiled().join("libthalweg_python.so");
+    std::fs::copy(library, package.join("_thalweg.abi3.so")).unwrap();
+    python
+}
+
+/// An interpreter with the package, from a wheel. The tools that build it come from the network.
+fn with_wheel(home: &Path) -> Option<PathBuf> {
+    let python = environment(home, &[]);
     let pip = || {
         let mut pip = Command::new(&python);
         pip.args(["-m", "pip", "--disable-pip-version-check", "--quiet"]);
@@ -52,19 +80,22 @@ fn environment(home: &Path) -> Option<PathBuf> {
         std::io::stderr().write_all(said.as_bytes()).unwrap();
         return None;
     }
-    // In the tests' target folder, for the same dependencies.
-    let own = std::env::current_exe().unwrap();
-    let target = own.ancestors().nth(3).unwrap();
     let wheels = home.join("wheels");
-    good(
-        Command::new(home.join("python/bin/maturin"))
-            .args(["build", "--profile", "dev", "--manifest-path"])
-            .arg(format!("{HERE}/Cargo.toml"))
-            .arg("--target-dir")
-            .arg(target)
-            .arg("--out")
-            .arg(&wheels),
-    );
+    let mut maturin = Command::new(home.join("python/bin/maturin"));
+    // What cargo tells this test about its package would run build scripts again, and compile all that depends on them:
+    // here and in the next command.
+    for (name, _) in std::env::vars_os() {
+        let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
+        if of_package.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+            maturin.env_remove(name);
+        }
+    }
+    maturin
+        .args(["build", "--profile", "dev", "--manifest-path"])
+        .arg(format!("{HERE}/Cargo.toml"));
+    // The folder of what the tests need, for some of the same dependencies.
+    let target = compiled().join("../..");
+    good(maturin.arg("--target-dir").arg(target).arg("--out").arg(&wheels));
     let wheel = std::fs::read_dir(wheels).unwrap().next().unwrap().unwrap().path();
     good(pip().args(["install", "--no-index"]).arg(wheel));
     Some(python)
@@ -289,9 +320,21 @@ async fn check_documents(python: &Path, home: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_package_works_in_a_fresh_environment() {
+    let home: TempDir = tempfile::tempdir().unwrap();
+    check_all(&home, with_package(home.path())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "compiles the package once more: make test-long"]
 async fn the_wheel_works_in_a_fresh_environment() {
     let home: TempDir = tempfile::tempdir().unwrap();
-    let Some(python) = environment(home.path()) else { return };
+    if let Some(python) = with_wheel(home.path()) {
+        check_all(&home, python).await;
+    }
+}
+
+async fn check_all(home: &TempDir, python: PathBuf) {
     let (plain, empty) = (volume(home.path(), "plain").await, volume(home.path(), "empty").await);
     check(&python, &plain, &empty, "0");
     check_documents(&python, home.path()).await;

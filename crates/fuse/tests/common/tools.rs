@@ -3,18 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A tool of crates.io, installed once below the target directory; `None`, and says so, where that
+/// Those that [`tool`] knows.
+const TOOLS: [&str; 2] = ["fsx", "pjdfstest"];
+
+/// A tool of crates.io. All of them are installed once below the target directory; `None`, and says so, where that
 /// cannot be.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one_at_a_time = INSTALLING.lock();
     let mut target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     target.pop();
-    let (root, log) = (target.join("tools"), target.join(format!("install-{name}.log")));
+    let (root, log) = (target.join("tools"), target.join("install-tools.log"));
     let program = root.join("bin").join(name);
     if !program.exists() {
         let mut install = Command::new(env!("CARGO"));
-        install.args(["install", "--quiet", "--locked", "--root"]).arg(&root).arg(name);
+        // Without optimisation: they wait for the filesystem.
+        install
+            .args(["install", "--quiet", "--locked", "--debug", "--root"])
+            .arg(&root)
+            .args(TOOLS);
         // Not into the build directory of the test run.
         install.env("CARGO_TARGET_DIR", target.join("tools-build"));
         let output = install.output().unwrap();

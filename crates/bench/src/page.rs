@@ -303,8 +303,8 @@ fn read_stored(path: &Path) -> Result<Stored, BenchError> {
         .map_err(|error| BenchError::Page { path: path.to_owned(), detail: error.to_string() })
 }
 
-/// Stores a report in `folder`: it replaces the run of the same command, or else the one called `name`, whose scale may
-/// be another; otherwise it becomes a new run of that name. The new run has no remarks. Creates the folder when it is missing.
+/// Stores a report in `folder`: it replaces the run of the same command, or else the one called `name`, or becomes a new
+/// run of that name. The new run has no remarks. Creates the folder when it is missing.
 ///
 /// # Errors
 /// [`BenchError::Io`], or [`BenchError::Page`] when the benchmark's file has an invalid form.
@@ -317,7 +317,7 @@ pub fn save(folder: &Path, report: &Report, name: &str, command: &str) -> Result
         false => Stored { bench: report.bench.to_owned(), runs: Vec::new() },
     };
     let entry = crate::list().iter().find(|entry| entry.name == report.bench);
-    let mut run = Run {
+    let run = Run {
         name: name.to_owned(),
         command: command.to_owned(),
         machine: match entry.map(|entry| entry.clock) {
@@ -333,10 +333,7 @@ pub fn save(folder: &Path, report: &Report, name: &str, command: &str) -> Result
     };
     let same = stored.runs.iter().position(|old| old.command == command);
     match same.or_else(|| stored.runs.iter().position(|old| old.name == name)) {
-        Some(at) => {
-            run.name.clone_from(&stored.runs[at].name);
-            stored.runs[at] = run;
-        }
+        Some(at) => stored.runs[at] = Run { name: stored.runs[at].name.clone(), ..run },
         None => stored.runs.push(run),
     }
     let text =
@@ -376,16 +373,13 @@ mod tests {
 
     #[test]
     fn a_run_replaces_the_one_of_its_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let report = Report::new("chain-gc", 7);
-        let commands = ["thalweg bench chain-gc", "thalweg bench chain-gc --scale 0.1"];
-        for command in commands {
-            save(folder.path(), &report, "", command).unwrap();
+        let (folder, report) = (tempfile::tempdir().unwrap(), Report::new("chain-gc", 7));
+        for (name, command) in [("", "a"), ("", "b"), ("small", "b"), ("small", "c")] {
+            save(folder.path(), &report, name, command).unwrap();
         }
-        save(folder.path(), &report, "small", commands[0]).unwrap();
         let stored = read_stored(&folder.path().join("chain-gc.json")).unwrap();
-        let runs: Vec<_> = stored.runs.iter().map(|run| (&*run.name, &*run.command)).collect();
-        assert_eq!(runs, [("", commands[1]), ("small", commands[0])]);
+        let of = |nth: usize| (&*stored.runs[nth].name, &*stored.runs[nth].command);
+        assert_eq!((stored.runs.len(), of(0), of(1)), (2, ("", "b"), ("small", "c")));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-/// A future that others only know by its result. What runs tasks is compiled for each type of a future: here for each type
-/// of a result, of which there are few.
+/// A future that others only know by its result. The code that runs tasks is compiled for each type of a future: here for
+/// each type of a result, of which there are few.
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// The tasks of a node.

@@ -129,7 +129,7 @@ impl Env {
     }
 
     #[allow(clippy::disallowed_methods)]
-    pub(crate) fn spawn_boxed<T: Send + 'static>(&self, future: Boxed<T>) -> Task<T> {
+    fn spawn_boxed<T: Send + 'static>(&self, future: Boxed<T>) -> Task<T> {
         match &self.group {
             None => Task::new(tokio::spawn(future)),
             Some(group) => {

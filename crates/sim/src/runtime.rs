@@ -1,9 +1,9 @@
 //! Runs a future in virtual time.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
+use futures::future::LocalBoxFuture;
 use thalweg_env::Env;
 
 /// The longest simulated time of a run: the range of tokio's timers in the environment's scale.
@@ -37,24 +37,22 @@ where
     F: FnOnce(Env) -> Fut,
     Fut: Future<Output = T>,
 {
-    let body = |env| -> Boxed<T> { Box::pin(body(env)) };
+    let body = |env| -> LocalBoxFuture<T> { Box::pin(body(env)) };
     within(seed, limit, Box::new(body))
 }
 
-/// A future that the runtime only knows by its result, so that it is compiled once for each type of a result.
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
-
+/// The runtime knows futures only by their results, so that it is compiled once for each type of a result.
 fn within<'a, T: 'a>(
     seed: u64,
     limit: Duration,
-    body: Box<dyn FnOnce(Env) -> Boxed<'a, T> + 'a>,
+    body: Box<dyn FnOnce(Env) -> LocalBoxFuture<'a, T> + 'a>,
 ) -> Option<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap_or_else(|error| panic!("no runtime for a simulation: {error}"));
-    let run: Boxed<'a, Option<T>> = Box::pin(async move {
+    let run: LocalBoxFuture<'a, Option<T>> = Box::pin(async move {
         let env = Env::simulated(seed);
         env.timeout(limit.min(MAX_RUN), body(env.clone())).await
     });

@@ -27,7 +27,7 @@
 //!   `xattrs`;
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
-//!   that are under way (`grace`);
+//!   that are under way (`grace`), on threads that do not wait for each other (`workers`);
 //! - `users`: the users of requests, where a server checks what these may do;
 //! - `opening`: open files; `locks`: locks on files;
 //! - [`levels`]: ioctls about how far a file has come;
@@ -52,6 +52,7 @@ mod requests;
 mod served;
 mod stages;
 mod users;
+mod workers;
 mod xattrs;
 
 pub use options::Locks;

@@ -2,34 +2,27 @@
 //! them.
 //!
 //! The kernel takes locks while it drops something from its caches, and a holder of these locks may wait for
-//! an answer of this process. So invalidations run on a thread of their own that no request waits for.
+//! an answer of this process. So invalidations run on threads of their own that no request waits for, and none of them waits
+//! for another one ([`workers`](super::workers)).
 
 use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 use fuser::{INodeNo, Notifier};
-use thalweg_fs::invalidation::{Completion, Invalidation};
-use thalweg_fs::{Change, Ino};
+use thalweg_fs::{Change, Ino, Invalidation};
 
 use super::grace::Grace;
 use super::known::Known;
+use super::workers::Workers;
 
-/// Sends changes to the thread. It ends when the last of these is dropped.
+/// Sends changes to the threads. They end when the last of these is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Coherence {
-    tasks: Sender<(Task, Completion)>,
+    workers: Arc<Workers<Change>>,
     known: Arc<Known>,
-}
-
-#[derive(Debug)]
-enum Task {
-    Invalidate(Change),
-    /// Nothing: it completes when all earlier tasks have.
-    Settle,
 }
 
 impl Coherence {
@@ -38,11 +31,12 @@ impl Coherence {
         known: Arc<Known>,
         grace: Arc<Grace>,
     ) -> io::Result<Coherence> {
-        let (sender, tasks) = channel();
-        let thread = std::thread::Builder::new().name("thalweg-caches".to_owned());
-        let of_thread = known.clone();
-        thread.spawn(move || serve(&notifier, (&of_thread, &grace), &tasks))?;
-        Ok(Coherence { tasks: sender, known })
+        let of_threads = known.clone();
+        let workers = Workers::start("thalweg-caches", move |change| {
+            grace.wait();
+            invalidate(&notifier, &of_threads, &change);
+        })?;
+        Ok(Coherence { workers: Arc::new(workers), known })
     }
 
     /// Takes note of a change through another handle, and has the kernel drop its cache of it.
@@ -58,7 +52,7 @@ impl Coherence {
 
     /// Has the kernel drop its cache of a change.
     pub(crate) fn invalidate(&self, change: Change) -> Invalidation {
-        self.send(Task::Invalidate(change))
+        self.workers.run(change)
     }
 
     /// Returns when the kernel has dropped the pages of a range that it had in its cache.
@@ -69,31 +63,7 @@ impl Coherence {
 
     /// Returns when all earlier invalidations have reached the kernel.
     pub(crate) async fn settle(&self) {
-        self.send(Task::Settle).wait().await;
-    }
-
-    fn send(&self, task: Task) -> Invalidation {
-        let (invalidation, completion) = Invalidation::pending();
-        // Without the thread there is no mount, and so no cache: the completion is dropped.
-        let _ = self.tasks.send((task, completion));
-        invalidation
-    }
-}
-
-fn serve(
-    notifier: &Notifier,
-    (known, grace): (&Known, &Grace),
-    tasks: &Receiver<(Task, Completion)>,
-) {
-    for (task, completion) in tasks {
-        match task {
-            Task::Invalidate(change) => {
-                grace.wait();
-                invalidate(notifier, known, &change);
-            }
-            Task::Settle => {}
-        }
-        drop(completion);
+        self.workers.settle().wait().await;
     }
 }
 

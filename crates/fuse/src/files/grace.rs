@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 /// The pause between two looks at the tasks that run.
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -15,6 +17,8 @@ const PAUSE: Duration = Duration::from_micros(20);
 pub(super) struct Grace {
     phase: AtomicU64,
     running: [AtomicUsize; 2],
+    /// Locked by one that waits.
+    turn: Mutex<()>,
 }
 
 /// A task that runs.
@@ -40,8 +44,9 @@ impl Grace {
         }
     }
 
-    /// Returns when all tasks that run now have returned. One thread calls this.
+    /// Returns when all tasks that run now have returned.
     pub(super) fn wait(&self) {
+        let _turn = self.turn.lock();
         let phase = self.phase.fetch_add(1, Ordering::SeqCst);
         let count = &self.running[(phase & 1) as usize];
         while count.load(Ordering::SeqCst) > 0 {

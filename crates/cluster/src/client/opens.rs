@@ -23,6 +23,8 @@ impl Shared {
         is_alone.then(|| then(&mut cache, &mut opens))
     }
 
+    /// Opens a file. Appends do not go through the caller's cache: its kernel would put them where it thinks that the file
+    /// ends, which may have changed, and could drop that page only after it has the answer.
     pub(super) async fn open(
         self: &Arc<Self>,
         caller: Caller,
@@ -30,12 +32,16 @@ impl Shared {
         flags: OpenFlags,
     ) -> Result<Opened, FsError> {
         let opening = Opening { ino, user: users::current(), caller, flags };
+        let bypasses = flags.append;
         let quiet = self.alone(ino, |cache, opens| {
-            cache.cache_alone(ino);
+            if !bypasses {
+                cache.cache_alone(ino);
+            }
             opens.add(opening.clone(), Known::Quiet)
         });
         if let Some(handle) = quiet {
-            return Ok(Opened { handle, ..Opened::default() });
+            let pages = if bypasses { PageCache::Bypass } else { PageCache::Keep };
+            return Ok(Opened { handle, pages, flush: false });
         }
         self.tell_opens(&[ino]).await?;
         let handle = self.holdings.opens.lock().add(opening, Known::Asked);
@@ -68,7 +74,7 @@ impl Shared {
         let Answer::Opened { pages, flush, .. } = reply.answer else {
             return Err(LinkError::Unexpected.into());
         };
-        if !reply.grants.content || pages == PageCache::Bypass {
+        if bypasses || !reply.grants.content || pages == PageCache::Bypass {
             return Ok(Opened { handle, pages: PageCache::Bypass, flush });
         }
         // The server has not invalidated what the caller cached without its knowledge.

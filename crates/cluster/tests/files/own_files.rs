@@ -140,14 +140,23 @@ fn a_file_that_was_cached_alone_is_read_anew() {
         let (directory, file) = alone(a).await;
         let opened = a.open(&Caller::default(), file, WRITING).await.unwrap();
         assert_eq!(opened.pages, PageCache::Keep);
+        let appending = OpenFlags { append: true, ..WRITING };
+        let second = a.open(&Caller::default(), file, appending).await.unwrap();
+        assert_eq!(second.pages, PageCache::Bypass);
+        a.release(file, second.handle).await;
         put(a, file, "mine").await.unwrap();
         a.release(file, opened.handle).await;
         // The server does not know that pages of the closed file are cached.
         b.find(Ino::ROOT, b"d").await.unwrap();
         b.find(directory, b"f").await.unwrap();
         put(b, file, "ours").await.unwrap();
-        for pages in [PageCache::Renew, PageCache::Keep] {
-            let opened = a.open(&Caller::default(), file, WRITING).await.unwrap();
+        for (flags, pages) in [
+            (appending, PageCache::Bypass),
+            (WRITING, PageCache::Renew),
+            (WRITING, PageCache::Keep),
+            (appending, PageCache::Bypass),
+        ] {
+            let opened = a.open(&Caller::default(), file, flags).await.unwrap();
             assert_eq!(opened.pages, pages);
             a.release(file, opened.handle).await;
         }

@@ -43,16 +43,15 @@ impl Adapter {
                 let write = served.filesystem.write(ino, at, data, how);
                 let went = served.change_content(ino, write).await?;
                 let Some(coherence) = served.coherence() else { return Ok(()) };
-                if went != offset {
-                    // Another handle made the file longer: the kernel has the page at a wrong offset.
-                    drop(coherence.invalidate(Change::content(ino)));
-                } else if bypasses && served.known.is_cached(ino) {
-                    match is_direct {
-                        true => coherence.drop_pages(ino, offset, u64::from(len)).await,
-                        // The flag was set after the open. If it comes and goes, the kernel may hold the pages
-                        // until this write is answered, so the answer does not wait.
-                        false => drop(coherence.invalidate(Change::content(ino))),
+                if bypasses && is_direct {
+                    if served.known.is_cached(ino) {
+                        coherence.drop_pages(ino, went, u64::from(len)).await;
                     }
+                } else if went != offset || bypasses && served.known.is_cached(ino) {
+                    // Another handle made the file longer, and the kernel has the page at a wrong offset; or the flag
+                    // was set after the open. The kernel may hold the pages until this write is answered, so the answer
+                    // does not wait.
+                    drop(coherence.invalidate(Change::content(ino)));
                 }
                 Ok(())
             },

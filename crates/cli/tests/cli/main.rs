@@ -16,6 +16,7 @@ mod cluster_access;
 mod cluster_caps;
 mod cluster_selftest;
 mod cluster_status;
+mod cluster_stopped;
 mod files;
 mod in_place;
 mod kv;

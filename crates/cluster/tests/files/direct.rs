@@ -360,8 +360,8 @@ fn files_agree_with_their_twins() {
             for turn in 0..6 {
                 let client = &machines[rng.random_range(0..2)].client;
                 client.find(Ino::ROOT, b"d").await.unwrap();
-                for twin in &twins {
-                    let Twin { name, ino, bytes } = twin;
+                client.reference(directory);
+                for Twin { name, ino, bytes } in &twins {
                     let found = client.find(directory, name.as_bytes()).await.unwrap();
                     client.reference(*ino);
                     assert_eq!((found.ino, found.size), (*ino, bytes.len() as u64), "seed {seed}");

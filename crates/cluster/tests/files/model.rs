@@ -161,22 +161,25 @@ impl Model {
         }
     }
 
-    /// A program that can use all these inodes: this one, or one that has a reference to those without names.
-    async fn able(&mut self, program: usize, inodes: &[Twin]) -> usize {
+    /// A program that can use all these inodes: this one, or one that has a reference to those without names. None if they
+    /// are there, and no program knows all of them: that would fail here alone.
+    async fn able(&mut self, program: usize, inodes: &[Twin]) -> Option<usize> {
         let knows = |known: &BTreeSet<Ino>| inodes.iter().all(|(ino, _)| known.contains(ino));
         if knows(&self.programs[program].known) {
-            return program;
+            return Some(program);
         }
         self.explore(program).await;
         if knows(&self.programs[program].known) {
-            return program;
+            return Some(program);
         }
         for other in 0..self.programs.len() {
             self.explore(other).await;
         }
         let able = self.programs.iter().position(|other| knows(&other.known));
-        // Otherwise it is gone, or no program knows both, which fails in both filesystems.
-        able.unwrap_or(program)
+        let is_there = |ino| self.programs.iter().any(|other| other.known.contains(ino));
+        // One that is gone fails in both filesystems.
+        let is_gone = || inodes.iter().any(|(ino, _)| !is_there(ino));
+        able.or_else(|| is_gone().then_some(program))
     }
 
     /// Breaks connections at random while a step is under way.
@@ -210,7 +213,7 @@ impl Model {
                 let inodes: Vec<Twin> =
                     step.inodes().into_iter().map(|it| steps::pick(&self.twins, it)).collect();
                 self.next_second().await;
-                let program = self.able(program, &inodes).await;
+                let Some(program) = self.able(program, &inodes).await else { return };
                 self.next_second().await;
                 let client = self.client(program);
                 let disturbing = self.disturb();

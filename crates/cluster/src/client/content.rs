@@ -69,6 +69,8 @@ impl Shared {
         request: Request,
         payload: Vec<Bytes>,
     ) -> Result<Answer, FsError> {
+        // While the change is under way, the bytes of events would go to the server, too.
+        self.send_before(&request).await?;
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
         self.cache.lock().call_for_bytes(ino, self.env.now());
         let take = move |_: &Shared, _: &Reply, _: &Bytes| {

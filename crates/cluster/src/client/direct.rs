@@ -186,15 +186,15 @@ impl Shared {
 
     async fn raise_reach(self: &Arc<Self>, ino: Ino, end: u64) -> Result<(), FsError> {
         let call = (Request::RaiseReach { ino, end }, Vec::new());
-        let now = self.env.now();
+        let asked = (self.cache.lock().before_reach(ino), self.env.now());
         match self.call_in((None, None), [].into(), call, |_, _, _| {}).await {
             Ok((reply, _)) => match reply.answer {
-                Answer::Number(reach) => self.cache.lock().set_reach(ino, reach, now),
+                Answer::Number(reach) => self.cache.lock().set_reach(ino, reach, asked),
                 _ => return Err(LinkError::Unexpected.into()),
             },
             Err(error @ FsError::Store(_)) => return Err(error),
             // The events themselves say what is wrong.
-            Err(_) => self.cache.lock().set_reach(ino, 0, now),
+            Err(_) => self.cache.lock().set_reach(ino, 0, asked),
         }
         Ok(())
     }

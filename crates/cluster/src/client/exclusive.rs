@@ -39,6 +39,10 @@ fn is_plain(name: &[u8], new: &NewNode) -> bool {
     is_name && !is_empty && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
+/// When it was asked how far a file reaches: after so many calls that have the server store bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked(u64);
+
 impl Cache {
     /// Whether an inode is this client's alone.
     pub(super) fn is_own(&self, ino: Ino) -> bool {
@@ -73,12 +77,22 @@ impl Cache {
         self.nodes.get(&ino).map(|node| node.own.reach).unwrap_or_default()
     }
 
-    pub(super) fn set_reach(&mut self, ino: Ino, reach: u64, now: Time) {
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.own.reach = reach;
+    /// Before a call is made whose answer says how far a file reaches: for [`Cache::set_reach`].
+    pub(super) fn before_reach(&self, ino: Ino) -> Option<Asked> {
+        let is_changing = self.nodes.get(&ino).is_some_and(|node| node.changing > 0);
+        (!is_changing).then_some(Asked(self.pending.stores))
+    }
+
+    /// The server has said how far a file reaches. That does not count if it may have stored bytes since then.
+    pub(super) fn set_reach(&mut self, ino: Ino, reach: u64, (asked, now): (Option<Asked>, Time)) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let counts = asked.is_some_and(|Asked(stores)| node.stored <= stores);
+        (node.own.reach, node.own.cleared) = match (counts, reach) {
+            (false, _) => (0, Some((now, 0))),
             // A file that was made shorter just now has none for a while.
-            node.own.cleared = (reach == 0).then_some((now + CLEARED, 0));
-        }
+            (true, 0) => (0, Some((now + CLEARED, 0))),
+            (true, reach) => (reach, None),
+        };
     }
 
     /// Whether the server is to be asked for more, for bytes up to `end`.
@@ -104,10 +118,11 @@ impl Cache {
     /// The server stores bytes of a file. After a crash it would do that again: so nothing else is stored here until these bytes are
     /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
-        if let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.own)
-            && own.reach > 0
-        {
-            (own.reach, own.cleared) = (0, Some((now, 0)));
+        self.pending.stores += 1;
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        node.stored = self.pending.stores;
+        if node.own.reach > 0 {
+            (node.own.reach, node.own.cleared) = (0, Some((now, 0)));
         }
     }
 

@@ -47,6 +47,7 @@ impl Shared {
         let handle = self.holdings.opens.lock().add(opening, Known::Asked);
         let exclusive = flags.write && self.options.exclusive.is_some();
         let request = Request::Open { handle, caller, ino, flags, late: false, exclusive };
+        let asked = self.cache.lock().before_reach(ino);
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let mut cache = shared.cache.lock();
             let mut opens = shared.holdings.opens.lock();
@@ -58,7 +59,7 @@ impl Shared {
                     }
                     if reply.grants.exclusive {
                         cache.hold_exclusively(ino);
-                        cache.set_reach(ino, *reach, shared.env.now());
+                        cache.set_reach(ino, *reach, (asked, shared.env.now()));
                     }
                 }
                 _ => drop(opens.remove(handle)),

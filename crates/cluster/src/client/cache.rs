@@ -43,8 +43,8 @@ pub(super) struct Node {
     pub(super) names: Option<Names>,
     /// Changes of this client that are under way. Nothing that they concern is put into the cache.
     pub(super) changing: u32,
-    /// The last one of the calls that have the server store bytes of it.
-    pub(super) stored: u64,
+    /// The last change for which the server stores or clears bytes of it.
+    pub(super) by_server: u64,
     /// The stamp of the last answer that named it.
     pub(super) stamp: u64,
     /// Shows to the next server that this one has named it.

@@ -39,7 +39,7 @@ fn is_plain(name: &[u8], new: &NewNode) -> bool {
     is_name && !is_empty && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// When it was asked how far a file reaches: after so many calls that have the server store bytes.
+/// When the server was asked how far a file reaches: after so many changes for which it stores or clears bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked(u64);
 
@@ -80,15 +80,15 @@ impl Cache {
     /// Before a call is made whose answer says how far a file reaches: for [`Cache::set_reach`].
     pub(super) fn before_reach(&self, ino: Ino) -> Option<Asked> {
         let is_changing = self.nodes.get(&ino).is_some_and(|node| node.changing > 0);
-        (!is_changing).then_some(Asked(self.pending.stores))
+        (!is_changing).then_some(Asked(self.pending.by_server))
     }
 
-    /// The server has said how far a file reaches. That does not count if it may have stored bytes since then.
+    /// The server has said how far a file reaches. That does not count if it was asked before such a change.
     pub(super) fn set_reach(&mut self, ino: Ino, reach: u64, (asked, now): (Option<Asked>, Time)) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let counts = asked.is_some_and(|Asked(stores)| node.stored <= stores);
+        let counts = asked.is_some_and(|Asked(changes)| node.by_server <= changes);
         (node.own.reach, node.own.cleared) = match (counts, reach) {
-            (false, _) => (0, Some((now, 0))),
+            (false, _) => (0, node.own.cleared.or(Some((now, 0)))),
             // A file that was made shorter just now has none for a while.
             (true, 0) => (0, Some((now + CLEARED, 0))),
             (true, reach) => (reach, None),
@@ -108,7 +108,7 @@ impl Cache {
     pub(super) fn clear_bytes(&mut self, ino: Ino, now: Time) {
         // A change that is about to be made is the next event at the latest.
         let event = self.pending.last() + 1;
-        if let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.own)
+        if let Some(own) = self.changes_by_server(ino)
             && (own.reach > 0 || own.cleared.is_some())
         {
             (own.reach, own.cleared) = (0, Some((now + CLEARED, event)));
@@ -118,12 +118,19 @@ impl Cache {
     /// The server stores bytes of a file. After a crash it would do that again: so nothing else is stored here until these bytes are
     /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
-        self.pending.stores += 1;
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        node.stored = self.pending.stores;
-        if node.own.reach > 0 {
-            (node.own.reach, node.own.cleared) = (0, Some((now, 0)));
+        if let Some(own) = self.changes_by_server(ino)
+            && own.reach > 0
+        {
+            (own.reach, own.cleared) = (0, Some((now, 0)));
         }
+    }
+
+    /// The server stores or clears bytes of a file.
+    fn changes_by_server(&mut self, ino: Ino) -> Option<&mut Own> {
+        self.pending.by_server += 1;
+        let node = self.nodes.get_mut(&ino)?;
+        node.by_server = self.pending.by_server;
+        Some(&mut node.own)
     }
 
     /// A directory is not this client's alone any more, and nothing that was made in it.
@@ -386,5 +393,27 @@ impl Cache {
             node.stamp = node.stamp.max(stamp);
             node.proof = *proof;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reach_that_was_asked_for_before_a_change_does_not_count() {
+        let (mut cache, ino, now) = (Cache::default(), Ino(5), Time::default());
+        cache.nodes.entry(ino).or_default();
+        for change in [Cache::clear_bytes, Cache::stored_by_server] {
+            let asked = cache.before_reach(ino);
+            change(&mut cache, ino, now);
+            cache.set_reach(ino, 4096, (asked, now));
+            assert_eq!(cache.reach(ino), 0);
+            cache.set_reach(ino, 4096, (cache.before_reach(ino), now));
+            assert_eq!(cache.reach(ino), 4096);
+        }
+        cache.nodes.entry(ino).or_default().changing = 1;
+        cache.set_reach(ino, 4096, (cache.before_reach(ino), now));
+        assert_eq!(cache.reach(ino), 0);
     }
 }

@@ -89,8 +89,8 @@ pub(super) struct Pending {
     /// Ranges that are used up, with the number of the last event that uses one.
     pub(super) used_up: Vec<(Reservation, u64)>,
     pub(super) grants: u64,
-    /// Calls so far that have the server store bytes.
-    pub(super) stores: u64,
+    /// Changes so far for which the server stores or clears bytes.
+    pub(super) by_server: u64,
     /// Inodes of which changes were lost, until a sync of them has failed.
     pub(super) failed: HashSet<Ino>,
     /// Files whose tails are stored, the oldest first.

@@ -323,6 +323,14 @@ impl Cache {
         Some(offset)
     }
 
+    /// The size of a file changes by a call. If the file becomes longer, it ends with a hole.
+    pub(super) fn call_for_size(&mut self, ino: Ino, size: u64, now: Time) {
+        self.clear_bytes(ino, now);
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.own.is_dense &= size == 0;
+        }
+    }
+
     /// The bytes of a file change by a call: where it has holes is not known any more.
     pub(super) fn call_for_bytes(&mut self, ino: Ino, now: Time) {
         self.stored_by_server(ino, now);

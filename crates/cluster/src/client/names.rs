@@ -119,8 +119,8 @@ impl Shared {
             return Ok(set);
         }
         let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
-        if change.size.is_some() {
-            self.cache.lock().clear_bytes(ino, self.env.now());
+        if let Some(size) = change.size {
+            self.cache.lock().call_for_size(ino, size, self.env.now());
         }
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;

@@ -164,6 +164,20 @@ fn a_file_that_was_cached_alone_is_read_anew() {
 }
 
 #[test]
+fn a_file_that_was_made_longer_ends_with_a_hole() {
+    run(4, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = scene.client("a").await;
+        let (_, file) = alone(&machine.client).await;
+        for size in [94_006, 77_811] {
+            let change = AttributeChange { size: Some(size), ..AttributeChange::default() };
+            let set = machine.client.set_attributes(file, &change).await.unwrap();
+            assert_eq!((set.size, set.stored), (size, 0));
+        }
+    });
+}
+
+#[test]
 fn removed_files_stay_as_long_as_they_are_open() {
     run(5, |env| async move {
         let scene = Scene::durable(&env).await;

@@ -8,7 +8,7 @@ use std::process::Child;
 use crate::cluster::Scene;
 use crate::files::{text, wait_until};
 
-/// A mount whose process is stopped and goes on. Killed at the end.
+/// The process of a mount. It is killed when this is dropped.
 struct Foreground(Child);
 
 impl Foreground {

@@ -77,7 +77,8 @@ impl Cache {
         self.nodes.get(&ino).map(|node| node.own.reach).unwrap_or_default()
     }
 
-    /// Before a call is made whose answer says how far a file reaches: for [`Cache::set_reach`].
+    /// To be taken before the server is asked how far a file reaches, and given to [`Cache::set_reach`]. `None` while a change
+    /// of the file is under way: the answer will not count.
     pub(super) fn before_reach(&self, ino: Ino) -> Option<Asked> {
         let is_changing = self.nodes.get(&ino).is_some_and(|node| node.changing > 0);
         (!is_changing).then_some(Asked(self.pending.by_server))
@@ -323,7 +324,7 @@ impl Cache {
         Some(offset)
     }
 
-    /// The size of a file changes by a call. If the file becomes longer, it ends with a hole.
+    /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
     pub(super) fn call_for_size(&mut self, ino: Ino, size: u64, now: Time) {
         self.clear_bytes(ino, now);
         if let Some(node) = self.nodes.get_mut(&ino) {

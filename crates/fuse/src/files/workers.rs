@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Workers whose tasks wait for a message each, or do nothing.
+    /// A task with a channel waits for a message.
     fn workers() -> Workers<Option<Receiver<()>>> {
         Workers::start("thalweg-test", |task: Option<Receiver<()>>| {
             task.map(|messages| messages.recv());

@@ -49,13 +49,11 @@ mod times;
 use std::ops::Range;
 
 use bytes::Bytes;
-use thalweg_store::block::BLOCK_SIZE;
-use thalweg_store::checksum::crc32c;
+use thalweg_store::{block::BLOCK_SIZE, checksum::crc32c};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::attributes::Kind;
-use crate::error::FsError;
+use crate::{attributes::Kind, error::FsError};
 
 pub use kinds::{decode_kind, encode_kind};
 pub use times::{decode_time, encode_time};
@@ -176,9 +174,11 @@ pub fn parse_key(key: &[u8]) -> Option<(u64, Tag, &[u8])> {
     let (ino, rest) = key.split_first_chunk()?;
     let (tag, rest) = rest.split_first()?;
     let (ino, tag) = (u64::from_be_bytes(*ino), Tag::decode(*tag)?);
-    ((ino == 0) == (tag >= Tag::Super)).then_some((ino, tag, rest))
+    ((ino == 0) == (tag >= Tag::Super) && ino < END_OF_NUMBERS).then_some((ino, tag, rest))
 }
 
+/// Inodes have lower numbers.
+pub const END_OF_NUMBERS: u64 = (1 << 62) - 1;
 /// The inode carries blocks behind its end that are being freed, or bytes elsewhere that are to be removed.
 pub const TRUNCATING: u8 = 1;
 /// The inode has extended attributes.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Local;
-use super::format::{Tag, key};
+use super::format::{END_OF_NUMBERS, Tag, key};
 use super::inner::{Inner, NUMBER_LANES, Numbers};
 use super::op::Op;
 use crate::answer::Answer;
@@ -15,8 +15,6 @@ use crate::filesystem::NewNode;
 const NUMBERS: u64 = 256;
 /// Numbers that are reserved before a transaction begins which may make many inodes.
 const PREPARED: u64 = 1 << 16;
-/// Most numbers that are reserved at a time, and in all.
-const MOST: u64 = 1 << 62;
 /// Ranges of numbers that callers have returned. Further ones stay unused.
 const MAX_RETURNED: usize = 1024;
 
@@ -103,7 +101,7 @@ impl Local {
         self.change(async |txn| {
             let mut op = self.op(&txn);
             let mut next = op.next_number().await?;
-            if number.0 >= next && number.0 < MOST - 1 {
+            if number.0 >= next && number.0 < END_OF_NUMBERS {
                 next = number.0 + 1;
                 op.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
             }
@@ -121,17 +119,15 @@ impl Op<'_> {
     pub(super) async fn next_number(&mut self) -> Result<u64, FsError> {
         let stored = self.get(&key(0, Tag::Numbers, &[])).await?;
         let next = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
-        let next = next.filter(|next| *next < MOST);
+        let next = next.filter(|next| *next <= END_OF_NUMBERS);
         next.ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))
     }
 
     /// Reserves so many numbers; the first.
     async fn take_numbers(&mut self, count: u64) -> Result<u64, FsError> {
         let first = self.next_number().await?;
-        if count > MOST {
-            return Err(FsError::Invalid("there are not as many inode numbers"));
-        }
-        let next = first + count;
+        let next = first.checked_add(count).filter(|next| *next <= END_OF_NUMBERS);
+        let next = next.ok_or(FsError::Invalid("there are not as many inode numbers"))?;
         self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
         Ok(first)
     }

@@ -10,8 +10,8 @@
 //! that [changed something](Reply::committed) counts at once, and may not survive a crash: the client keeps the call until
 //! the server says that it does ([`FromServer::Durable`]). After [`Answer::Attached`] by another incarnation the client
 //! claims what it held ([`Request::Claim`], [`Request::ClaimOpen`], [`Request::ClaimLock`]), makes the calls that it has kept
-//! again in the order of their versions ([`Call::before`]), and ends that with [`Request::Claimed`]. Until all clients have
-//! done so, or their time is up, all other calls wait.
+//! again in the order of their versions ([`Call::before`]), and ends that with [`Request::Claimed`], which lists the calls that
+//! were under way ([`Unanswered`]). Until all clients have done so, or their time is up, all other calls wait.
 //!
 //! # What may be cached
 //!
@@ -20,6 +20,7 @@
 //! invalidation ends with it, also when the answer that allowed it is looked at later.
 
 mod needs;
+mod unanswered;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -35,9 +36,10 @@ use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 use crate::failure::WireError;
+pub use unanswered::{Effect, Unanswered};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 7 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 8 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -112,7 +114,7 @@ pub enum Request {
         count: u64,
         proof: u64,
     },
-    /// The client has claimed everything.
+    /// The client has claimed everything. The payload is a list of [`Unanswered`] calls.
     Claimed,
     /// The client would like to hold a directory exclusively ([`Grants::exclusive`]). [`Answer::Inode`] either way.
     Acquire {

@@ -7,7 +7,7 @@
 //! - `connection`: the calls of a connection, each carried out once; `job`: one of them; `outcome`: what it has come to;
 //! - `batch`: directories that are one client's alone, and what that client has made there;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
-//! - `recovery`: the sessions of the server before this one go on;
+//! - `recovery`: the sessions of the server before this one go on; `unanswered`: its calls that come again;
 //! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about;
 //! - `permits`: what the users of a client may do that is not trusted with that;
@@ -37,6 +37,7 @@ mod recovery;
 mod report;
 mod session;
 mod status;
+mod unanswered;
 mod undurable;
 
 use std::fmt;
@@ -68,6 +69,7 @@ use recovery::{Recovery, info_of};
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use session::Session;
 pub use status::{InvalidationCounts, ServerStatus, SessionStatus};
+use unanswered::Unanswered;
 use undurable::Undurable;
 
 /// Limits and times.
@@ -147,6 +149,7 @@ pub(in crate::server) struct Shared {
     recalls: Recalls,
     undurable: Undurable,
     recovery: Recovery,
+    unanswered: Unanswered,
     /// Tells clients this server from the one before it.
     incarnation: Uuid,
     names: NameLocks,
@@ -209,6 +212,7 @@ impl Server {
             recalls,
             undurable,
             recovery,
+            unanswered: Unanswered::default(),
             incarnation,
             names,
             open_files,
@@ -318,6 +322,7 @@ impl Shared {
         self.leaving.lock().insert(session.serial, leaving);
         self.sessions.lock().remove(&session.id);
         session.moved.notify_waiters();
+        self.forget_unanswered(session.serial);
         // Without a server, nothing waits for the client.
         let Some(shared) = self.me.upgrade() else { return };
         let serial = session.serial;

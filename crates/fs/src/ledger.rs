@@ -47,6 +47,15 @@ pub struct SlotRecord {
     pub outcome: u64,
 }
 
+/// A call that is recorded by a later one, which has replaced everything that it would have come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SupersededCall {
+    /// The number of its session.
+    pub session: u64,
+    /// Its record.
+    pub record: SlotRecord,
+}
+
 /// A session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionRecord {
@@ -63,13 +72,24 @@ pub struct SessionRecord {
 pub struct Recorder {
     /// The call.
     pub call: RecordedCall,
+    superseded: Mutex<Vec<SupersededCall>>,
     committed: Mutex<Option<Committed>>,
 }
 
 impl Recorder {
     /// Of a call that begins.
     pub fn new(call: RecordedCall) -> Recorder {
-        Recorder { call, committed: Mutex::default() }
+        Recorder { call, superseded: Mutex::default(), committed: Mutex::default() }
+    }
+
+    /// The call's transaction is to record these, too: it comes after them, and nothing of them is left to be done.
+    pub fn supersede(&self, calls: Vec<SupersededCall>) {
+        self.superseded.lock().extend(calls);
+    }
+
+    /// The calls that it supersedes.
+    pub(crate) fn superseded(&self) -> Vec<SupersededCall> {
+        self.superseded.lock().clone()
     }
 
     /// What the call has come to; `None` when it has changed nothing.

@@ -1,6 +1,6 @@
 //! A call that outlives connections.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,13 +14,14 @@ use super::level::changed_by;
 use super::link::Link;
 use super::users::{self, User};
 use super::{LinkError, Shared};
-use crate::protocol::{Answer, Call, Reply, Request};
+use crate::protocol::{Answer, Call, Effect, Reply, Request, Unanswered};
 
 /// The numbers of the calls without an answer.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     last: u64,
-    pending: BTreeSet<u64>,
+    /// What each may have come to before it has an answer.
+    pending: BTreeMap<u64, Option<Unanswered>>,
 }
 
 impl Numbers {
@@ -30,7 +31,12 @@ impl Numbers {
 
     /// The oldest call without an answer, or the next one.
     fn oldest(&self) -> u64 {
-        self.pending.first().copied().unwrap_or(self.last + 1)
+        self.pending.first_key_value().map_or(self.last + 1, |(first, _)| *first)
+    }
+
+    /// The calls that may have come to something before they have answers.
+    pub(super) fn unanswered(&self) -> Vec<Unanswered> {
+        self.pending.values().flatten().copied().collect()
     }
 }
 
@@ -69,11 +75,12 @@ impl Drop for Wait<'_> {
 }
 
 impl Shared {
-    fn number(self: &Arc<Self>) -> Number {
+    fn number(self: &Arc<Self>, slot: u16, effect: Option<Effect>) -> Number {
         let mut numbers = self.numbers.lock();
         numbers.last += 1;
         let number = numbers.last;
-        numbers.pending.insert(number);
+        let unanswered = effect.map(|effect| Unanswered { number, slot, effect });
+        numbers.pending.insert(number, unanswered);
         drop(numbers);
         Number { shared: self.clone(), number }
     }
@@ -132,7 +139,9 @@ impl Shared {
         (request, payload): (Request, Vec<Bytes>),
         then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(Reply, Bytes), FsError> {
-        let number = self.number();
+        let slot_number = slot.as_ref().map_or(0, |slot| slot.number);
+        let bytes: usize = payload.iter().map(Bytes::len).sum();
+        let number = self.number(slot_number, request.effect(bytes as u64));
         let mut wait =
             Wait { number: &number, over: !matches!(request, Request::Lock { wait: true, .. }) };
         let generation = self.session.lock().generation;
@@ -149,7 +158,6 @@ impl Shared {
                 return Err(LinkError::Evicted.into());
             }
             let oldest = self.numbers.lock().oldest();
-            let slot_number = slot.as_ref().map_or(0, |slot| slot.number);
             let call = Call {
                 number: number.number,
                 oldest,

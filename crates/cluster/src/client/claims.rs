@@ -39,8 +39,10 @@ impl Shared {
         self.claim_opens(channel).await?;
         self.make_again(channel, kept).await?;
         let sent = self.env.now();
+        let unanswered = self.numbers.lock().unanswered();
+        let payload = postcard::to_allocvec(&unanswered).unwrap_or_default();
         let call = Call::outside(Request::Claimed);
-        self.in_order(channel, vec![(call, Vec::new())]).await?;
+        self.in_order(channel, vec![(call, vec![payload.into()])]).await?;
         self.renew(sent);
         Ok(())
     }

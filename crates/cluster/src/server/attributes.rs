@@ -30,7 +30,18 @@ impl Shared {
         // Zeros may follow, and the last page has other bytes behind its end.
         changes.extend(change.size.map(|_| Changed::Content { ino, from: 0, to: u64::MAX }));
         let _change = self.begin(job, changes).await;
+        let behind = change.size.map(|size| size..u64::MAX);
+        let mut turn = match &behind {
+            Some(_) => self.turn(job, ino).await,
+            None => None,
+        };
+        if let Some((turn, behind)) = turn.as_mut().zip(behind.clone()) {
+            turn.replaces(behind);
+        }
         let set = job.filesystem.set_attributes(ino, &change).await?;
+        if let Some((turn, behind)) = turn.zip(behind) {
+            turn.replaced(behind);
+        }
         Ok(Outcome::of(Answer::Inode(set.attributes)))
     }
 

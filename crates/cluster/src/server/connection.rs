@@ -204,6 +204,7 @@ impl Connection {
             return Err(io::Error::other("invalid request: there is no such slot"));
         }
         drop(session.again.lock().take());
+        self.shared.has_no_older(&session, oldest);
         let is_once = request.is_once();
         if is_once {
             match session.admit(number, oldest, id) {
@@ -236,6 +237,7 @@ impl Connection {
             if let Err(outcome) = shared.finish(&session, number, (&channel, id), outcome) {
                 shared.undo(&session, *outcome).await;
             }
+            number.into_iter().for_each(|number| shared.has_answer(session.serial, number));
             shared.counters.answered(kind, shared.env.now().since(began), failed);
         };
         self.serving.run(cost, Box::pin(work)).await;
@@ -333,7 +335,8 @@ impl Shared {
             false => {
                 let wanted = outcome.wants.exclusive;
                 let others = |ino| self.open_files.is_open_by_others(session.serial, ino);
-                outcome.wants.exclusive = wanted.filter(|ino| !others(*ino));
+                let is_free = |ino: &Ino| !others(*ino) && !self.unanswered.has_file(*ino);
+                outcome.wants.exclusive = wanted.filter(is_free);
                 grant(&mut table, session.serial, &mut outcome)
             }
         };

@@ -6,6 +6,7 @@ use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 use super::Shared;
 use super::job::Job;
 use super::outcome::Outcome;
+use super::unanswered::Replacement;
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
 
 /// What a change of bytes changes.
@@ -41,7 +42,9 @@ impl Shared {
             Request::Copy { from, to, len } => {
                 let changes = bytes_change(to.0, to.1, to.1.saturating_add(len));
                 let _change = self.begin(job, changes).await;
-                let copied = job.filesystem.copy(from, to, len).await;
+                let range = to.1..to.1.saturating_add(len);
+                let with = Replacement::Copy(from.0, from.1);
+                let copied = self.replace(job, (to.0, range), &with).await;
                 job.sees_inodes(&self.undurable, &[from.0]);
                 Ok(Outcome::of(Answer::Number(copied?)))
             }
@@ -97,8 +100,15 @@ impl Shared {
             WriteAt::End => (0, u64::MAX),
         };
         let _change = self.begin(job, bytes_change(ino, from, to)).await;
-        let went = job.filesystem.write(ino, at, vec![data], how).await?;
-        Ok(Outcome::of(Answer::Number(went)))
+        let WriteAt::Offset(offset) = at else {
+            let turn = self.turn(job, ino).await;
+            let len = data.len() as u64;
+            let went = job.filesystem.write(ino, at, vec![data], how).await?;
+            turn.into_iter().for_each(|turn| turn.replaced(went..went + len));
+            return Ok(Outcome::of(Answer::Number(went)));
+        };
+        self.replace(job, (ino, from..to), &Replacement::Bytes(data, how)).await?;
+        Ok(Outcome::of(Answer::Number(offset)))
     }
 
     async fn allocate(
@@ -110,7 +120,8 @@ impl Shared {
     ) -> Result<Outcome, FsError> {
         let changes = bytes_change(ino, offset, offset.saturating_add(len));
         let _change = self.begin(job, changes).await;
-        job.filesystem.allocate(ino, offset, len, how).await?;
+        let range = offset..offset.saturating_add(len);
+        self.replace(job, (ino, range), &Replacement::Space(how)).await?;
         Ok(Outcome::done())
     }
 }

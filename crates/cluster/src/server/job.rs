@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use thalweg_fs::ledger::{Committed, RecordedCall, Recorder};
+use thalweg_fs::ledger::{Committed, RecordedCall, Recorder, SupersededCall};
 use thalweg_fs::{Credentials, Filesystem, Ino};
 
 use super::session::Session;
@@ -76,6 +76,13 @@ impl<'a> Job<'a> {
     /// What it has come to, if it has changed something and is recorded.
     pub(super) fn committed(&self) -> Option<Committed> {
         self.recorder.as_ref()?.committed()
+    }
+
+    /// It has replaced everything that these would come to: its record has them, too.
+    pub(super) fn supersede(&self, calls: Vec<SupersededCall>) {
+        if let Some(recorder) = &self.recorder {
+            recorder.supersede(calls);
+        }
     }
 
     /// Whether it was made before a crash.

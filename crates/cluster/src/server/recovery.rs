@@ -197,6 +197,7 @@ impl Shared {
                 self.claim_numbers(session, first..first.saturating_add(count), proof).map(none)
             }
             _ => {
+                self.claim_unanswered(session, &payload)?;
                 self.recovery.is_back(session.serial);
                 Ok(none(()))
             }

@@ -177,6 +177,11 @@ impl Session {
         }
     }
 
+    /// Whether the last call of a slot is this one.
+    pub(super) fn has_recorded(&self, number: u64) -> bool {
+        self.recorded.lock().values().any(|it| it.number == number)
+    }
+
     /// What is to be done with call `number`, which is call `id` of the connection.
     pub(super) fn admit(&self, number: u64, oldest: u64, id: u64) -> Admission {
         let mut state = self.state.lock();
@@ -362,6 +367,11 @@ impl SessionState {
             range.start = number + 1;
         }
         self.numbers.retain(|(range, _)| !range.is_empty());
+    }
+
+    /// Whether a call is carried out now.
+    pub(super) fn runs(&self, number: u64) -> bool {
+        matches!(self.calls.get(&number), Some(CallState::Running(_)))
     }
 
     /// Whether the client has a file open under this handle.

@@ -24,4 +24,5 @@ mod scene;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
 mod tails;
+mod unanswered;
 mod volume;

@@ -21,7 +21,7 @@ use crate::direct::DirectContents;
 use crate::error::FsError;
 use crate::event::{ByteEvents, Event};
 use crate::filesystem::{Filesystem, Ledger};
-use crate::ledger::{Recorder, SessionRecord, SlotRecord};
+use crate::ledger::{Recorder, SessionRecord, SlotRecord, SupersededCall};
 
 /// The value of a slot.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -88,7 +88,23 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
 }
 
 impl Op<'_> {
-    /// Records the call in this transaction.
+    /// Whether the record of a slot has this call, or a later one.
+    async fn has_slot(
+        &mut self,
+        (session, slot): (u64, u16),
+        number: u64,
+    ) -> Result<bool, FsError> {
+        let last = self.get(&slot_key(session, slot)).await?;
+        let last = last.and_then(|value| SlotValue::read_from_bytes(&value).ok());
+        Ok(last.is_some_and(|last| last.number.get() >= number))
+    }
+
+    fn put_slot(&mut self, session: u64, SlotRecord { slot, number, outcome }: SlotRecord) {
+        let value = SlotValue { number: number.into(), outcome: outcome.into() };
+        self.put(slot_key(session, slot), value.as_bytes().to_vec());
+    }
+
+    /// Records the call in this transaction, and those that it supersedes.
     ///
     /// # Errors
     /// [`FsError::Stale`] when its session has ended, or its slot has a later call.
@@ -99,14 +115,18 @@ impl Op<'_> {
             return Err(FsError::Stale);
         }
         // A call that its client has given up must not come after a later one.
-        let last = self.get(&slot_key(call.session, call.slot)).await?;
-        let last = last.and_then(|value| SlotValue::read_from_bytes(&value).ok());
-        if last.is_some_and(|last| last.number.get() >= call.number) {
+        if self.has_slot((call.session, call.slot), call.number).await? {
             return Err(FsError::Stale);
         }
         let outcome = self.outcome;
-        let value = SlotValue { number: call.number.into(), outcome: outcome.into() };
-        self.put(slot_key(call.session, call.slot), value.as_bytes().to_vec());
+        let record = SlotRecord { slot: call.slot, number: call.number, outcome };
+        self.put_slot(call.session, record);
+        for SupersededCall { session, record } in recorder.superseded() {
+            let has_ended = self.get(&session_key(session)).await?.is_none();
+            if !has_ended && !self.has_slot((session, record.slot), record.number).await? {
+                self.put_slot(session, record);
+            }
+        }
         self.effects.recorded = Some((decode_time(self.now), outcome));
         Ok(())
     }

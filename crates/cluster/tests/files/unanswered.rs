@@ -1,0 +1,109 @@
+//! A server crashes while it makes a change, and the change comes again after other clients have seen a part of it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_fs::{Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
+use thalweg_sim::crash::Shape;
+use thalweg_sim::run;
+
+use crate::scene::*;
+
+async fn write(fs: &dyn Filesystem, ino: Ino, (offset, text): (u64, &'static str)) {
+    let data = vec![Bytes::from_static(text.as_bytes())];
+    fs.write(ino, WriteAt::Offset(offset), data, WriteHow::default()).await.unwrap();
+}
+
+/// One client's write is under way when the server crashes, so many microseconds after it began, and comes again when other
+/// clients have used the file: what they have read meanwhile, what the other one has written, and what is in the file then.
+fn write_again(moment: u64, other: (u64, &'static str), crashes_again: bool) -> (String, String) {
+    run(moment, |env| async move {
+        let mut scene = Scene::either(&env, options(), true).await;
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        write(&a.client, file, (0, "old old ")).await;
+        b.client.find(Ino::ROOT, b"f").await.unwrap();
+        assert_eq!(text(&b.client, file).await, "old old ");
+        let writer = a.client.clone();
+        let writing = env.spawn(async move { write(&writer, file, (0, "newer...")).await });
+        env.sleep(Duration::from_micros(moment)).await;
+        scene.stop().await;
+        env.sleep(Duration::from_millis(1)).await;
+        scene.start(Shape::Nothing).await;
+        while scene.service.expected() > 0 {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        // It has claimed what it held, and its calls come later.
+        scene.network.cut(&a.host, &scene.server);
+        let found = text(&b.client, file).await;
+        write(&b.client, file, other).await;
+        if crashes_again {
+            scene.stop().await;
+            env.sleep(Duration::from_millis(1)).await;
+            scene.start(Shape::Nothing).await;
+        }
+        scene.network.heal();
+        writing.await.unwrap();
+        assert_eq!((a.client.status().evictions, b.client.status().evictions), (0, 0));
+        (found, text(&b.client, file).await)
+    })
+}
+
+/// Moments of the write's time at the server.
+const MOMENTS: std::ops::Range<u64> = 100..900;
+
+#[test]
+fn a_write_that_was_seen_does_not_replace_what_followed() {
+    let mut seen = 0;
+    for (moment, crashes_again) in MOMENTS.step_by(20).flat_map(|it| [(it, false), (it, true)]) {
+        let (found, at_last) = write_again(moment, (0, "followed"), crashes_again);
+        match &*found {
+            "newer..." => {
+                seen += 1;
+                assert_eq!(at_last, "followed", "{moment} {crashes_again}");
+            }
+            "old old " => assert!(["followed", "newer..."].contains(&&*at_last), "{at_last}"),
+            other => panic!("{other}"),
+        }
+    }
+    assert!(seen > 4, "{seen}");
+}
+
+#[test]
+fn a_part_of_a_write_that_was_replaced_stays_so() {
+    let mut seen = 0;
+    for moment in MOMENTS.step_by(20) {
+        let (found, at_last) = write_again(moment, (2, "XY"), false);
+        seen += u64::from(found == "newer...");
+        assert_eq!(at_last, "neXYr...", "{moment} {found}");
+    }
+    assert!(seen > 2, "{seen}");
+}
+
+#[test]
+fn a_file_that_was_made_is_answered_after_it_was_removed() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        // Its answer is lost.
+        scene.network.cut(&scene.server, &a.host);
+        let maker = a.client.clone();
+        let making =
+            env.spawn(async move { maker.create(Ino::ROOT, b"f", &new(Node::File)).await });
+        env.sleep(Duration::from_millis(1)).await;
+        b.client.sync_all().await.unwrap();
+        scene.stop().await;
+        scene.network.reset(&a.host, &scene.server);
+        scene.network.heal();
+        scene.start(Shape::Nothing).await;
+        while scene.service.expected() > 0 {
+            env.sleep(Duration::from_micros(10)).await;
+        }
+        scene.network.cut(&a.host, &scene.server);
+        b.client.unlink(Ino::ROOT, b"f").await.unwrap();
+        assert!(!making.is_finished());
+        scene.network.heal();
+        making.await.unwrap().unwrap();
+        assert!(matches!(b.client.find(Ino::ROOT, b"f").await, Err(FsError::NotFound)));
+    });
+}

@@ -270,7 +270,13 @@ impl Shared {
         };
         let job = job.named(name_of(&request)).made_for(user);
         let mut done = match before {
-            Some(before) => self.answer_of(&job, &request, &payload, before.outcome).await,
+            Some(before) => {
+                // Its record may be that of a later call, which is not durable yet.
+                if self.unanswered.has((session.serial, number)) {
+                    job.depend();
+                }
+                self.answer_of(&job, &request, &payload, before.outcome).await
+            }
             None => self.carry_out_alone(&job, request, payload).await,
         };
         if let Ok(outcome) = &mut done {

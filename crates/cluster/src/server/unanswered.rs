@@ -189,7 +189,8 @@ impl Unanswered {
         self.state.lock().files.contains_key(&ino)
     }
 
-    fn has(&self, number: Number) -> bool {
+    /// Whether this is such a call.
+    pub(super) fn has(&self, number: Number) -> bool {
         self.state.lock().calls.contains_key(&number)
     }
 

@@ -54,9 +54,14 @@ pub(super) enum Replacement {
 }
 
 impl Replacement {
-    /// Whether it replaces a range as a whole, or fails.
+    /// Whether it writes a range as a whole, or fails: a copy may come to less.
     fn is_whole(&self) -> bool {
-        !matches!(self, Replacement::Copy(..))
+        matches!(self, Replacement::Bytes(..))
+    }
+
+    /// Whether it leaves nothing of what was written there before. Space may keep the bytes, or the size of the file.
+    fn is_written(&self) -> bool {
+        !matches!(self, Replacement::Space(..))
     }
 
     /// Replaces a part of the range; up to where.
@@ -319,7 +324,9 @@ impl Shared {
                 turn.replaces(range.clone());
             }
             let end = with.make(&job.filesystem, at, range.clone()).await?;
-            turn.replaced(range.start..end);
+            if with.is_written() {
+                turn.replaced(range.start..end);
+            }
             return Ok(end - range.start);
         }
         let mut end = range.end;
@@ -334,7 +341,9 @@ impl Shared {
         let touched = AttributeChange { modified: Some(TimeChange::Now), ..Default::default() };
         job.filesystem.set_attributes(ino, &touched).await?;
         job.depend();
-        turn.replaced(range.start..end);
+        if with.is_written() {
+            turn.replaced(range.start..end);
+        }
         Ok(end - range.start)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_fs::{Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
+use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
@@ -14,9 +14,16 @@ async fn write(fs: &dyn Filesystem, ino: Ino, (offset, text): (u64, &'static str
     fs.write(ino, WriteAt::Offset(offset), data, WriteHow::default()).await.unwrap();
 }
 
+/// What another client does before the write comes again.
+#[derive(Clone, Copy)]
+enum Other {
+    Writes(u64, &'static str),
+    Allocates(Allocation),
+}
+
 /// One client's write is under way when the server crashes, so many microseconds after it began, and comes again when other
-/// clients have used the file: what they have read meanwhile, what the other one has written, and what is in the file then.
-fn write_again(moment: u64, other: (u64, &'static str), crashes_again: bool) -> (String, String) {
+/// clients have used the file: what they have read meanwhile, and what is in the file then.
+fn write_again(moment: u64, other: Other, crashes_again: bool) -> (String, String) {
     run(moment, |env| async move {
         let mut scene = Scene::either(&env, options(), true).await;
         let (a, b) = (scene.client("a").await, scene.client("b").await);
@@ -36,7 +43,10 @@ fn write_again(moment: u64, other: (u64, &'static str), crashes_again: bool) -> 
         // It has claimed what it held, and its calls come later.
         scene.network.cut(&a.host, &scene.server);
         let found = text(&b.client, file).await;
-        write(&b.client, file, other).await;
+        match other {
+            Other::Writes(offset, text) => write(&b.client, file, (offset, text)).await,
+            Other::Allocates(how) => b.client.allocate(file, 0, 8, how).await.unwrap(),
+        }
         if crashes_again {
             scene.stop().await;
             env.sleep(Duration::from_millis(1)).await;
@@ -56,7 +66,7 @@ const MOMENTS: std::ops::Range<u64> = 100..900;
 fn a_write_that_was_seen_does_not_replace_what_followed() {
     let mut seen = 0;
     for (moment, crashes_again) in MOMENTS.step_by(20).flat_map(|it| [(it, false), (it, true)]) {
-        let (found, at_last) = write_again(moment, (0, "followed"), crashes_again);
+        let (found, at_last) = write_again(moment, Other::Writes(0, "followed"), crashes_again);
         match &*found {
             "newer..." => {
                 seen += 1;
@@ -73,11 +83,22 @@ fn a_write_that_was_seen_does_not_replace_what_followed() {
 fn a_part_of_a_write_that_was_replaced_stays_so() {
     let mut seen = 0;
     for moment in MOMENTS.step_by(20) {
-        let (found, at_last) = write_again(moment, (2, "XY"), false);
+        let (found, at_last) = write_again(moment, Other::Writes(2, "XY"), false);
         seen += u64::from(found == "newer...");
         assert_eq!(at_last, "neXYr...", "{moment} {found}");
     }
     assert!(seen > 2, "{seen}");
+}
+
+#[test]
+fn a_write_replaces_what_only_has_room_since() {
+    let hows = [Allocation::Reserve { keep_size: true }, Allocation::Reserve { keep_size: false }];
+    for how in hows {
+        for moment in MOMENTS.step_by(80) {
+            let (found, at_last) = write_again(moment, Other::Allocates(how), false);
+            assert_eq!(at_last, "newer...", "{moment} {how:?} {found}");
+        }
+    }
 }
 
 #[test]

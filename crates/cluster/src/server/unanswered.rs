@@ -248,6 +248,8 @@ impl Shared {
                     self.filesystem.reference(Ino(made.outcome));
                     Came::Made(Ino(made.outcome))
                 }
+                // Of a file outside of its path it could keep other clients from having that alone.
+                Effect::Replaces { ino, .. } if session.knows(ino).is_err() => continue,
                 Effect::Replaces { ino, offset, len, outcome } => {
                     let record = SlotRecord { slot, number, outcome };
                     Came::Replaced { ino, range: offset..offset.saturating_add(len), record }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::HashMap;
+use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::ledger::{SlotRecord, SupersededCall};
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
@@ -235,10 +235,15 @@ impl Shared {
         if calls.len() > usize::from(SLOTS) {
             return Err(FsError::Invalid("too many calls"));
         }
+        let numbers: HashSet<_> = calls.iter().map(|it| it.number).collect();
+        let is_known = |number| self.unanswered.has((session.serial, number));
+        if numbers.len() < calls.len() || numbers.into_iter().any(is_known) {
+            return Err(FsError::Invalid("a call twice"));
+        }
+        if calls.iter().any(|it| it.slot >= SLOTS) {
+            return Err(FsError::Invalid("there is no such slot"));
+        }
         for protocol::Unanswered { number, slot, effect } in calls {
-            if self.unanswered.has((session.serial, number)) {
-                return Err(FsError::Invalid("a call twice"));
-            }
             let came = match effect {
                 Effect::Makes => {
                     let recorded = session.recorded.lock();

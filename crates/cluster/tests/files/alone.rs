@@ -16,10 +16,6 @@ use thalweg_sim::run;
 use crate::model::elsewhere;
 use crate::scene::*;
 
-fn calls(client: &Client) -> u64 {
-    client.traffic().sent().values().map(|sent| sent.messages).sum()
-}
-
 async fn fill(client: &Client, directory: Ino, numbers: std::ops::Range<usize>) -> Vec<Ino> {
     let mut made = Vec::new();
     for number in numbers {

@@ -22,10 +22,6 @@ fn sent(client: &Client) -> u64 {
     client.traffic().sent().values().map(|sent| sent.bytes).sum()
 }
 
-fn calls(client: &Client) -> u64 {
-    client.traffic().sent().values().map(|sent| sent.messages).sum()
-}
-
 async fn write(client: &Client, ino: Ino, offset: u64, data: Vec<u8>) -> Result<(), FsError> {
     let at = WriteAt::Offset(offset);
     client.write(ino, at, vec![data.into()], WriteHow::default()).await.map(|_| ())

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::failure::WireError;
 use thalweg_cluster::protocol::{
-    Answer, Call, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, Reply, Request,
+    Answer, Call, Effect, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, Reply, Request, SLOTS,
+    Unanswered,
 };
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task};
@@ -15,6 +16,7 @@ use thalweg_fs::{
     Node, OpenFlags, Timestamp,
 };
 use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, Side};
+use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::run;
 use uuid::Uuid;
@@ -61,10 +63,13 @@ impl Peer {
     /// A peer with a session.
     pub(crate) async fn attached(scene: &Scene, host: &Host, answers: usize) -> Peer {
         let peer = Peer::new(scene, host, answers).await;
-        let session = scene.env.uuid();
-        let answer = peer.ask(0, Request::Attach { session, resumes: false }).await;
-        assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
+        peer.attach(scene.env.uuid(), false).await;
         peer
+    }
+
+    async fn attach(&self, session: Uuid, resumes: bool) {
+        let answer = self.ask(0, Request::Attach { session, resumes }).await;
+        assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
     }
 
     async fn try_ask(&self, call: &Call) -> Result<Answer, CallError> {
@@ -334,8 +339,7 @@ fn a_session_of_another_client_is_not_resumed() {
         let (others, host) = (Others::new(&scene).await, host(&scene));
         let one = Peer::new(&scene, &host, 1).await;
         let session = env.uuid();
-        let attached = one.ask(0, Request::Attach { session, resumes: false }).await;
-        assert!(matches!(attached, Answer::Attached { .. }));
+        one.attach(session, false).await;
         let thief = scene.visit("thief");
         for resumes in [false, true] {
             let two = Peer::new(&scene, &thief, 1).await;
@@ -346,6 +350,44 @@ fn a_session_of_another_client_is_not_resumed() {
         let unknown = Request::Attach { session: Uuid::nil(), resumes: true };
         assert_eq!(two.ask(0, unknown).await, Answer::Evicted);
         assert!(matches!(one.ask(1, ROOT).await, Answer::Inode(_)));
+        others.go_on().await;
+    });
+}
+
+#[test]
+fn calls_without_an_answer_that_mean_nothing_are_refused() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let session = env.uuid();
+        let peer = Peer::new(&scene, &host, 1).await;
+        peer.attach(session, false).await;
+        others.machine.client.sync_all().await.unwrap();
+        scene.crash(Shape::Nothing).await;
+        let peer = Peer::new(&scene, &host, 1).await;
+        peer.attach(session, true).await;
+        let replaced = |number: u64, slot: u16| {
+            let effect =
+                Effect::Replaces { ino: others.file, offset: 9, len: u64::MAX, outcome: 0 };
+            Unanswered { number, slot, effect }
+        };
+        let made = Unanswered { effect: Effect::Makes, ..replaced(7, 0) };
+        let claimed = async |calls: &[Unanswered]| {
+            let payload = postcard::to_allocvec(calls).unwrap();
+            peer.ask_for((0, None), Request::Claimed, payload).await
+        };
+        let too_many: Vec<_> = (0..=SLOTS).map(|it| replaced(it.into(), it)).collect();
+        let refused = [
+            peer.ask_for((0, None), Request::Claimed, vec![255; 100]).await,
+            claimed(&too_many).await,
+            claimed(&[replaced(7, 0), replaced(7, 1)]).await,
+            claimed(&[made, replaced(7, 1)]).await,
+            claimed(&[replaced(7, SLOTS)]).await,
+        ];
+        for answer in refused {
+            assert!(matches!(answer, Answer::Failed(WireError::Invalid(_))), "{answer:?}");
+        }
+        assert_eq!(claimed(&[made, replaced(8, 1)]).await, Answer::Done);
         others.go_on().await;
     });
 }

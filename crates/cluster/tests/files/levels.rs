@@ -14,10 +14,6 @@ use crate::scene::*;
 /// No wait for replicas.
 const NO_TIME: Duration = Duration::ZERO;
 
-fn calls(client: &Client) -> u64 {
-    client.traffic().sent().values().map(|sent| sent.messages).sum()
-}
-
 /// A directory of this client alone, with a file that was made without a call, and has a text; all is durable.
 async fn alone(client: &Client) -> (Ino, Ino) {
     let directory = make(client, Ino::ROOT, "d", Node::Directory).await;

@@ -16,10 +16,6 @@ use thalweg_sim::run;
 
 use crate::scene::*;
 
-fn calls(client: &Client) -> u64 {
-    client.traffic().sent().values().map(|sent| sent.messages).sum()
-}
-
 async fn open(client: &Client, ino: Ino) -> Handle {
     client.open(&Caller::default(), ino, WRITING).await.unwrap().handle
 }

@@ -206,6 +206,11 @@ impl Scene {
     }
 }
 
+/// How many messages it has sent.
+pub(crate) fn calls(client: &Client) -> u64 {
+    client.traffic().sent().values().map(|sent| sent.messages).sum()
+}
+
 pub(crate) fn patient() -> client::Options {
     client::Options { retry: Some(Duration::from_secs(60)), ..client::Options::default() }
 }

@@ -15,10 +15,6 @@ use thalweg_sim::{campaign, run};
 
 use crate::scene::*;
 
-fn calls(client: &Client) -> u64 {
-    client.traffic().sent().values().map(|sent| sent.messages).sum()
-}
-
 async fn reached(env: &Env, client: &Client) {
     while !client.status().direct {
         env.sleep(Duration::from_millis(10)).await;

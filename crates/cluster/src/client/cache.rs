@@ -79,7 +79,7 @@ impl Names {
             Some(Name::Present(ino)) => Some(NewName::Present(*ino)),
             Some(Name::Absent) => Some(NewName::Absent),
             None if self.complete => Some(NewName::Absent),
-            Some(Name::Unknown) | None => None,
+            Some(Name::Changing | Name::Unknown) | None => None,
         }
     }
 }
@@ -88,6 +88,8 @@ impl Names {
 enum Name {
     Present(Ino),
     Absent,
+    /// A change of this client is under way, and no other one has begun since, of this client or of another one.
+    Changing,
     /// It was invalidated.
     Unknown,
 }
@@ -295,11 +297,11 @@ impl Cache {
         node.set_name(name, found);
     }
 
-    /// A change of this client has made a name what it is.
+    /// A change of this client has made a name what it is, if no other change may have followed.
     pub(super) fn changed_name(&mut self, parent: Ino, name: Bytes, found: NewName) {
         let Some(node) = self.nodes.get_mut(&parent) else { return };
-        // Of two changes under way it is not known which was the last.
-        if node.changing == 1 {
+        let names = node.names.as_ref();
+        if names.is_some_and(|it| it.names.get(&name) == Some(&Name::Changing)) {
             node.set_name(name, found);
         }
     }
@@ -308,6 +310,13 @@ impl Cache {
     fn begin(&mut self, changes: &[Changed]) {
         for change in changes {
             self.drop_changed(change);
+            let Changed::Name { parent, name } = change else { continue };
+            // Of two changes under way it is not known which comes last.
+            if let Some(node) = self.nodes.get_mut(parent).filter(|node| node.changing == 0)
+                && let Some(names) = &mut node.names
+            {
+                names.names.insert(name.clone(), Name::Changing);
+            }
         }
         for ino in inodes(changes) {
             self.nodes.entry(ino).or_default().changing += 1;

@@ -5,6 +5,7 @@
 mod access;
 mod alone;
 mod basics;
+mod crossing;
 mod direct;
 mod histories;
 mod hostile;

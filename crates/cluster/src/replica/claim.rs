@@ -23,6 +23,7 @@ impl State {
             history: label.history,
             version,
             term: label.term,
+            replica: label.replica,
         }
     }
 }

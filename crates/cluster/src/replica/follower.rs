@@ -175,6 +175,7 @@ impl Follower {
         let (queue, messages) = mpsc::channel(QUEUE);
         let input = Input { follower: &self.own, queue };
         let following = async {
+            self.own.chain.replica_number().await?;
             drop(self.own.resizing.lock().await);
             let mut state = State::of(&self.own.chain);
             state.is_whole &= !self.own.wants_copy.load(Ordering::Acquire);

@@ -184,6 +184,8 @@ impl Handler for Session<'_> {
             FromFollower::Follow(state) => {
                 let answer = match self.shared.admit(&state).await {
                     Ok(()) => {
+                        let replica = state.replica;
+                        self.shared.roster.note(self.number, |known| known.replica = replica);
                         let label = self.shared.chain.label();
                         let Label { history, term, blocks, shrink, .. } = label;
                         Answer::Follows { history, term, blocks, shrink }

@@ -10,7 +10,7 @@ use thalweg_store::chain::{Fence, History, Shrink};
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-rep", version: 2 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-rep", version: 3 };
 
 /// Longest payload of a message in bytes, unless one transaction alone is longer.
 pub const CHUNK: usize = 256 << 10;
@@ -66,6 +66,8 @@ pub struct State {
     pub is_whole: bool,
     /// Its term: how often a replica was promoted.
     pub term: u32,
+    /// The number that tells it from the other followers; 0 for a volume that has followed none.
+    pub replica: u32,
 }
 
 /// The answer to a call of a follower.

@@ -15,6 +15,8 @@ use super::protocol::Durable;
 #[derive(Clone, Debug)]
 pub(super) struct Known {
     pub(super) name: String,
+    /// The number of the follower, which it keeps from one connection to the next.
+    pub(super) replica: u32,
     pub(super) sent: Version,
     /// What survives a crash of the follower, once it has said so.
     durable: Option<Durable>,
@@ -75,7 +77,7 @@ impl Roster {
         let number = members.followers.last_key_value().map_or(0, |(last, _)| last + 1);
         let name = name.to_owned();
         let (sent, durable, copy) = (Version(0), None, None);
-        let known = Known { name, sent, durable, copy, bytes: 0, is_stale: false };
+        let known = Known { name, replica: 0, sent, durable, copy, bytes: 0, is_stale: false };
         members.followers.insert(number, known);
         number
     }
@@ -205,9 +207,18 @@ impl Roster {
 }
 
 impl Members {
-    /// The durable states of the followers.
+    /// The durable state of each follower. One that lost its power and is back has two connections, until the primary
+    /// notices that the former one is dead.
     fn states(&self) -> impl Iterator<Item = Durable> + '_ {
-        self.followers.values().filter_map(Known::durable_state)
+        let mut newest: BTreeMap<u32, Durable> = BTreeMap::new();
+        for known in self.followers.values() {
+            let Some(state) = known.durable_state() else { continue };
+            let of_replica = newest.entry(known.replica).or_insert(state);
+            if state.version > of_replica.version {
+                *of_replica = state;
+            }
+        }
+        newest.into_values()
     }
 
     /// Looks which version enough followers have made durable.

@@ -63,6 +63,33 @@ fn one_flush_of_a_follower_acknowledges_many_syncs() {
     });
 }
 
+#[test]
+fn a_follower_that_is_back_before_its_crash_is_noticed_counts_once() {
+    run(3, |env| async move {
+        let mut nodes = Nodes::new(&env, 3, 2, Room::default()).await;
+        nodes.write(0).await;
+        env.sleep(Duration::from_millis(200)).await;
+        assert_eq!(nodes.newest_acknowledged(0), Version(1));
+        nodes.machines[2].kill().await;
+        env.sleep(Duration::from_secs(2)).await;
+        nodes.write(0).await;
+        env.sleep(Duration::from_millis(200)).await;
+        // Nothing says at the primary that the connection of a machine without power has ended.
+        nodes.machines[1].cut_power(1).await;
+        nodes.start(1, 0).await;
+        env.sleep(Duration::from_millis(500)).await;
+        let primary = nodes.machines[0].process().primary.clone().unwrap();
+        let durable: Vec<u64> = primary.followers().iter().map(|it| it.durable).collect();
+        assert_eq!(durable, [2, 2]);
+        let status = primary.ack_status().unwrap();
+        assert_eq!((status.needed, status.connected, status.waiting), (2, 1, 1));
+        assert_eq!(nodes.newest_acknowledged(0), Version(1));
+        nodes.start(2, 0).await;
+        env.sleep(Duration::from_millis(500)).await;
+        assert_eq!(nodes.newest_acknowledged(0), Version(2));
+    });
+}
+
 /// A primary with two followers, of which `ack` acknowledge, until the primary loses its power and one takes over;
 /// returns how much was acknowledged.
 fn life(seed: u64) -> u64 {

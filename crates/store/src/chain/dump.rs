@@ -79,6 +79,8 @@ pub struct LabelFields {
     pub term: u32,
     /// The primary that has taken this one's place.
     pub fence: Option<Fence>,
+    /// Of a follower, the number that tells it from the others of its primary.
+    pub replica: u32,
 }
 
 /// A link in a label.
@@ -224,6 +226,7 @@ fn label_fields(label: &Label) -> LabelFields {
         whole_from: label.whole_from.0,
         term: label.term,
         fence: label.fence,
+        replica: label.replica,
     }
 }
 

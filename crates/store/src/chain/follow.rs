@@ -126,6 +126,21 @@ impl Chain {
         self.inner.change_label(adopt).await
     }
 
+    /// The number by which a primary tells this replica of the volume from the others: drawn the first time, and durable.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub async fn replica_number(&self) -> Result<u32, ChainError> {
+        let _label = self.inner.label_lock.lock().await;
+        let known = self.label().replica;
+        if known != 0 {
+            return Ok(known);
+        }
+        let drawn = self.inner.env.uuid().as_fields().0.max(1);
+        self.inner.change_label(|label| label.replica = drawn).await?;
+        Ok(drawn)
+    }
+
     /// [`BlockStore::discard`] as a given version, for a chain that follows another one. It is one version, whatever
     /// the number of blocks.
     ///

@@ -77,6 +77,8 @@ pub struct Label {
     pub fence: Option<Fence>,
     /// When the volume last became smaller, if it has followers: they may have missed what left it.
     pub shrink: Option<Shrink>,
+    /// Of a follower, the number that tells it from the others of its primary; 0 until it has followed one.
+    pub replica: u32,
 }
 
 /// Maximum snapshots in a label.
@@ -166,6 +168,7 @@ impl Label {
             term: 0,
             fence: None,
             shrink: None,
+            replica: 0,
         }
     }
 
@@ -271,7 +274,7 @@ impl Label {
             term: self.term.into(),
             fence_term: self.fence.map_or(0, |fence| fence.term).into(),
             fence_from: self.fence.map_or(0, |fence| fence.from.0).into(),
-            reserved3: [0; 4],
+            replica: self.replica.into(),
         };
         let mut records: Vec<u8> = self.links.as_bytes().to_vec();
         for snapshot in &self.snapshots {
@@ -352,6 +355,7 @@ impl Label {
             term: header.term.get(),
             fence: Fence::decode(&header),
             shrink: shrinks.first().map(Shrink::decode),
+            replica: header.replica.get(),
         };
         label.check()
     }

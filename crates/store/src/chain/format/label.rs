@@ -60,8 +60,8 @@ pub struct LabelHeader {
     pub fence_term: U32,
     /// The version from which that primary went on.
     pub fence_from: U64,
-    /// Padding.
-    pub reserved3: [u8; 4],
+    /// The number of a replica of the volume; 0 for none yet.
+    pub replica: U32,
 }
 
 /// How cleaning frees a segment, as stored.

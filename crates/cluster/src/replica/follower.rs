@@ -192,8 +192,10 @@ impl Follower {
                         return Err(Refusal::Outdated { ours, theirs: term }.into());
                     }
                     self.own.chain.adopt(&history, term, shrink).await?;
-                    // One that is smaller comes with a copy, which discards the end first.
-                    self.own.size.fetch_max(blocks, Ordering::AcqRel);
+                    // One that is smaller comes with a copy, which discards the end that the primary was told of. Until then
+                    // the volume keeps it, also if an earlier connection has left a smaller size.
+                    let size = blocks.max(self.own.chain.blocks());
+                    self.own.size.store(size, Ordering::Release);
                 }
             }
             self.own.seen.lock().connect();
@@ -205,6 +207,7 @@ impl Follower {
                 stopped = applier.run(messages) => stopped,
                 stopped = self.make_durable(&channel, news) => stopped,
                 stopped = self.ask_often(&channel) => stopped,
+                stopped = self.shrink_in_time() => stopped,
                 () = self.own.rescuer.run(&channel) => Err(lost("another connection began")),
             }
         };
@@ -252,6 +255,17 @@ impl Follower {
             self.own.shrink().await?;
         }
         Ok(is_whole)
+    }
+
+    /// Makes the volume as small as the primary's when the readers that kept it from that have gone, which is not told.
+    async fn shrink_in_time(&self) -> Result<(), Stopped> {
+        loop {
+            self.own.env.sleep(self.own.options.beat).await;
+            if self.own.is_too_large() {
+                let durable = self.own.chain.status().durable_version;
+                self.forget_before_copy(Version(durable)).await?;
+            }
+        }
     }
 
     /// Asks how far the primary is, with every beat and at once when [`Follower::ask`] wants it.

@@ -94,12 +94,17 @@ pub(super) struct Following {
 }
 
 impl Following {
+    /// Whether the volume is to become smaller.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.size.load(Ordering::Acquire) < self.chain.blocks()
+    }
+
     /// Makes the volume as small as the primary's, unless readers of older states still need its end: later then.
     pub(super) async fn shrink(&self) -> Result<(), Stopped> {
-        let size = self.size.load(Ordering::Acquire);
-        if size >= self.chain.blocks() {
+        if !self.is_too_large() {
             return Ok(());
         }
+        let size = self.size.load(Ordering::Acquire);
         match self.resize(size).await {
             Err(Stopped::Chain(ChainError::Invalid(why))) => {
                 tracing::debug!(why, "the replica does not become smaller yet");

@@ -47,6 +47,12 @@ impl Sender<'_> {
         let (mut sent, mut told) = (from.version, Version(0));
         // The size comes with a copy, of little where little has changed.
         let mut partial = !from.is_whole || from.blocks != told_blocks;
+        if partial && from.is_whole && from.version >= backlog.newest().version {
+            // Nothing but the size has.
+            let (until, blocks, size) = (from.version, 0, told_blocks);
+            self.tell(&FromPrimary::Copy { until, blocks, size }, &[])?;
+            partial = false;
+        }
         self.shared.roster.note(self.number, |known| known.sent = sent);
         loop {
             let told_more = backlog.told();

@@ -99,9 +99,47 @@ fn a_follower_becomes_smaller_with_its_primary() {
     });
 }
 
+/// A reader holds a state of the follower while the primary becomes smaller, which the follower hears at once or later.
+fn keep_the_end(seed: u64, is_cut: bool) {
+    run(seed, |env| async move {
+        let mut cluster = Cluster::new(&env, Room::default()).await;
+        write(&mut cluster, 200).await;
+        cluster.catch_up().await;
+        let process = cluster.follower.process();
+        let chain = process.chain.clone();
+        let hold = chain.hold(chain.now()).unwrap();
+        if is_cut {
+            let (one, two) = (cluster.primary.host.clone(), cluster.follower.host.clone());
+            cluster.network.part(&[one], &[two]);
+        }
+        assert!(resize(&mut cluster, 300).await);
+        cluster.network.heal();
+        cluster.catch_up().await;
+        env.sleep(Duration::from_secs(5)).await;
+        let follower = process.follower.clone().unwrap();
+        let connections = || follower.traffic().sent_for("Follow").messages;
+        let before = connections();
+        env.sleep(Duration::from_secs(1)).await;
+        assert_eq!(chain.blocks(), BLOCKS);
+        assert_eq!(cluster.unreadable(&chain, hold.version()).await, 0);
+        // Nothing is written, and the connection lasts.
+        drop(hold);
+        catch_up(&cluster).await;
+        assert_eq!(connections(), before);
+        write(&mut cluster, 5).await;
+        catch_up(&cluster).await;
+    });
+}
+
 #[test]
 fn readers_of_an_old_state_keep_its_end() {
-    run(3, |env| async move {
+    keep_the_end(3, false);
+    keep_the_end(3, true);
+}
+
+#[test]
+fn a_size_that_readers_kept_from_coming_gives_way_to_a_later_one() {
+    run(6, |env| async move {
         let mut cluster = Cluster::new(&env, Room::default()).await;
         write(&mut cluster, 200).await;
         cluster.catch_up().await;
@@ -109,9 +147,15 @@ fn readers_of_an_old_state_keep_its_end() {
         let hold = chain.hold(chain.now()).unwrap();
         assert!(resize(&mut cluster, 300).await);
         cluster.catch_up().await;
-        assert_eq!(chain.blocks(), BLOCKS);
-        assert_eq!(cluster.unreadable(&chain, hold.version()).await, 0);
+        env.sleep(Duration::from_secs(1)).await;
+        let (one, two) = (cluster.primary.host.clone(), cluster.follower.host.clone());
+        cluster.network.part(&[one], &[two]);
+        assert!(resize(&mut cluster, 200).await);
+        env.sleep(Duration::from_secs(5)).await;
         drop(hold);
+        assert_eq!(chain.blocks(), BLOCKS);
+        cluster.network.heal();
+        catch_up(&cluster).await;
         write(&mut cluster, 5).await;
         catch_up(&cluster).await;
     });

@@ -127,21 +127,25 @@ impl<'a> Applier<'a> {
         if size > self.chain.blocks() {
             self.follower.resize(size).await?;
         }
-        let _alone = self.follower.before_copy.lock().await;
+        let alone = self.follower.before_copy.clone().lock_owned().await;
         let version = self.chain.now();
         if version >= until {
             // Only the size was another one.
             self.follower.size.store(size, Ordering::Release);
             return self.follower.shrink().await;
         }
-        if version >= self.chain.whole_from() && version > Version(0) {
-            // That of an earlier copy is older than what readers see now.
-            if self.chain.snapshot(BEFORE_COPY).is_some() {
-                self.chain.delete_snapshot(BEFORE_COPY).await?;
+        let chain = self.follower.chain.clone();
+        let begin = async move {
+            if version >= chain.whole_from() && version > Version(0) {
+                // That of an earlier copy is older than what readers see now.
+                if chain.snapshot(BEFORE_COPY).is_some() {
+                    chain.delete_snapshot(BEFORE_COPY).await?;
+                }
+                chain.create_snapshot(BEFORE_COPY).await?;
             }
-            self.chain.create_snapshot(BEFORE_COPY).await?;
-        }
-        self.chain.set_whole_from(until).await?;
+            chain.set_whole_from(until).await.map(|()| alone)
+        };
+        let _alone = self.follower.to_the_end(begin).await?;
         self.follower.size.store(size, Ordering::Release);
         self.follower.wants_copy.store(false, Ordering::Release);
         self.follower.seen.lock().copy_begins(blocks);

@@ -175,8 +175,11 @@ impl Follower {
         let (queue, messages) = mpsc::channel(QUEUE);
         let input = Input { follower: &self.own, queue };
         let following = async {
-            self.own.chain.replica_number().await?;
+            // What an earlier connection began goes on to its end.
+            drop(self.own.before_copy.lock().await);
             drop(self.own.resizing.lock().await);
+            let chain = self.own.chain.clone();
+            self.own.to_the_end(async move { chain.replica_number().await }).await?;
             let mut state = State::of(&self.own.chain);
             state.is_whole &= !self.own.wants_copy.load(Ordering::Acquire);
             let call = FromFollower::Follow(state);
@@ -191,7 +194,9 @@ impl Follower {
                     if term < ours {
                         return Err(Refusal::Outdated { ours, theirs: term }.into());
                     }
-                    self.own.chain.adopt(&history, term, shrink).await?;
+                    let chain = self.own.chain.clone();
+                    let adopt = async move { chain.adopt(&history, term, shrink).await };
+                    self.own.to_the_end(adopt).await?;
                     // One that is smaller comes with a copy, which discards the end that the primary was told of. Until then
                     // the volume keeps it, also if an earlier connection has left a smaller size.
                     let size = blocks.max(self.own.chain.blocks());
@@ -246,14 +251,17 @@ impl Follower {
     /// Deletes the state from before a copy if `version`, which is durable, is a state of the primary; returns whether
     /// it is.
     async fn forget_before_copy(&self, version: Version) -> Result<bool, Stopped> {
-        let _alone = self.own.before_copy.lock().await;
+        let mut alone = self.own.before_copy.clone().lock_owned().await;
         let is_whole = version >= self.own.chain.whole_from();
         if is_whole && self.own.chain.snapshot(BEFORE_COPY).is_some() {
-            self.own.chain.delete_snapshot(BEFORE_COPY).await?;
+            let chain = self.own.chain.clone();
+            let forget = async move { chain.delete_snapshot(BEFORE_COPY).await.map(|()| alone) };
+            alone = self.own.to_the_end(forget).await?;
         }
         if is_whole {
             self.own.shrink().await?;
         }
+        drop(alone);
         Ok(is_whole)
     }
 

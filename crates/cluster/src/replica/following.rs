@@ -90,7 +90,7 @@ pub(super) struct Following {
     /// Held while the size changes.
     pub(super) resizing: Arc<tokio::sync::Mutex<()>>,
     /// Held while the state from before a copy gets its snapshot, or loses it.
-    pub(super) before_copy: tokio::sync::Mutex<()>,
+    pub(super) before_copy: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Following {
@@ -114,16 +114,28 @@ impl Following {
         }
     }
 
-    /// Changes the volume's size, to the end: also when the connection ends meanwhile.
+    /// Changes the volume's size, to the end.
     pub(super) async fn resize(&self, blocks: u64) -> Result<(), Stopped> {
         let resizing = self.resizing.clone().lock_owned().await;
-        let (done, ended) = oneshot::channel();
         let chain = self.chain.clone();
-        let task = async move {
+        let resize = async move {
             let resized = chain.resize(blocks).await;
             drop(resizing);
+            resized
+        };
+        self.to_the_end(resize).await
+    }
+
+    /// Changes the volume's label, to the end: also when the connection ends meanwhile. A change that was given up half way
+    /// may be on the drives and not in memory, or leave a version held for ever.
+    pub(super) async fn to_the_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, ChainError>> + Send + 'static,
+    ) -> Result<T, Stopped> {
+        let (done, ended) = oneshot::channel();
+        let task = async move {
             // The connection may have ended.
-            let _ = done.send(resized);
+            let _ = done.send(change.await);
         };
         self.env.spawn(task).detach();
         Ok(ended.await.map_err(|_| lost("the follower was stopped"))??)

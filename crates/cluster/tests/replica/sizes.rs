@@ -247,3 +247,9 @@ fn a_follower_has_a_state_and_its_size_through_changes_of_the_size() {
     let resized: usize = campaign::seeds(8).map(life).sum();
     assert!(resized > 25, "{resized}");
 }
+
+/// A connection once ended while the state from before a copy got its snapshot, and that version was held for ever.
+#[test]
+fn seeds_that_failed_once() {
+    assert!(life(1_370_547_552_275) > 0);
+}

@@ -137,8 +137,9 @@ impl<'a> Applier<'a> {
         let chain = self.follower.chain.clone();
         let begin = async move {
             if version >= chain.whole_from() && version > Version(0) {
-                // That of an earlier copy is older than what readers see now.
+                // That of an earlier copy is older than what readers see now, which a crash must not take back without it.
                 if chain.snapshot(BEFORE_COPY).is_some() {
+                    chain.commit(version).await?;
                     chain.delete_snapshot(BEFORE_COPY).await?;
                 }
                 chain.create_snapshot(BEFORE_COPY).await?;

@@ -159,3 +159,9 @@ fn nothing_acknowledged_is_missing_in_a_promoted_follower() {
     let acknowledged: u64 = campaign::seeds(40).map(life).sum();
     assert!(acknowledged > 1000, "{acknowledged}");
 }
+
+/// The follower once gave up the state from before a copy for one that was not durable, because the next copy began.
+#[test]
+fn seeds_that_failed_once() {
+    assert!(life(679_762_460_888) > 0);
+}

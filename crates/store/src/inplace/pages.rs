@@ -113,7 +113,7 @@ impl Pages {
     }
 
     /// Changes a block's content from a version on, in the running transaction. `begun`: how the block's update
-    /// sequence begins, if none is under way.
+    /// sequence begins with this change, unless it goes on in the same way.
     pub(super) fn change(
         &mut self,
         lba: u64,
@@ -122,7 +122,11 @@ impl Pages {
         begun: Option<Sequence>,
     ) {
         let Some(page) = self.step(lba, PageEvent::Change) else { return };
-        page.sequence = page.sequence.or(begun);
+        // An empty block may go over from direct writes to the journal, and never back.
+        page.sequence = match begun {
+            Some(Sequence::Journalled) => begun,
+            _ => page.sequence.or(begun),
+        };
         page.referenced = true;
         let Pages { pages, holds, aged, .. } = self;
         let Some(page) = pages.get_mut(&lba) else { return };

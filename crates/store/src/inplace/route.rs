@@ -3,7 +3,9 @@
 //! The route is chosen for each block that a transaction changes, and holds for the block's *update
 //! sequence*: from its first change until its content is in place (3.2.4). A sequence that began in
 //! the journal stays there, or replay would put old bytes over newer ones; one that began directly
-//! stays direct, or replay would apply a part of it.
+//! stays direct, or replay would apply a part of it. A block that is emptied is free to begin anew:
+//! replay needs nothing that it held. It has to where a crash would give the block back to its
+//! former owner, which must not find there what a later owner wrote.
 
 use super::options::Mode;
 use crate::block::{BLOCK_SIZE, Class, Lba, Write};
@@ -39,6 +41,8 @@ pub(super) struct Request {
     pub(super) written: usize,
     /// How the block's update sequence began, if one is under way.
     pub(super) sequence: Option<Sequence>,
+    /// It holds nothing now.
+    pub(super) is_empty: bool,
     /// The in-place content may be overwritten: no checksum of it would have to change along with
     /// it, and recovery needs no version of it.
     pub(super) may_overwrite: bool,
@@ -56,9 +60,9 @@ pub(super) fn route(mode: Mode, threshold: u32, request: &Request) -> Route {
         Mode::Selective => Route::Bytes,
     };
     match (request.sequence, wants) {
-        (Some(Sequence::Direct), _) => Route::Direct,
+        (Some(Sequence::Direct), _) if !request.is_empty => Route::Direct,
         (Some(Sequence::Journalled), Route::Direct) => Route::Whole,
-        (None, Route::Direct) if !request.may_overwrite => Route::Whole,
+        (_, Route::Direct) if !request.may_overwrite => Route::Whole,
         _ => wants,
     }
 }
@@ -93,7 +97,8 @@ mod tests {
     use super::*;
 
     fn request(class: Class, changed: usize) -> Request {
-        Request { class, changed, written: changed, sequence: None, may_overwrite: true }
+        let (sequence, is_empty, may_overwrite) = (None, false, true);
+        Request { class, changed, written: changed, sequence, is_empty, may_overwrite }
     }
 
     #[test]
@@ -132,6 +137,20 @@ mod tests {
             let request = Request { may_overwrite: false, ..request(Class::Data, 4096) };
             assert_eq!(route(mode, 4096, &request), Route::Whole);
         }
+    }
+
+    #[test]
+    fn an_empty_block_begins_anew() {
+        let way = |class, may_overwrite, changed| {
+            let request = request(class, changed);
+            let sequence = Some(Sequence::Direct);
+            let request = Request { sequence, is_empty: true, may_overwrite, ..request };
+            route(Mode::Selective, 4096, &request)
+        };
+        assert_eq!(way(Class::Data, true, 4096), Route::Direct);
+        assert_eq!(way(Class::Data, false, 4096), Route::Whole);
+        assert_eq!(way(Class::Data, true, 100), Route::Bytes);
+        assert_eq!(way(Class::Metadata, true, 4096), Route::Bytes);
     }
 
     #[test]

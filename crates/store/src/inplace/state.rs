@@ -170,7 +170,8 @@ impl StoreState {
     ) -> Route {
         const UNSETTLED: PageState = PageState::RUNNING.and(PageState::COMMITTING);
         let may_overwrite = match page.home {
-            Entry::Empty => true,
+            // The transaction under commit may have content for it.
+            Entry::Empty => !(was_empty && page.state.is(PageState::COMMITTING)),
             Entry::Unsummed => !(was_empty && page.state.is_any(UNSETTLED)),
             Entry::Summed(_) => false,
         };
@@ -179,6 +180,7 @@ impl StoreState {
             changed,
             written,
             sequence: page.sequence,
+            is_empty: was_empty,
             may_overwrite: may_overwrite && !self.replayable.contains(lba),
         };
         route(self.options.mode, self.options.threshold, &request)

@@ -11,12 +11,12 @@ use rand::RngExt;
 use rand::seq::IteratorRandom;
 use thalweg_env::{Env, Rng};
 use thalweg_sim::campaign;
-use thalweg_sim::crash::{CrashImage, Policy};
+use thalweg_sim::crash::{CrashImage, Policy, Shape as Survival};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
 use thalweg_store::device::{Device, DeviceRef, Overlay, Purpose};
 use thalweg_store::inplace::format::{COPIES, COPY, START};
 use thalweg_store::inplace::{InPlace, InPlaceError, Mode, Options};
@@ -146,8 +146,13 @@ fn check(
     let is_writeback = plan.modes.contains(&Mode::Writeback);
     let since = if is_writeback { acknowledged } else { state };
     for lba in (plan.shape.metadata..plan.shape.blocks).map(Lba) {
-        let contents: Vec<Option<Bytes>> =
+        let mut contents: Vec<Option<Bytes>> =
             (since.0..=model.now().0).map(|at| model.read(lba, Version(at))).collect();
+        // As long as it is not durable that a block was emptied, nothing that it got later is there.
+        let emptied = contents.windows(2).position(|it| it[0].is_some() && it[1].is_none());
+        if let Some(last) = emptied.filter(|_| !is_writeback) {
+            contents.truncate(last + 1);
+        }
         // In writeback mode a new block may hold any content until it is synced.
         if is_writeback && contents[0].is_none() && contents.iter().any(Option::is_some) {
             continue;
@@ -422,5 +427,58 @@ fn a_crash_while_modes_change() {
         };
         let plan = Plan { modes, ..Plan::new(&Mode::Wasteless, seed) };
         crash(seed, plan);
+    }
+}
+
+/// A block, and the block of metadata that says which of the file's owners has it.
+const BLOCK: Lba = Lba(100);
+const OWNER: Lba = Lba(3);
+
+/// Gives a block to another owner before it is durable that it was changed and emptied; `class`: what it holds then.
+/// No crash leaves the former owner with what the later one wrote.
+fn reuse(mode: Mode, class: Class) {
+    run(1, |env| async move {
+        let never = Duration::from_secs(100_000);
+        let shape = Shape::new(mode);
+        let options = Options { commit: never, writeback: never, expire: never, ..shape.options };
+        let shape = Shape { options, ..shape };
+        let recorder = Recorder::with_latency(&env, Duration::from_micros(100));
+        let devices = shape.devices(|name, geometry| recorder.device(name, geometry));
+        shape.create(&env, &devices).await;
+        let (store, _) = shape.open(&env, &devices).await;
+        let write = |lba, byte, class| Write {
+            class,
+            ..Write::block(lba, Bytes::from(vec![byte; BLOCK_SIZE]))
+        };
+        let owner = |number| write(OWNER, number, Class::Metadata);
+        store.apply(vec![owner(1), write(BLOCK, 1, Class::Data)]).await.unwrap();
+        store.sync(store.now()).await.unwrap();
+        store.checkpoint().await.unwrap();
+        store.apply(vec![write(BLOCK, 1, Class::Data)]).await.unwrap();
+        store.apply(vec![write(BLOCK, 2, Class::Data)]).await.unwrap();
+        let empty = Write { content: None, changed: ByteRanges::whole(), ..owner(0) };
+        store.apply(vec![Write { lba: BLOCK, ..empty }]).await.unwrap();
+        store.apply(vec![owner(2), write(BLOCK, 3, class)]).await.unwrap();
+        let begun = recorder.position();
+        store.sync(store.now()).await.unwrap();
+        let mut owners = [0, 0];
+        for point in begun..=recorder.position() {
+            let image = recorder.image(point, Survival::Everything);
+            let (store, _) = shape.open(&env, &image.devices).await;
+            let found = read_all(&store).await;
+            let byte = |lba: Lba| found[lba.0 as usize].as_ref().map_or(0, |block| block[0]);
+            let (owner, holds) = (byte(OWNER), byte(BLOCK));
+            assert!(owner == 2 || holds < 3, "{mode} {class:?}: {}", image.describe());
+            assert!(owner == 1 || holds == 3, "{mode} {class:?}: {}", image.describe());
+            owners[usize::from(owner) - 1] += 1;
+        }
+        assert!(owners[0] > 0 && owners[1] > 0, "{owners:?}");
+    });
+}
+
+#[test]
+fn a_block_keeps_what_its_owner_had_until_it_is_free() {
+    for mode in Mode::ALL.into_iter().filter(|mode| *mode != Mode::Writeback) {
+        [Class::Data, Class::Metadata].into_iter().for_each(|class| reuse(mode, class));
     }
 }

@@ -14,6 +14,7 @@ mod lost;
 mod paths;
 mod remade;
 mod repair;
+mod rescue;
 mod salvage;
 mod scan;
 

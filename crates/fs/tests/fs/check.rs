@@ -21,19 +21,19 @@ use crate::support::*;
 const BLOCK: u64 = 4096;
 
 /// A filesystem with records of every type, and its volume.
-struct Rig {
+pub(crate) struct Rig {
     env: Env,
     volume: Arc<dyn Transact>,
     tree: Store,
     /// The first block of the partition with the data.
     data: u64,
-    dir: Ino,
+    pub(crate) dir: Ino,
     sub: Ino,
     file: Ino,
-    other: Ino,
+    pub(crate) other: Ino,
     link: Ino,
     listed: Ino,
-    quota: Ino,
+    pub(crate) quota: Ino,
     content: Vec<u8>,
 }
 
@@ -101,11 +101,11 @@ impl Rig {
         check(&self.env, self.volume.clone(), "fs", how).await.unwrap()
     }
 
-    async fn open(&self) -> Local {
+    pub(crate) async fn open(&self) -> Local {
         open(&self.env, &self.volume).await
     }
 
-    async fn put(&self, key: Vec<u8>, value: impl Into<Bytes>) {
+    pub(crate) async fn put(&self, key: Vec<u8>, value: impl Into<Bytes>) {
         self.tree.put(&key, value).await.unwrap();
     }
 
@@ -135,7 +135,7 @@ impl Rig {
     }
 
     /// The slot of a name, and its value.
-    async fn place(&self, directory: Ino, name: &str) -> (Vec<u8>, DirectoryEntry) {
+    pub(crate) async fn place(&self, directory: Ino, name: &str) -> (Vec<u8>, DirectoryEntry) {
         for (rest, value) in self.records(directory, Tag::Entry).await {
             match Place::decode(&value) {
                 Some(Place::Taken(entry)) if entry.name == name.as_bytes() => {
@@ -164,7 +164,7 @@ impl Rig {
 
 /// Makes damage, expects the check to find it, repairs it, and expects none; returns the findings and the
 /// filesystem.
-async fn damaged(
+pub(crate) async fn damaged(
     env: &Env,
     make: impl AsyncFnOnce(&Rig),
     expected: impl Fn(&Damage) -> bool,

@@ -19,6 +19,7 @@ mod lost;
 mod model;
 mod numbers;
 mod quota;
+mod rescue;
 mod salvage;
 #[path = "../steps/mod.rs"]
 mod steps;

@@ -283,8 +283,8 @@ pub enum Damage {
         /// The inode.
         ino: u64,
     },
-    /// The next inode number is in use already.
-    #[error("the next inode number is {next}, and inode {highest} exists")]
+    /// The next inode number is in use already, or higher than any can be.
+    #[error("the next inode number is {next}, and the highest inode is {highest}")]
     WrongNumber {
         /// The number.
         next: u64,

@@ -6,21 +6,19 @@ use bytes::Bytes;
 use thalweg_store::block::Class;
 use zerocopy::IntoBytes;
 
-use super::Outcome;
-use super::contents;
 use super::damage::Damage;
 use super::lost::{self, Missing};
-use super::salvage;
 use super::scan::{Name, Scan};
+use super::{Outcome, contents, rescue, salvage};
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
-use crate::filesystem::{MAX_FILE, NewNode, Node};
+use crate::filesystem::MAX_FILE;
 use crate::local::content::BLOCK;
 use crate::local::effects::Effects;
 use crate::local::extents::Run;
 use crate::local::format::{
-    DirectoryEntry, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, LOST_VERSION, Place,
-    SuperRecord, Tag, decode, extent_key, key, key_behind, parse_key,
+    DirectoryEntry, END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS,
+    LOST_VERSION, Place, SuperRecord, Tag, decode, extent_key, key, key_behind, parse_key,
 };
 use crate::local::inner::Inner;
 use crate::local::op::Op;
@@ -30,8 +28,6 @@ use crate::local::quota::quota_key;
 use crate::local::records::kind_of;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
 
-/// The directory for inodes without names.
-const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Records that one transaction removes.
 const RECORDS_AT_ONCE: usize = 64;
 /// Ranges that are told one by one.
@@ -83,7 +79,10 @@ pub(super) async fn repair(
         }
         Damage::WrongBlocks { ino, .. } => mend_blocks(inner, *ino, missing).await,
         Damage::BadBitmap { page } => rewrite_page(inner, scan, *page).await,
-        Damage::Unreachable { ino } => rescue(inner, *ino).await,
+        Damage::Unreachable { ino } => match rescue::number(inner).await {
+            Ok(number) => change(inner, async |op| op.rescue(*ino, number).await).await,
+            Err(error) => Err(error),
+        },
         other => change(inner, async |op| op.mend(scan, other).await).await,
     };
     match repaired {
@@ -113,7 +112,8 @@ async fn change(
     inner
         .change(async |txn| {
             let mut op = Op::new(inner, &txn, false);
-            op.is_repair = true;
+            // No quota refuses a repair.
+            (op.is_repair, op.is_stored) = (true, true);
             let outcome = work(&mut op).await?;
             Ok((outcome, op.finish().await?))
         })
@@ -193,38 +193,6 @@ async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outco
     })
 }
 
-/// Gives an inode without a name one in the directory for lost ones, which is made if need be.
-async fn rescue(inner: &Inner, ino: u64) -> Result<Outcome, FsError> {
-    let number = inner.number(Ino::ROOT.0).await?;
-    change(inner, async |op| {
-        let lost = match op.lookup(Ino::ROOT.0, LOST_AND_FOUND).await {
-            Ok(there) if there.kind == Kind::Directory => there.ino.0,
-            Ok(_) => return Ok(Outcome::Left),
-            Err(FsError::NotFound) => {
-                let new = NewNode { node: Node::Directory, mode: 0o700, umask: 0, uid: 0, gid: 0 };
-                op.create(Ino::ROOT.0, LOST_AND_FOUND, &new, number).await?;
-                number
-            }
-            Err(error) => return Err(error),
-        };
-        let mut record = op.inode(ino).await?;
-        let kind = kind_of(ino, &record)?;
-        let name = format!("#{ino}");
-        record.parent = lost.into();
-        if kind != Kind::Directory {
-            record.links = 1.into();
-        }
-        op.set_inode(ino, record);
-        let slot = op.absent(lost, name.as_bytes()).await?;
-        op.add_name(lost, name.as_bytes(), slot, (ino, kind)).await?;
-        if kind == Kind::Directory {
-            op.count_subdirectory(lost, 1).await?;
-        }
-        Ok(Outcome::Lost(format!("the name of inode {ino}, which is now lost+found/{name}")))
-    })
-    .await
-}
-
 impl Op<'_> {
     /// Repairs damage that one transaction can repair.
     async fn mend(&mut self, scan: &Scan, damage: &Damage) -> Result<Outcome, FsError> {
@@ -279,7 +247,7 @@ impl Op<'_> {
                 Ok(Outcome::Repaired)
             }
             Damage::WrongNumber { highest, .. } => {
-                let next = highest.saturating_add(NUMBERS_SKIPPED);
+                let next = highest.saturating_add(NUMBERS_SKIPPED).min(END_OF_NUMBERS);
                 self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
                 Ok(Outcome::Repaired)
             }
@@ -482,10 +450,8 @@ impl Op<'_> {
             Err(error) => return Err(error),
         }
         let Some(record) = self.find_inode(name.ino).await? else {
-            return Ok(Outcome::Lost(format!(
-                "name {} in directory {directory}",
-                self::text(text)
-            )));
+            let name = format!("name {} in directory {directory}", self::text(text));
+            return Ok(Outcome::Lost(name));
         };
         let kind = kind_of(name.ino, &record)?;
         let slot = self.absent(directory, text).await?;

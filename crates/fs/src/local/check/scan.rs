@@ -18,8 +18,8 @@ use crate::local::area::BitmapPage;
 use crate::local::content::BLOCK;
 use crate::local::extents::Run;
 use crate::local::format::{
-    Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord, LOST_NAME, MAX_SLOTS,
-    Place, QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
+    END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord, LOST_NAME,
+    MAX_SLOTS, Place, QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
 };
 use crate::local::inner::Inner;
 use crate::local::leftovers::parse_removed;
@@ -485,7 +485,7 @@ impl Scan {
 
     fn check_nodes(&mut self) {
         let highest = self.nodes.last_key_value().map_or(0, |(ino, _)| *ino);
-        if self.next_number <= highest {
+        if self.next_number <= highest || self.next_number > END_OF_NUMBERS {
             self.damages.push(Damage::WrongNumber { next: self.next_number, highest });
         }
         for (&ino, node) in &self.nodes {

@@ -19,6 +19,7 @@ unsafe impl Sync for Connection {}
 impl Connection {
     /// Owns a handle that was created.
     pub(super) fn of(handle: sys::rados_t) -> Connection {
+        closing::opened();
         Connection { handle }
     }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Task};
 use thalweg_fs::{Filesystem, FsError, Ino, Node};
+use thalweg_sim::net::LinkSpec;
 use thalweg_store::device::Device;
 
 use crate::cluster_site::{Site, died, messages, new};
@@ -134,7 +135,7 @@ async fn interfere(fs: Client, directories: Vec<Ino>, files: u32) -> Result<(), 
 }
 
 async fn measure(env: Env, case: Case) -> Result<Outcome, BenchError> {
-    let site = Site::new(&env).await?;
+    let site = Site::new(&env, LinkSpec::default()).await?;
     let mut clients = Vec::new();
     for number in 0..case.clients {
         let client = site.client(&format!("c{number}"), case.alone).await?;

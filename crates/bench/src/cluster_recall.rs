@@ -9,13 +9,16 @@
 //! | `first_ms_5000` | until it has read the first one of them |
 //! | `alone_ms_1`, `_5000` | the same when the first client has sent everything before, and has left |
 //! | `messages_1`, `_5000` | messages of both clients to the server meanwhile |
-//! | `recall_round_trips_1` | `read_ms_1` less `alone_ms_1`, in round trips of the network |
+//! | `round_trips_1`, `alone_round_trips_1` | of the network, in `read_ms_1` and `alone_ms_1`: by how much they grow with its latency |
 //! | `dead_seconds` | for one file, when the first client's machine is dead: it is lost then |
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_cluster::client::Client;
 use thalweg_env::Env;
 use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
+use thalweg_sim::net::LinkSpec;
 
 use crate::cluster_site::{Site, messages, new};
 use crate::rig::{self, failed, rounded};
@@ -34,8 +37,8 @@ pub const ENTRY: BenchEntry = BenchEntry {
 /// Files at scale 1, of so many bytes.
 const MANY: (f64, usize) = (5_000.0, 100);
 const ONE: (u32, usize) = (1, 4096);
-/// Milliseconds of the network there and back.
-const ROUND_TRIP_MS: f64 = 0.1;
+/// Latencies that round trips are counted with.
+const LATENCIES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(5)];
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let scale = rig::scale(options, 1.0)?;
@@ -43,24 +46,36 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
     let seed = options.seed;
-    let measure = |files, state| thalweg_sim::run(seed, |env| measure(env, files, state));
+    let measure = |files, state| {
+        thalweg_sim::run(seed, |env| measure(env, LinkSpec::default(), files, state))
+    };
     for (name, files) in [("1", ONE), ("5000", many)] {
         let (unsent, sent) = (measure(files, State::Unsent)?, measure(files, State::Sent)?);
         report
             .figure(&format!("read_ms_{name}"), rounded(unsent.all_ms))
             .figure(&format!("alone_ms_{name}"), rounded(sent.all_ms))
             .figure(&format!("messages_{name}"), rounded(unsent.messages as f64));
-        match files == ONE {
-            true => {
-                let more = (unsent.all_ms - sent.all_ms) / ROUND_TRIP_MS;
-                report.figure("recall_round_trips_1", rounded(more));
-            }
-            false => drop(report.figure("first_ms_5000", rounded(unsent.first_ms))),
+        if files != ONE {
+            report.figure("first_ms_5000", rounded(unsent.first_ms));
         }
     }
+    report
+        .figure("round_trips_1", rounded(round_trips(seed, State::Unsent)?))
+        .figure("alone_round_trips_1", rounded(round_trips(seed, State::Sent)?));
     let dead = measure(ONE, State::Dead)?;
     report.figure("dead_seconds", rounded(dead.all_ms / 1e3));
     Ok(report)
+}
+
+/// Round trips of the network until the second client has read one file.
+fn round_trips(seed: u64, state: State) -> Result<f64, BenchError> {
+    let millis = |latency| -> Result<f64, BenchError> {
+        let link = LinkSpec { jitter: Duration::ZERO, ..LinkSpec::of(latency) };
+        Ok(thalweg_sim::run(seed, |env| measure(env, link, ONE, state))?.all_ms)
+    };
+    let [near, far] = LATENCIES;
+    let more = (far - near).as_secs_f64() * 2e3;
+    Ok((millis(far)? - millis(near)?) / more)
 }
 
 /// What the first client has done when the second one begins.
@@ -82,8 +97,13 @@ struct Seen {
     messages: u64,
 }
 
-async fn measure(env: Env, files: (u32, usize), state: State) -> Result<Seen, BenchError> {
-    let site = Site::new(&env).await?;
+async fn measure(
+    env: Env,
+    link: LinkSpec,
+    files: (u32, usize),
+    state: State,
+) -> Result<Seen, BenchError> {
+    let site = Site::new(&env, link).await?;
     let (owner, reader) = (site.client("owner", true).await?, site.client("reader", true).await?);
     make(&owner, files).await.map_err(failed)?;
     match state {
@@ -95,7 +115,7 @@ async fn measure(env: Env, files: (u32, usize), state: State) -> Result<Seen, Be
     let begun = env.now();
     let first = read(&env, &reader, (state != State::Dead).then_some(files)).await;
     let first = first.map_err(failed)?;
-    let millis = |span: std::time::Duration| span.as_secs_f64() * 1e3;
+    let millis = |span: Duration| span.as_secs_f64() * 1e3;
     let all_ms = millis(env.now().since(begun));
     let messages = messages(&owner) + messages(&reader) - before;
     Ok(Seen { first_ms: millis(first.since(begun)), all_ms, messages })

@@ -91,8 +91,9 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    pub(crate) async fn new(env: &Env) -> Result<Site, BenchError> {
-        let network = Network::new(env, LinkSpec::default());
+    /// The machines, with `link` between each two.
+    pub(crate) async fn new(env: &Env, link: LinkSpec) -> Result<Site, BenchError> {
+        let network = Network::new(env, link);
         let server = network.host("server");
         let spec = SolidStateSpec::sata(2 * SIZE + JOURNAL);
         let drive = Arc::new(SolidState::new(env, "drive", spec));

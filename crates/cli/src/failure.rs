@@ -5,8 +5,9 @@ mod causes;
 use std::error::Error;
 use std::fmt;
 
-use miette::Diagnostic;
+use miette::{Diagnostic, MietteHandlerOpts, Report};
 use serde::{Deserialize, Serialize};
+use textwrap::{WordSeparator, WordSplitter};
 
 /// An error as the user sees it. It is text only, so that it can be sent over control sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +47,17 @@ impl Failure {
     pub(crate) fn help(mut self, help: impl Into<String>) -> Failure {
         self.help.get_or_insert(help.into());
         self
+    }
+
+    /// Prints it to the standard error stream. Paths and the like are not broken, so that they can be copied.
+    pub(crate) fn print(self) {
+        // This fails if there is a hook already.
+        let _ = miette::set_hook(Box::new(|_| {
+            let options = MietteHandlerOpts::new().break_words(false);
+            let options = options.word_separator(WordSeparator::AsciiSpace);
+            Box::new(options.word_splitter(WordSplitter::NoHyphenation).build())
+        }));
+        eprintln!("{:?}", Report::new(self));
     }
 }
 

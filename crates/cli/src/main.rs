@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     match commands::run(cli.command).and_then(|code| output::finish().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("{:?}", miette::Report::new(failure));
+            failure.print();
             ExitCode::from(failed)
         }
     }

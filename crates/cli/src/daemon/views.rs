@@ -1,5 +1,7 @@
 //! Views of a mounted filesystem: each shows it as a transaction sees it, on a private mount.
 
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,9 +48,25 @@ pub(super) async fn mount_at(
     let (env, directory, options) = (env.clone(), directory.to_owned(), options.clone());
     let runtime = tokio::runtime::Handle::current();
     let shown = directory.display().to_string();
-    blocking(move || mount(&env, runtime, filesystem, &directory, &options))
-        .await
-        .map_err(|error| Failure::of(&error).while_doing(format!("cannot mount on {shown}")))
+    let mounted = blocking(move || mount(&env, runtime, filesystem, &directory, &options)).await;
+    mounted.map_err(|error| {
+        let failure = Failure::of(&error).while_doing(format!("cannot mount on {shown}"));
+        match help_with_device() {
+            Some(help) => failure.help(help),
+            None => failure,
+        }
+    })
+}
+
+/// What this user needs to open the device that mounts go through.
+fn help_with_device() -> Option<&'static str> {
+    match OpenOptions::new().read(true).write(true).open("/dev/fuse").err()?.kind() {
+        ErrorKind::PermissionDenied => {
+            Some("this user may not open /dev/fuse; root can: chmod 666 /dev/fuse")
+        }
+        ErrorKind::NotFound => Some("there is no /dev/fuse; root may try: modprobe fuse"),
+        _ => None,
+    }
 }
 
 /// The mountpoint of the view `id`; only this user can reach it.

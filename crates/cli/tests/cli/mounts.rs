@@ -337,10 +337,23 @@ fn as_user(arguments: &[&str]) -> Command {
     command
 }
 
+/// What a mount says where only root can open the device.
+fn without_device(home: &Home, volume: &str, root: &str) -> String {
+    let (device, program) = (home.path("fuse"), env!("CARGO_BIN_EXE_thalweg"));
+    let script = format!(
+        "rm -f {device}; cp -a /dev/fuse {device}; chmod 600 {device}; mount --bind {device} /dev/fuse\n\
+         exec setpriv --reuid={USER} --regid={USER} --clear-groups {program} mount {volume} {root}",
+        device = device.display(),
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-ec", &script]).env_remove("XDG_RUNTIME_DIR").env("HOME", "/");
+    bad(&mut command, 1)
+}
+
 #[test]
 fn an_ordinary_user_mounts_and_unmounts() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-    if !can_mount() || !has("fusermount3") {
+    if !can_mount() || !has("fusermount3") || !has("setpriv") {
         return;
     }
     // As udev sets it; without udev only root can open the device.
@@ -363,6 +376,7 @@ fn an_ordinary_user_mounts_and_unmounts() {
         [&["mkfs", "-q", "--in-place", "--size", "64M"][..], &["mkfs", "-q", "--size", "96M"]]
     {
         good(as_user(make).arg(volume));
+        assert!(without_device(&home, volume, root).contains("chmod 666 /dev/fuse"));
         good(&mut as_user(&["mount", volume, root]));
         let owner = shell(&format!("stat -c %u:%g {root}; echo kept > {root}/a"));
         assert_eq!(owner.trim(), format!("{USER}:{USER}"));

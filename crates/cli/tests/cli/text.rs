@@ -44,6 +44,13 @@ fn usage_errors_exit_with_2_and_failures_with_1() {
 }
 
 #[test]
+fn an_error_does_not_break_a_path() {
+    let path = format!("/missing/{}", ["a-long-folder"; 9].join("/"));
+    let said = bad(&mut thalweg(["dump", &path]), 1);
+    assert!(said.contains(&path), "{said}");
+}
+
+#[test]
 fn a_dump_shows_the_label_and_the_map() {
     let home = Home::with_volume("64M", &["--map", "vol/map"]);
     good(&mut home.on_volume(&["snapshot", "create"], &["monday"]));

@@ -84,15 +84,18 @@ impl Work<'_> {
         };
         let mut value = Vec::with_capacity(large.len.next_multiple_of(BLOCK_SIZE));
         for (first, blocks) in large.runs {
-            // The transaction does not have what this call has written.
-            let own: Option<Vec<&Bytes>> =
-                (first..first + blocks).map(|block| self.own_value(block)).collect();
-            match own {
-                Some(own) => own.into_iter().for_each(|block| value.extend_from_slice(block)),
-                None => {
-                    let run = self.txn.read_run(self.area.lba(first), u64::from(blocks)).await?;
-                    run.iter().for_each(|block| value.extend_from_slice(block));
+            let (mut block, end) = (first, first + blocks);
+            while block < end {
+                // The transaction does not have what this call has written.
+                if let Some(own) = self.own_value(block) {
+                    value.extend_from_slice(own);
+                    block += 1;
+                    continue;
                 }
+                let others = (block..end).take_while(|it| self.own_value(*it).is_none()).count();
+                let run = self.txn.read_run(self.area.lba(block), others as u64).await?;
+                run.iter().for_each(|block| value.extend_from_slice(block));
+                block += others as u32;
             }
         }
         value.truncate(large.len);

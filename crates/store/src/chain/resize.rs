@@ -200,7 +200,8 @@ impl Chain {
             // Entries that are not durable yet cannot be cleaned, and a checkpoint frees emptied segments.
             checkpoint::write(inner).await?;
             let _cleaning = inner.cleaning_lock.lock().await;
-            let ready = inner.state.lock().can_clean(victim);
+            // Also on the drive of the tail: nothing else could empty the link.
+            let ready = inner.state.lock().is_closed_for_good(victim);
             if ready {
                 clean_segment(inner, victim, Speed::Full).await?;
             }

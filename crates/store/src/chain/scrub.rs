@@ -202,7 +202,7 @@ async fn scrub_maps(inner: &Arc<Inner>, report: &mut ScrubReport) -> Result<(), 
         let _cleaning = inner.cleaning_lock.lock().await;
         let seq = {
             let state = inner.state.lock();
-            state.can_clean(id).then(|| state.segments.get(id).seq)
+            state.is_closed_for_good(id).then(|| state.segments.get(id).seq)
         };
         let Some(seq) = seq else { continue };
         if !map_is_whole(inner, id, seq).await {

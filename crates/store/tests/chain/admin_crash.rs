@@ -272,6 +272,20 @@ fn administration_survives_power_cuts_compact_in_body() {
     survives_power_cuts(50, Cleaning::CompactInBody);
 }
 
+/// A link leaves that shares its drive with the link of the tail, and nothing is written meanwhile.
+#[test]
+fn a_link_leaves_the_drive_of_the_tail() {
+    let shape = shape(Cleaning::MoveToTail);
+    run(13_728_762_298_387, |env| async move {
+        let mut history = History::new(&env, &shape).await;
+        let mut rng = env.rng();
+        for _ in 0..150 {
+            let step = history.step(&env, &mut rng);
+            env.timeout(Duration::from_secs(60), step).await.expect("the step does not end");
+        }
+    });
+}
+
 /// The link of the tail leaves the chain just after a transaction of whole blocks and parts, while hundreds
 /// of blocks wait in memory for places of their own.
 fn leaves_with_slots(seed: u64, cleaning: Cleaning) -> usize {

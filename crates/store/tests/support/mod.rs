@@ -289,7 +289,8 @@ impl Pair {
             }
             Step::Parts(lbas) => {
                 let (stamp, mut rng) = (self.model.now().0, env.rng());
-                let mut now: Vec<Option<Bytes>> = vec![None; self.model.blocks() as usize];
+                // The model may be larger.
+                let mut now: Vec<Option<Bytes>> = vec![None; self.chain.blocks() as usize];
                 for lba in lbas {
                     now[*lba as usize] = self.model.read(Lba(*lba), self.model.now());
                 }

@@ -19,4 +19,5 @@ mod tree_views;
 mod txn;
 mod txn_history;
 mod volume;
+mod working_sets;
 mod writes;

@@ -12,6 +12,7 @@
 //! | `opens_per_s_1`, `_16` | files opened and closed: two calls |
 //! | `cached_stats_per_s_1`, `_16` | attributes by name that the client caches: no call |
 //! | `local_…` | the same on the filesystem itself |
+//! | `bulk_creates_per_s` | files that the filesystem makes in a second when they come in one transaction, as events |
 //! | `…_over_local_16` | the one over the other, with 16 clients |
 //! | `calls_per_create`, `calls_per_cached_stat` | messages from clients to the server for each, after the look for the name |
 //!
@@ -22,7 +23,9 @@ use std::sync::Arc;
 use thalweg_cluster::client::Client;
 use thalweg_cluster::server::{self, Server};
 use thalweg_env::Env;
-use thalweg_fs::{Caller, Filesystem, FsError, Ino, Lookup, NewNode, Node, OpenFlags};
+use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::local::Local;
+use thalweg_fs::{Caller, Filesystem, FsError, Ino, Lookup, NewNode, Node, OpenFlags, Timestamp};
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 use thalweg_store::inplace::Mode;
 
@@ -45,6 +48,8 @@ const SIZE: u64 = 2 << 30;
 /// Files that all clients together make in a round at scale 1.
 const FILES: f64 = 8_000.0;
 const ROUNDS: u32 = 5;
+/// Files that come in one transaction at scale 1.
+const BULK: f64 = 100_000.0;
 const CLIENTS: [u32; 2] = [1, 16];
 /// The kinds of calls that are timed.
 const KINDS: [&str; 5] = ["creates", "stats", "cached_stats", "opens", "alone_creates"];
@@ -56,7 +61,8 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
     let files = ((FILES * scale) as u32).max(CLIENTS[1]);
-    let measured = runtime.block_on(async move { measure(&Env::real(), files).await })?;
+    let bulk = ((BULK * scale) as u64).max(1);
+    let measured = runtime.block_on(async move { measure(&Env::real(), files, bulk).await })?;
     for (clients, (served, local)) in CLIENTS.iter().zip(&measured.rates) {
         for (nth, kind) in KINDS.iter().enumerate() {
             let of = |rounds: &[[f64; 5]]| median(rounds.iter().map(|round| round[nth]).collect());
@@ -70,6 +76,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         }
     }
     report
+        .figure("bulk_creates_per_s", rounded(measured.bulk))
         .figure("calls_per_create", rounded(measured.calls[0]))
         .figure("calls_per_cached_stat", rounded(measured.calls[1]));
     Ok(report)
@@ -81,9 +88,10 @@ type Rates = (Vec<[f64; 5]>, Vec<[f64; 5]>);
 struct Measured {
     rates: Vec<Rates>,
     calls: [f64; 2],
+    bulk: f64,
 }
 
-async fn measure(env: &Env, files: u32) -> Result<Measured, BenchError> {
+async fn measure(env: &Env, files: u32, bulk: u64) -> Result<Measured, BenchError> {
     let device: DeviceRef = Arc::new(MemoryDevice::new(SIZE));
     let (local, store) = crate::fs::made::make(device, Mode::default()).await?;
     let server = Server::start(env, local.clone(), server::Options::default()).await;
@@ -105,10 +113,15 @@ async fn measure(env: &Env, files: u32) -> Result<Measured, BenchError> {
         rates.push((served, alone));
     }
     let calls = calls(&wire).await?;
+    let mut bulks = Vec::new();
+    for round in 0..ROUNDS {
+        bulks.push(make_in_bulk(env, &local, round, bulk).await.map_err(failed)?);
+    }
+    let bulk = median(bulks);
     local.close().await.map_err(failed)?;
     drop((wire, local));
     store.close().await.map_err(failed)?;
-    Ok(Measured { rates, calls })
+    Ok(Measured { rates, calls, bulk })
 }
 
 fn new(node: Node) -> NewNode {
@@ -118,7 +131,7 @@ fn new(node: Node) -> NewNode {
 /// One round of all kinds of calls: calls per second of each.
 async fn round(
     env: &Env,
-    (wire, local, is_served): (&Wire, &thalweg_fs::local::Local, bool),
+    (wire, local, is_served): (&Wire, &Local, bool),
     number: u32,
     (clients, files): (u32, u32),
 ) -> Result<[f64; 5], BenchError> {
@@ -214,6 +227,23 @@ async fn call(fs: &dyn Filesystem, directory: Ino, each: u32, kind: Kind) -> Res
         fs.sync(directory, false).await?;
     }
     Ok(())
+}
+
+/// Makes files in a new directory, in one transaction; how many in a second.
+async fn make_in_bulk(env: &Env, fs: &Local, round: u32, files: u64) -> Result<f64, FsError> {
+    let Some(ledger) = fs.ledger() else { return Err(FsError::NotSupported) };
+    let name = format!("bulk{round}");
+    let parent = fs.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await?.ino;
+    let numbers = ledger.reserve_numbers(files).await?;
+    let time = Timestamp::of_nanos(env.wall_nanos());
+    let event = |number| {
+        let (name, new) = (format!("file{number}").into(), new(Node::File));
+        Event { time, deed: Deed::Create { parent, name, new, number: Ino(number) } }
+    };
+    let events: Vec<Event> = numbers.map(event).collect();
+    let begun = env.now();
+    ledger.apply(&events).await?;
+    Ok(files as f64 / env.now().since(begun).as_secs_f64())
 }
 
 /// Messages that a client sends for a create in a directory of its own, and for a stat of what it caches.

@@ -44,7 +44,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
 };
 
 /// Bytes of the volume.
-const SIZE: u64 = 2 << 30;
+const SIZE: u64 = 4 << 30;
 /// Files that all clients together make in a round at scale 1.
 const FILES: f64 = 8_000.0;
 const ROUNDS: u32 = 5;

@@ -196,6 +196,8 @@ async fn overlap(
 fn after_all(map: &mut Map, ops: &[Op], seen: &[Seen]) {
     let changed = ops.iter().zip(seen).any(|(op, seen)| match op {
         Op::Put(..) => true,
+        // Of a large value nothing is written then.
+        Op::Overwrite(_, _, part) if part.is_empty() => false,
         Op::Delete(_) | Op::Overwrite(..) => *seen == Seen::WasThere(true),
         _ => false,
     });

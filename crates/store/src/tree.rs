@@ -50,6 +50,7 @@ mod store;
 mod units;
 mod value;
 mod versions;
+mod way;
 mod window;
 mod work;
 mod working_set;

@@ -13,13 +13,14 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
-use super::descent::{Step, Target, Way, child, descend};
+use super::descent::{Target, child, descend};
 use super::error::TreeError;
 use super::format::{LIVE, MAX_LEVEL, MEMBERSHIP, PageKind};
-use super::page::damaged;
+use super::page::{Page, damaged};
 use super::record::Entry;
 use super::units::fits;
 use super::value::Stored;
+use super::way::{Step, Way};
 use super::work::Work;
 
 /// Units that a split moves, if it can. The moved records are written anew: a third of a page is still
@@ -71,9 +72,9 @@ pub(super) async fn floor(
             let stored = work.stored(leaf, entry.flags, entry.value)?;
             return Ok(Some((entry.key, stored)));
         }
-        let Some(low) = way.low(work)? else { return Ok(None) };
+        let Some(low) = work.low(&way)? else { return Ok(None) };
         way = descend(work, Target::Before(&low)).await?;
-        if way.low(work)?.is_some_and(|before| before >= low) {
+        if work.low(&way)?.is_some_and(|before| before >= low) {
             return Err(damaged(way.leaf, "the separators around it are not in order"));
         }
     }
@@ -95,25 +96,28 @@ pub(super) async fn put(work: &mut Work<'_>, key: &[u8], value: Bytes) -> Result
                 return Ok(());
             }
             page.remove(index)?;
-            insert(work, way, Entry { flags, key: Bytes::copy_from_slice(key), value }).await
+            let entry = Entry { flags, key: Bytes::copy_from_slice(key), value };
+            insert(work, way, index, entry).await
         }
-        Err(_) => {
+        Err(index) => {
             work.depend(leaf, MEMBERSHIP)?;
             let (flags, value) = work.store(key, value, None).await?;
-            insert(work, way, Entry { flags, key: Bytes::copy_from_slice(key), value }).await
+            let entry = Entry { flags, key: Bytes::copy_from_slice(key), value };
+            insert(work, way, index, entry).await
         }
     }
 }
 
-/// Adds a record to the leaf at the end of `way`; full nodes are split.
-async fn insert(work: &mut Work<'_>, mut way: Way, mut entry: Entry) -> Result<(), TreeError> {
+/// Adds a record at `index` of the leaf at the end of `way`; full nodes are split.
+async fn insert(
+    work: &mut Work<'_>,
+    mut way: Way,
+    mut index: usize,
+    mut entry: Entry,
+) -> Result<(), TreeError> {
     let mut block = way.leaf;
     loop {
         let page = work.page(block)?;
-        let index = match page.search(&entry.key)? {
-            Err(index) => index,
-            Ok(_) => return Err(page.damaged("two children have the same separator")),
-        };
         if page.insert(index, &entry)? {
             return Ok(());
         }
@@ -123,6 +127,15 @@ async fn insert(work: &mut Work<'_>, mut way: Way, mut entry: Entry) -> Result<(
         };
         entry = split(work, full, index, entry).await?;
         block = parent;
+        index = child_index(work.page(block)?, &entry.key)?;
+    }
+}
+
+/// The index in an inner node at which a child with this separator is inserted.
+fn child_index(page: &Page, separator: &[u8]) -> Result<usize, TreeError> {
+    match page.search(separator)? {
+        Err(index) => Ok(index),
+        Ok(_) => Err(page.damaged("two children have the same separator")),
     }
 }
 
@@ -239,6 +252,7 @@ pub(super) async fn graft(work: &mut Work<'_>, leaf: u32) -> Result<(), TreeErro
     let new = match before {
         true => child_entry(first, leaf),
         false if behind > last => {
+            work.forget_ways();
             let entry = child_entry(behind, there);
             let way = Bytes::copy_from_slice(&leaf.to_le_bytes());
             work.page(parent.block)?.replace(parent.index, LIVE, &way)?;
@@ -246,7 +260,8 @@ pub(super) async fn graft(work: &mut Work<'_>, leaf: u32) -> Result<(), TreeErro
         }
         false => return Err(damaged(leaf, "keys of the tree are between its own")),
     };
-    insert(work, Way { steps, leaf: parent.block }, new).await
+    let index = child_index(work.page(parent.block)?, &new.key)?;
+    insert(work, Way { steps, leaf: parent.block }, index, new).await
 }
 
 /// Frees the leaf at the end of `way` when it is empty, or merges it with a neighbour when it has little, and
@@ -353,7 +368,7 @@ pub(super) async fn ascend(
     };
     let way = descend(work, target).await?;
     let entries = part(work, way.leaf, from, to)?;
-    let rest = way.high(work)?.filter(|high| !is_beyond(high, to));
+    let rest = work.high(&way)?.filter(|high| !is_beyond(high, to));
     if let (Some(high), Bound::Included(key) | Bound::Excluded(key)) = (&rest, from)
         && high <= key
     {
@@ -376,7 +391,7 @@ pub(super) async fn descend_part(
     let way = descend(work, target).await?;
     let mut entries = part(work, way.leaf, from, to)?;
     entries.reverse();
-    let rest = way.low(work)?.filter(|low| match from {
+    let rest = work.low(&way)?.filter(|low| match from {
         Bound::Unbounded => true,
         Bound::Included(key) | Bound::Excluded(key) => low > key,
     });

@@ -1,19 +1,12 @@
-//! The way from the root of a B-tree to a leaf.
+//! Descents from the root of a B-tree to a leaf.
 
-use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::error::TreeError;
 use super::format::{MAX_LEVEL, PageKind};
 use super::page::Page;
+use super::way::{Step, Way};
 use super::work::Work;
-
-/// An inner node on the search path, and the child taken.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    pub(super) block: u32,
-    pub(super) index: usize,
-}
 
 /// The target of a descent.
 #[derive(Clone, Copy, Debug)]
@@ -23,32 +16,6 @@ pub(super) enum Target<'k> {
     Key(&'k [u8]),
     /// The last leaf with room for keys less than this.
     Before(&'k [u8]),
-}
-
-/// The end of a descent, and the path to it.
-#[derive(Debug)]
-pub(super) struct Way {
-    pub(super) steps: SmallVec<[Step; 6]>,
-    pub(super) leaf: u32,
-}
-
-impl Way {
-    /// All keys in the leaf are at or above it, unless it is the first leaf.
-    pub(super) fn low(&self, work: &mut Work<'_>) -> Result<Option<Bytes>, TreeError> {
-        let nearest = self.steps.iter().rev().find(|step| step.index > 0);
-        nearest.map(|step| Ok(work.page(step.block)?.entry(step.index)?.key)).transpose()
-    }
-
-    /// All keys in the leaf are below it, unless it is the last leaf.
-    pub(super) fn high(&self, work: &mut Work<'_>) -> Result<Option<Bytes>, TreeError> {
-        for step in self.steps.iter().rev() {
-            let page = work.page(step.block)?;
-            if step.index + 1 < page.count() {
-                return Ok(Some(page.entry(step.index + 1)?.key));
-            }
-        }
-        Ok(None)
-    }
 }
 
 /// The child that a record of an inner node leads to.
@@ -80,6 +47,11 @@ fn choose(page: &Page, target: Target<'_>) -> Result<usize, TreeError> {
 
 /// The way to the leaf of `target`. Loads all pages on it.
 pub(super) async fn descend(work: &mut Work<'_>, target: Target<'_>) -> Result<Way, TreeError> {
+    if let Target::Key(key) = target
+        && let Some(way) = work.known_way(key)?
+    {
+        return Ok(way);
+    }
     let mut way = Way { steps: SmallVec::new(), leaf: work.area.root() };
     let mut expected = None;
     loop {
@@ -88,7 +60,10 @@ pub(super) async fn descend(work: &mut Work<'_>, target: Target<'_>) -> Result<W
         if level > MAX_LEVEL || expected.is_some_and(|expected| expected != level) {
             return Err(page.damaged("it is at the wrong height"));
         }
-        let Some(below) = level.checked_sub(1) else { return Ok(way) };
+        let Some(below) = level.checked_sub(1) else {
+            work.keep_way(&way);
+            return Ok(way);
+        };
         expected = Some(below);
         let index = choose(page, target)?;
         let (from, to) = (way.leaf, child(page, index)?);

@@ -24,6 +24,8 @@ pub(super) struct Page {
     pub(super) block: u32,
     content: Content,
     changed: ByteRanges,
+    /// The units of its records, if they were counted since the last change.
+    used: Option<Used>,
 }
 
 #[derive(Clone, Debug)]
@@ -35,14 +37,15 @@ enum Content {
 impl Page {
     /// A page as it was read.
     pub(super) fn read(block: u32, content: Bytes) -> Page {
-        Page { block, content: Content::Read(content), changed: ByteRanges::none() }
+        Page { block, content: Content::Read(content), changed: ByteRanges::none(), used: None }
     }
 
     /// A new page over the block's former content `there`. Over zeros only its own bytes count as changed.
     pub(super) fn fresh(block: u32, there: &[u8], header: &PageHeader) -> Page {
         let zeros = there.iter().all(|byte| *byte == 0);
         let changed = if zeros { ByteRanges::none() } else { ByteRanges::whole() };
-        let mut page = Page { block, content: Content::Own(vec![0; BLOCK_SIZE]), changed };
+        let mut page =
+            Page { block, content: Content::Own(vec![0; BLOCK_SIZE]), changed, used: None };
         page.put(0, header.as_bytes());
         page
     }
@@ -93,6 +96,7 @@ impl Page {
     /// Bytes that are about to change.
     fn change(&mut self, range: Range<usize>) -> &mut [u8] {
         self.changed.add(range.clone());
+        self.used = None;
         &mut self.own()[range]
     }
 
@@ -285,8 +289,11 @@ impl Page {
         Ok(sum)
     }
 
-    /// The units in use with `count` slots; `None` when the slots run into a record.
-    fn used(&self, count: usize) -> Result<Option<Used>, TreeError> {
+    /// The units of its records, all of them behind the slots.
+    fn used_by_records(&self) -> Result<Used, TreeError> {
+        if let Some(used) = self.used {
+            return Ok(used);
+        }
         let mut used = Used::default();
         let slots = head_units(self.count());
         for record in self.records() {
@@ -296,6 +303,12 @@ impl Page {
                 return Err(self.damaged("two records, or a record and slots, overlap"));
             }
         }
+        Ok(used)
+    }
+
+    /// The units in use with `count` slots; `None` when the slots run into a record.
+    fn used(&self, count: usize) -> Result<Option<Used>, TreeError> {
+        let mut used = self.used_by_records()?;
         let head = head_units(count);
         Ok((head <= UNITS && used.take(0..head)).then_some(used))
     }
@@ -303,6 +316,7 @@ impl Page {
     /// Adds a record at `index`; false, and nothing changed, when there is no room.
     pub(super) fn insert(&mut self, index: usize, entry: &Entry) -> Result<bool, TreeError> {
         let (count, units) = (self.count(), entry.units());
+        self.used = Some(self.used_by_records()?);
         let used = self.used(count + 1)?;
         let place = match used.and_then(|used| used.find(units)) {
             Some(place) => place,
@@ -313,12 +327,14 @@ impl Page {
             }
             None => return Ok(false),
         };
+        let mut used = self.used_by_records()?;
         self.put_record(place, entry);
         let slots = BODY + 2 * index..BODY + 2 * count;
         let at = slots.start;
         self.shift(slots, at + 2);
         self.put(at, &(place as u16).to_le_bytes());
         self.set_count(count + 1);
+        self.used = used.take(place..place + units).then_some(used);
         Ok(true)
     }
 

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use rand::RngExt;
+use smallvec::SmallVec;
 use thalweg_env::{Env, Rng};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -19,12 +20,15 @@ use super::format::{
 };
 use super::page::{Page, damaged};
 use super::read_view::{ReadView, SharedPages};
+use super::way::Way;
 use crate::block::{BLOCK_SIZE, Class};
 use crate::txn::Transaction;
 
 /// One call in so many asks the volume to keep the pages on its path in memory. The volume forgets such
 /// requests after a time, so they are repeated; repeating each time would be too often.
 const WISH: u32 = 32;
+/// Ways that a call keeps: calls often take turns between two leaves, and go through each in the order of keys.
+const WAYS: usize = 2;
 
 /// One call on a store: the pages it has loaded and changed.
 pub(super) struct Work<'a> {
@@ -32,6 +36,8 @@ pub(super) struct Work<'a> {
     pub(super) area: &'a Area,
     pub(super) rng: Rng,
     pages: BTreeMap<u32, Page>,
+    /// The last ways through a B-tree. Their pages are there, and no inner node has changed since.
+    ways: SmallVec<[Way; WAYS]>,
     /// Blocks of large values to write.
     values: BTreeMap<u32, Bytes>,
     freed: BTreeSet<u32>,
@@ -51,6 +57,7 @@ impl<'a> Work<'a> {
             area,
             rng,
             pages: BTreeMap::new(),
+            ways: SmallVec::new(),
             values: BTreeMap::new(),
             freed: BTreeSet::new(),
             wishes,
@@ -188,6 +195,11 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
+    /// A page that was loaded before, to read.
+    pub(super) fn loaded(&self, block: u32) -> Result<&Page, TreeError> {
+        self.pages.get(&block).ok_or_else(|| damaged(block, "it is used twice"))
+    }
+
     /// A page that was loaded before.
     pub(super) fn page(&mut self, block: u32) -> Result<&mut Page, TreeError> {
         self.pages.get_mut(&block).ok_or_else(|| damaged(block, "it is used twice"))
@@ -196,13 +208,46 @@ impl<'a> Work<'a> {
     /// Forgets all pages that were only read, if there are more than `most` pages.
     pub(super) fn trim(&mut self, most: usize) {
         if self.pages.len() > most {
+            self.ways.clear();
             self.pages.retain(|_, page| page.is_changed());
         }
     }
 
     /// Forgets a page that was only read.
     pub(super) fn unload(&mut self, block: u32) {
+        self.ways.clear();
         self.pages.remove(&block);
+    }
+
+    /// All keys in the leaf of a way are at or above it, unless it is the first leaf.
+    pub(super) fn low(&self, way: &Way) -> Result<Option<Bytes>, TreeError> {
+        Ok(way.low(|block| self.loaded(block))?.map(Bytes::copy_from_slice))
+    }
+
+    /// All keys in the leaf of a way are below it, unless it is the last leaf.
+    pub(super) fn high(&self, way: &Way) -> Result<Option<Bytes>, TreeError> {
+        Ok(way.high(|block| self.loaded(block))?.map(Bytes::copy_from_slice))
+    }
+
+    /// A way that was taken not long ago and leads to the leaf of this key.
+    pub(super) fn known_way(&mut self, key: &[u8]) -> Result<Option<Way>, TreeError> {
+        for way in &self.ways {
+            if way.covers(key, |block| self.loaded(block))? {
+                return Ok(Some(way.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Keeps a way that was taken.
+    pub(super) fn keep_way(&mut self, way: &Way) {
+        self.ways.truncate(WAYS - 1);
+        self.ways.insert(0, way.clone());
+    }
+
+    /// An inner node is about to change: ways through it may lead elsewhere.
+    pub(super) fn forget_ways(&mut self) {
+        self.ways.clear();
     }
 
     /// Marks bytes of a loaded page as read.
@@ -217,6 +262,7 @@ impl<'a> Work<'a> {
         kind: PageKind,
         level: u8,
     ) -> Result<&mut Page, TreeError> {
+        self.ways.clear();
         let there = self.read(block).await?;
         let header = PageHeader::new(kind, level, self.area.tag, block);
         self.pages.insert(block, Page::fresh(block, there.bytes(), &header));
@@ -250,6 +296,7 @@ impl<'a> Work<'a> {
 
     /// Forgets a block whose bit was cleared.
     pub(super) fn forget(&mut self, block: u32) -> Result<(), TreeError> {
+        self.ways.clear();
         if self.pages.remove(&block).is_some() {
             self.depend(block, 0..BLOCK_SIZE)?;
         }
@@ -260,6 +307,7 @@ impl<'a> Work<'a> {
 
     /// Hands all changes to the transaction, and forgets all pages.
     pub(super) fn finish(&mut self) -> Result<(), TreeError> {
+        self.ways.clear();
         for block in std::mem::take(&mut self.freed) {
             self.txn.discard(self.area.lba(block))?;
         }

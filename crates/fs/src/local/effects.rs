@@ -41,7 +41,12 @@ impl Effects {
 
     /// Adds the effects of a later call.
     pub(super) fn add(&mut self, later: Effects) {
-        for (ino, content) in later.inodes {
+        // A bulk of calls changes many.
+        let inodes = match self.inodes.is_empty() {
+            true => std::mem::replace(&mut self.inodes, later.inodes),
+            false => later.inodes,
+        };
+        for (ino, content) in inodes {
             *self.inodes.entry(ino).or_default() |= content;
         }
         self.names.extend(later.names);

@@ -103,7 +103,7 @@ impl Local {
             let mut next = op.next_number().await?;
             if number.0 >= next && number.0 < END_OF_NUMBERS {
                 next = number.0 + 1;
-                op.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+                op.set_next_number(next);
             }
             op.check_number(number.0, next).await?;
             let attributes = op.create(parent.0, name, new, number.0).await?;
@@ -117,10 +117,14 @@ impl Local {
 impl Op<'_> {
     /// The lowest number that was never reserved.
     pub(super) async fn next_number(&mut self) -> Result<u64, FsError> {
+        if let Some(next) = self.next_number {
+            return Ok(next);
+        }
         let stored = self.get(&key(0, Tag::Numbers, &[])).await?;
         let next = stored.and_then(|it| Some(u64::from_le_bytes((*it).try_into().ok()?)));
-        let next = next.filter(|next| *next <= END_OF_NUMBERS);
-        next.ok_or_else(|| FsError::Damaged("there is no next inode number".to_owned()))
+        self.next_number = next.filter(|next| *next <= END_OF_NUMBERS);
+        let none = || FsError::Damaged("there is no next inode number".to_owned());
+        self.next_number.ok_or_else(none)
     }
 
     /// Reserves so many numbers; the first.
@@ -128,8 +132,14 @@ impl Op<'_> {
         let first = self.next_number().await?;
         let next = first.checked_add(count).filter(|next| *next <= END_OF_NUMBERS);
         let next = next.ok_or(FsError::Invalid("there are not as many inode numbers"))?;
-        self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+        self.set_next_number(next);
         Ok(first)
+    }
+
+    /// Changes the lowest number that was never reserved.
+    pub(super) fn set_next_number(&mut self, next: u64) {
+        self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+        self.next_number = Some(next);
     }
 
     /// Whether an inode may get this number, as far as can be told. `next` is the lowest that was never reserved.

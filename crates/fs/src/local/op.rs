@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::HashMap;
 use thalweg_store::block::{BLOCK_SIZE, Class};
 use thalweg_store::tree::{Pair, Scan, WorkingSet};
 use thalweg_store::txn::{FRAGMENT, Transaction};
@@ -30,6 +31,13 @@ use crate::ledger::Recorder;
 
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
+
+/// Records in the order of their keys: so each leaf of the tree is changed once.
+fn in_order(records: HashMap<Vec<u8>, Option<Bytes>>) -> Vec<(Vec<u8>, Option<Bytes>)> {
+    let mut records: Vec<_> = records.into_iter().collect();
+    records.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    records
+}
 
 /// A block of data to write or discard.
 #[derive(Debug)]
@@ -69,7 +77,9 @@ pub(super) struct Op<'a> {
     /// The pages of the tree that the call has read. They get its changes at the end.
     tree: WorkingSet<'a>,
     inodes: BTreeMap<u64, Staged>,
-    records: BTreeMap<Vec<u8>, Option<Bytes>>,
+    records: HashMap<Vec<u8>, Option<Bytes>>,
+    /// The lowest inode number that was never reserved, once it was read.
+    pub(super) next_number: Option<u64>,
     pages: BTreeMap<u64, BitmapPage>,
     writes: Vec<BlockWrite>,
     discards: u64,
@@ -97,7 +107,8 @@ impl<'a> Op<'a> {
             effects: Effects::default(),
             tree: inner.tree.working_set(&**txn),
             inodes: BTreeMap::new(),
-            records: BTreeMap::new(),
+            records: HashMap::default(),
+            next_number: None,
             pages: BTreeMap::new(),
             writes: Vec::new(),
             discards: 0,
@@ -403,7 +414,7 @@ impl<'a> Op<'a> {
             }
         }
         self.write_own().await?;
-        for (key, value) in std::mem::take(&mut self.records) {
+        for (key, value) in in_order(std::mem::take(&mut self.records)) {
             match value {
                 Some(value) => self.tree.put(&key, value).await?,
                 None => drop(self.tree.delete(&key).await?),

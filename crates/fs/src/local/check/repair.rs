@@ -248,7 +248,7 @@ impl Op<'_> {
             }
             Damage::WrongNumber { highest, .. } => {
                 let next = highest.saturating_add(NUMBERS_SKIPPED).min(END_OF_NUMBERS);
-                self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
+                self.set_next_number(next);
                 Ok(Outcome::Repaired)
             }
             Damage::NoQuotaRoot { root } => {

@@ -184,7 +184,9 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
         ClusterCommand::SelftestAgent(args) => selftest::serve(&args),
         ClusterCommand::Client(ClientCommand::Add(args)) => add(env, &args),
         ClusterCommand::Client(ClientCommand::List(args)) => key::list(&args),
-        ClusterCommand::Client(ClientCommand::Revoke(args)) => key::revoke(&args),
+        ClusterCommand::Client(ClientCommand::Revoke(args)) => {
+            key::revoke(&args, "thalweg cluster client list")
+        }
         ClusterCommand::Client(ClientCommand::Evict(args)) => evict(env, args).await,
     }
 }

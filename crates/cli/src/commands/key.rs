@@ -170,7 +170,7 @@ pub(crate) async fn run(env: &Env, command: KeyCommand) -> Outcome<()> {
         KeyCommand::Enrol(args) => enrol(env, args).await,
         KeyCommand::Trust(args) => trust(&args),
         KeyCommand::List(args) => list(&args),
-        KeyCommand::Revoke(args) => revoke(&args),
+        KeyCommand::Revoke(args) => revoke(&args, "thalweg key list"),
     }
 }
 
@@ -280,7 +280,8 @@ pub(crate) fn list(args: &List) -> Outcome<()> {
     Ok(())
 }
 
-pub(crate) fn revoke(args: &Revoke) -> Outcome<()> {
+/// `list` is the command that prints the clients.
+pub(crate) fn revoke(args: &Revoke, list: &str) -> Outcome<()> {
     let home = args.folder.home();
     let path = home.authorized_clients();
     let removed = Authorized::update(&path, |all| Ok(all.remove(&args.client)))?;
@@ -295,7 +296,7 @@ pub(crate) fn revoke(args: &Revoke) -> Outcome<()> {
         }
         None if withdrawn > 0 => Ok(()),
         None => Err(Failure::new(format!("there is no client {}", args.client))
-            .help("`thalweg key list` prints those that there are")),
+            .help(format!("`{list}` prints those that there are"))),
     }
 }
 

@@ -150,6 +150,7 @@ fn clients_are_added_listed_and_revoked() {
             "no user acts as nobody",
         ),
         (&["revoke", "stranger"], 1, "no client stranger"),
+        (&["revoke", "stranger"], 1, "`thalweg cluster client list`"),
     ] {
         let said = bad(&mut scene.client(args), code);
         assert!(said.contains(word), "{args:?}: {said}");

@@ -38,8 +38,10 @@ pub const ENTRY: BenchEntry = BenchEntry {
     run,
 };
 
-/// Files that each client makes at scale 1: a tenth of the paper's.
-const FILES: f64 = 10_000.0;
+/// Files that each client makes at scale 1, as in the paper.
+const FILES: f64 = 100_000.0;
+/// The scale without another one: 10,000 files.
+const SCALE: f64 = 0.1;
 /// Of so many files that a client makes, the one that interferes makes one beside.
 const INTERFERING: u32 = 100;
 const CLIENTS: [u32; 4] = [1, 5, 10, 20];
@@ -72,7 +74,7 @@ struct Outcome {
 }
 
 fn run(options: &Options) -> Result<Report, BenchError> {
-    let scale = rig::scale(options, 1.0)?;
+    let scale = rig::scale(options, SCALE)?;
     let files = ((FILES * scale) as u32).max(INTERFERING);
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);

@@ -38,14 +38,14 @@ const EACH: f64 = 20.0;
 /// Files of which a client asks for the attributes.
 const STATS: f64 = 10_000.0;
 /// Random reads: of a file that the client caches, and of one that it has never read.
-const CACHED_READS: f64 = 20_000.0;
+const CACHED_READS: f64 = 400_000.0;
 const READS: f64 = 2_000.0;
 const BLOCK: usize = 4096;
 /// MiB of a file that is read, and of a sequential read.
 const FILE: f64 = 64.0;
 const PIECE: usize = 4;
 /// How often a file that the client caches is read.
-const PASSES: usize = 4;
+const PASSES: usize = 40;
 
 /// Empty files in one directory.
 fn creates(stage: &Stage<'_>) -> Result<Timed, BenchError> {

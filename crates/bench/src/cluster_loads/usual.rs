@@ -41,8 +41,9 @@ const STATS: f64 = 10_000.0;
 const CACHED_READS: f64 = 400_000.0;
 const READS: f64 = 2_000.0;
 const BLOCK: usize = 4096;
-/// MiB of a file that is read, and of a sequential read.
+/// MiB of a file that is read, of one that is read in order and not cached, and of a read in order.
 const FILE: f64 = 64.0;
+const LONG_FILE: f64 = 256.0;
 const PIECE: usize = 4;
 /// How often a file that the client caches is read.
 const PASSES: usize = 40;
@@ -84,8 +85,12 @@ fn postmark(stage: &Stage<'_>) -> Result<Timed, BenchError> {
 }
 
 /// The first client writes a file; its path for the client that reads it, and its MiB.
-fn write_file(stage: &Stage<'_>, is_cached: bool) -> Result<(PathBuf, usize), BenchError> {
-    let size = stage.count(FILE, PIECE).next_multiple_of(PIECE);
+fn write_file(
+    stage: &Stage<'_>,
+    is_cached: bool,
+    size: f64,
+) -> Result<(PathBuf, usize), BenchError> {
+    let size = stage.count(size, PIECE).next_multiple_of(PIECE);
     let written = stage.first.join("file");
     let write = || {
         let mut rng = stage.rng(0);
@@ -105,7 +110,7 @@ fn write_file(stage: &Stage<'_>, is_cached: bool) -> Result<(PathBuf, usize), Be
 
 /// Blocks of a file in a random order, none of them twice before all were read.
 fn random(stage: &Stage<'_>, is_cached: bool) -> Result<Timed, BenchError> {
-    let (path, size) = write_file(stage, is_cached)?;
+    let (path, size) = write_file(stage, is_cached, FILE)?;
     let blocks = (size << 20) / BLOCK;
     let count = stage.count(if is_cached { CACHED_READS } else { READS }, 16);
     stage.time(count, || {
@@ -123,8 +128,8 @@ fn random(stage: &Stage<'_>, is_cached: bool) -> Result<Timed, BenchError> {
 }
 
 fn sequential(stage: &Stage<'_>, is_cached: bool) -> Result<Timed, BenchError> {
-    let (path, size) = write_file(stage, is_cached)?;
-    let passes = if is_cached { PASSES } else { 1 };
+    let (size, passes) = if is_cached { (FILE, PASSES) } else { (LONG_FILE, 1) };
+    let (path, size) = write_file(stage, is_cached, size)?;
     stage.time(size * passes, || {
         (0..passes)
             .try_for_each(|_| read_through(&path, size << 20))

@@ -171,6 +171,9 @@ impl Chain {
     ) -> Result<Vec<Changed>, ChainError> {
         let inner = &self.inner;
         let _held = self.hold(at).ok_or(StoreError::Gone(at))?;
+        if after == at {
+            return Ok(Vec::new());
+        }
         let (mut changed, mut unknown) = look(inner, after, at, None);
         for _ in 0..LOOKS {
             if unknown.is_empty() {

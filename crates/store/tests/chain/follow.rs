@@ -425,6 +425,7 @@ fn what_changed_since_a_version_is_found_through_cleaning_and_crashes() {
                 }
             }
             check_changed(&chain, &model, since).await;
+            check_changed(&chain, &model, chain.now()).await;
         });
     }
 }
@@ -440,7 +441,7 @@ async fn check_changed(chain: &Chain, model: &BlockModel, since: Version) {
     let differing = differing(model, since, at);
     assert!(differing.is_subset(&found), "missed {:?}", differing.difference(&found));
     for Changed { version, lba, stored } in changed {
-        assert!(version > since && version <= at);
+        assert!(version > since && version <= at, "block {lba}: {version} of {since}..{at}");
         let content = model.read(Lba(u64::from(lba)), at);
         assert!(stored || content.is_none(), "block {lba} is stored");
         // It has had this content from that version on: a copy up to any version in between is as good.

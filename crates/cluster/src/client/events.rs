@@ -213,13 +213,21 @@ impl Shared {
         }
     }
 
-    /// Sends the events that wait, and has everything be durable with the last batch of them. Whether there was one.
+    /// Sends the events that wait, and has everything be durable with the last batch of them, or with one that another caller
+    /// sends meanwhile. Whether that is so: not if nothing waited.
     pub(super) async fn sync_events(self: &Arc<Self>) -> Result<bool, FsError> {
-        let last = self.cache.lock().pending.last();
+        let (last, waits) = {
+            let pending = &self.cache.lock().pending;
+            (pending.last(), pending.has_waiting())
+        };
         loop {
             let turn = self.sending.clone().lock_owned().await;
-            if self.cache.lock().pending.has(last) {
-                return Ok(false);
+            {
+                let pending = &self.cache.lock().pending;
+                if pending.has(last) {
+                    // A batch that was under way before may not cover a call that was answered meanwhile.
+                    return Ok(waits && pending.is_synced(last));
+                }
             }
             if self.send_batch(turn, Some(last)).await? {
                 return Ok(true);
@@ -242,6 +250,9 @@ impl Shared {
         let shared = self.clone();
         let sending = async move {
             let outcome = shared.send_next(sync).await;
+            if let Ok(true) = outcome {
+                shared.cache.lock().pending.synced();
+            }
             drop(turn);
             let _ = told.send(outcome);
         };
@@ -387,6 +398,15 @@ impl Shared {
             };
             cache.pending.len() > 0 && is_needed()
         };
+        match waits {
+            true => Box::pin(self.send_events(true)).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Sends everything that waits, before a change by a call begins.
+    pub(super) async fn send_waiting(self: &Arc<Self>) -> Result<(), FsError> {
+        let waits = self.cache.lock().pending.len() > 0;
         match waits {
             true => Box::pin(self.send_events(true)).await,
             false => Ok(()),

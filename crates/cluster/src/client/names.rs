@@ -199,6 +199,8 @@ impl Shared {
         name: &[u8],
         is_directory: bool,
     ) -> Result<(), FsError> {
+        // While the change is under way, new names in the directory would be calls, too.
+        self.send_waiting().await?;
         let mut changes = name_changes(parent, name);
         let target = self.cache.lock().target(parent, name);
         changes.extend(target.map(Changed::Attributes));
@@ -223,6 +225,7 @@ impl Shared {
         to: (Ino, &[u8]),
         how: Rename,
     ) -> Result<(), FsError> {
+        self.send_waiting().await?;
         let mut changes = Vec::new();
         let targets = [from, to].map(|(parent, name)| {
             let target = self.cache.lock().target(parent, name);

@@ -25,11 +25,14 @@ const FEW_NUMBERS: u64 = 1024;
 /// Whether the tail of a file may be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Keeping {
-    /// The server was not asked. The size of the file at its last `fsync`.
+    /// The server was not asked, and no `fsync` counts.
     #[default]
     Unknown,
-    /// The file had this size at its last `fsync`.
-    Synced(u64),
+    /// The file had this size at its last `fsync`, and was longer than before at so many.
+    Synced {
+        size: u64,
+        growths: u32,
+    },
     /// It may, in the session of this generation, said the server then; all that it had of the file was durable once since this grant.
     Kept {
         generation: u64,
@@ -82,6 +85,8 @@ pub(super) struct Pending {
     /// Events made so far, and those of them that the server has, or that are lost.
     made: u64,
     pub(super) done: u64,
+    /// Events up to this one are durable, or lost.
+    synced: u64,
     /// When the first of the events that wait was made.
     since: Option<Time>,
     /// Numbers for new inodes, with the reservation of each range.
@@ -139,6 +144,21 @@ impl Pending {
     /// Whether the server has the events up to this one.
     pub(super) fn has(&self, number: u64) -> bool {
         self.done >= number
+    }
+
+    /// Whether events wait that are in no batch.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Whether everything became durable with the batch of this event, or with a later one.
+    pub(super) fn is_synced(&self, number: u64) -> bool {
+        self.synced >= number
+    }
+
+    /// All that the server has is durable.
+    pub(super) fn synced(&mut self) {
+        self.synced = self.done;
     }
 
     /// Whether a batch is to be sent.

@@ -22,6 +22,9 @@ use crate::protocol::{Answer, Request};
 
 /// Most files for which tails are stored.
 const MOST: usize = 64;
+/// An `fsync` of a file that is longer than at the `fsync` before counts for this; after so many of them in a row the server is
+/// asked. It has to sync for that.
+const GROWTHS: u32 = 3;
 /// The server is asked again after so long: the file may have a quota now.
 const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
@@ -78,13 +81,13 @@ impl Cache {
                 *grant = before.filter(|_| is_same);
                 is_same && time.since(*asked) >= ASKED_AGAIN
             }
-            Keeping::Synced(last) if is_same && *last < size => {
-                *last = size;
-                own.reach > 0
+            Keeping::Synced { size: last, growths } if is_same && *last < size => {
+                (*last, *growths) = (size, *growths + 1);
+                *growths >= GROWTHS && own.reach > 0
             }
             Keeping::Refused => false,
             keeping => {
-                *keeping = Keeping::Synced(size);
+                *keeping = Keeping::Synced { size, growths: 0 };
                 false
             }
         }

@@ -24,6 +24,7 @@ mod restarts;
 mod scene;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
+mod syncs;
 mod tails;
 mod unanswered;
 mod volume;

@@ -96,23 +96,34 @@ impl Scene {
 
     /// The same, with these limits.
     pub(crate) async fn durable_with(env: &Env, options: Options) -> Scene {
-        Scene::made(env, options, None).await
+        Scene::made(env, options, None, Duration::ZERO).await
+    }
+
+    /// The same, where requests to the volume's devices take so long at most.
+    pub(crate) async fn slow(env: &Env, latency: Duration) -> Scene {
+        Scene::made(env, options(), None, latency).await
     }
 
     /// The same, with contents of files as objects, which the clients reach.
     pub(crate) async fn direct(env: &Env) -> Scene {
-        Scene::made(env, options(), Some(Objects::new(env))).await
+        Scene::made(env, options(), Some(Objects::new(env)), Duration::ZERO).await
     }
 
     /// With contents of files as objects, or on the volume.
     pub(crate) async fn either(env: &Env, options: Options, is_direct: bool) -> Scene {
-        Scene::made(env, options, is_direct.then(|| Objects::new(env))).await
+        let objects = is_direct.then(|| Objects::new(env));
+        Scene::made(env, options, objects, Duration::ZERO).await
     }
 
-    async fn made(env: &Env, options: Options, objects: Option<Objects>) -> Scene {
+    async fn made(
+        env: &Env,
+        options: Options,
+        objects: Option<Objects>,
+        latency: Duration,
+    ) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
-        let (process, disk) = (env.node(), Disk::make(env, objects.clone()).await);
+        let (process, disk) = (env.node(), Disk::make(env, objects.clone(), latency).await);
         let files = disk.open(process.env()).await;
         let service = serve(&process, &server, &files, &options).await;
         let (env, disk) = (env.clone(), Some(disk));

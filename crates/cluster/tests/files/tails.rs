@@ -30,14 +30,17 @@ async fn open(client: &Client, ino: Ino) -> Handle {
     client.open(&Caller::default(), ino, WRITING).await.unwrap().handle
 }
 
-/// A file that a client has open, and whose tail it stores.
+/// Syncs of a file that grows until a client stores its tail.
+const SYNCS: usize = 5;
+
+/// A file of 3000 bytes that a client has open, and whose tail it stores.
 async fn with_tail(env: &Env, client: &Client) -> (Ino, Handle) {
     reached(env, client).await;
     let file = make(client, Ino::ROOT, "f", Node::File).await;
     client.reference(file);
     let handle = open(client, file).await;
-    for _ in 0..3 {
-        append(client, file, vec![1; 1000]).await.unwrap();
+    for _ in 0..SYNCS {
+        append(client, file, vec![1; 3000 / SYNCS]).await.unwrap();
         client.sync(file, false).await.unwrap();
     }
     (file, handle)
@@ -77,6 +80,26 @@ fn an_fsync_of_a_file_that_grows_needs_no_server() {
         }
         assert!(bytes[103_000..] == vec![101; 200_000]);
         assert_eq!(a.client.status().lost, 0);
+    });
+}
+
+#[test]
+fn a_file_that_grows_a_few_times_costs_no_question() {
+    run(1, |env| async move {
+        let scene = Scene::direct(&env).await;
+        let a = scene.client("a").await;
+        reached(&env, &a.client).await;
+        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        a.client.reference(file);
+        open(&a.client, file).await;
+        let mut used = Vec::new();
+        for _ in 0..SYNCS {
+            let before = calls(&a.client);
+            append(&a.client, file, vec![1; 100]).await.unwrap();
+            a.client.sync(file, false).await.unwrap();
+            used.push(calls(&a.client) - before);
+        }
+        assert_eq!(used[1..], [1, 1, 2, 0]);
     });
 }
 

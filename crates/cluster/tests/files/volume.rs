@@ -27,9 +27,9 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// A new filesystem.
-    pub(crate) async fn make(env: &Env, objects: Option<Objects>) -> Disk {
-        let recorder = Recorder::new(env);
+    /// A new filesystem. Each request to the devices takes `latency` at most.
+    pub(crate) async fn make(env: &Env, objects: Option<Objects>, latency: Duration) -> Disk {
+        let recorder = Recorder::with_latency(env, latency);
         let device = |name, size| recorder.device(name, Geometry { size, sector: 512 });
         let devices = vec![device("data", 2 * SIZE), device("journal", JOURNAL)];
         let disk = Disk { recorder, devices, objects };

@@ -31,7 +31,7 @@ pub(super) const PER_S: &str = "per_s";
 const MIB_PER_S: &str = "mib_per_s";
 
 /// Files made in one directory.
-const CREATES: f64 = 2_000.0;
+const CREATES: f64 = 8_000.0;
 /// Durable writes.
 const WRITES: f64 = 200.0;
 /// Threads of postmark, and the files that each of them makes.

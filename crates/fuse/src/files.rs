@@ -23,7 +23,7 @@
 //! this to the filesystem, and saves a request before every write in return.
 //!
 //! - [`mounted`]: mounts, and their end; `options`: how to mount; `mounting`: what the kernel asks then;
-//! - `adapter`: runs requests as tasks; `requests` decodes them, with `names`, `content` (`payload`) and
+//! - `adapter`: runs requests as tasks; `spinning`: its threads before they sleep; `requests` decodes them, with `names`, `content` (`payload`) and
 //!   `xattrs`;
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
@@ -50,6 +50,7 @@ mod options;
 mod privileges;
 mod requests;
 mod served;
+mod spinning;
 mod stages;
 mod users;
 mod workers;

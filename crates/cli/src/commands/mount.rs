@@ -86,6 +86,7 @@ Options behind -o:
   allow_other       all users may use the mount, subject to permissions; default for root's mounts
   writeback_cache   the kernel collects writes, page by page, until it or fsync writes them
   threads=N         threads that serve the kernel's requests (2)
+  spin=MICROSECONDS how long a thread that has answered looks for the next request before it sleeps (50)
   read_ahead=SIZE   bytes that the kernel reads ahead (1M; 4M of a shared filesystem), if root mounts it
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 Of a shared filesystem, for changes that the client has made by itself:

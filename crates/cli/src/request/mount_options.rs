@@ -41,6 +41,8 @@ pub(crate) struct MountOptions {
     pub(crate) threads: Option<usize>,
     /// Bytes that the kernel reads ahead.
     pub(crate) read_ahead: Option<u32>,
+    /// How long a thread that has answered a request looks for the next one before it sleeps.
+    pub(crate) spin: Option<Duration>,
     /// Whether a client of a shared filesystem reaches contents itself.
     pub(crate) contents: Option<ContentsWord>,
     /// What a client of a shared filesystem does when the server has ended its session.
@@ -225,6 +227,12 @@ impl MountOptions {
                     || Failure::new(format!("threads={value} is not a number from 1 to 64"));
                 self.threads = Some(threads.ok_or_else(wrong)?);
             }
+            "spin" => {
+                let micros = value.parse().ok().filter(|micros| *micros <= 1000);
+                let wrong =
+                    || Failure::new(format!("spin={value} is not a number of µs from 0 to 1000"));
+                self.spin = Some(Duration::from_micros(micros.ok_or_else(wrong)?));
+            }
             "recover" => {
                 let wrong = || Failure::new(format!("recover={value} is neither clean nor no"));
                 self.recover = Some(value.parse().map_err(|_| wrong())?);
@@ -265,6 +273,7 @@ impl MountOptions {
             private: false,
             locks: defaults.locks,
             read_ahead: Some(self.read_ahead.unwrap_or(READ_AHEAD)),
+            spin: self.spin.unwrap_or(defaults.spin),
         }
     }
 
@@ -365,6 +374,8 @@ mod tests {
         assert_eq!(kernel.read_ahead, Some(1 << 20));
         let far = parse("read_ahead=8M").unwrap();
         assert_eq!(far.for_kernel(String::new()).read_ahead, Some(8 << 20));
+        let spin = |list| parse(list).unwrap().for_kernel(String::new()).spin.as_micros();
+        assert_eq!((spin("ro"), spin("spin=0"), spin("spin=200")), (50, 0, 200));
         assert_eq!(parse("recover=no").unwrap().recover, Some(Recover::No));
         assert_eq!(parse("recover=no,recover=clean").unwrap().recover, Some(Recover::Clean));
         assert_eq!(parse("defaults").unwrap(), MountOptions::default());
@@ -402,6 +413,7 @@ mod tests {
             "gap=x",
             "rotational=maybe",
             "threads=0",
+            "spin=1001",
             "read_ahead=far",
             "contents=far",
             "recover=maybe",

@@ -15,6 +15,7 @@ use thalweg_fs::{Filesystem, FsError, Invalidation};
 
 use super::options::{Locks, MountOptions};
 use super::served::Served;
+use super::spinning::Spinning;
 use super::stages::{Stage, Stages};
 use super::users::Users;
 use crate::errno::of_filesystem;
@@ -31,6 +32,7 @@ pub(crate) struct Adapter {
     may_block: bool,
     stages: Stages,
     users: Users,
+    spinning: Arc<Spinning>,
     /// Dropped when the mount has ended.
     _life: watch::Sender<()>,
 }
@@ -86,6 +88,7 @@ impl Adapter {
             may_block: options.threads > 1,
             stages: Stages::new(env),
             users: Users::new(env),
+            spinning: Arc::new(Spinning::new(env, options.spin)),
             _life: life,
         }
     }
@@ -93,6 +96,11 @@ impl Adapter {
     /// How long requests take.
     pub(crate) fn stages(&self) -> &Stages {
         &self.stages
+    }
+
+    /// How its threads wait for requests.
+    pub(super) fn spinning(&self) -> &Arc<Spinning> {
+        &self.spinning
     }
 
     /// The state that its tasks share.
@@ -167,7 +175,7 @@ impl Adapter {
                 };
                 self.env.spawn(task).detach();
             }
-            Ok(true) => {}
+            Ok(true) => self.spinning.wait(),
             Err(_) => tracing::error!("a request panicked"),
         }
     }

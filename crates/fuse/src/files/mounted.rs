@@ -1,6 +1,7 @@
 //! Mounts of a filesystem, and their end.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -119,7 +120,9 @@ pub fn mount(
     let mountpoint = mountpoint.canonicalize()?;
     let adapter = Adapter::new(env, runtime, filesystem.clone(), options, life);
     let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
+    let spinning = adapter.spinning().clone();
     let session = Session::new(adapter, &mountpoint, &options.config())?;
+    spinning.begin(session.as_fd())?;
     let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
     if let Some(bytes) = options.read_ahead {
         set_read_ahead(identity.device, bytes);

@@ -1,5 +1,7 @@
 //! How a filesystem is mounted.
 
+use std::time::Duration;
+
 use fuser::{Config, MountOption, SessionACL};
 use thalweg_fs::LockKind;
 
@@ -34,6 +36,8 @@ pub struct MountOptions {
     pub locks: Locks,
     /// Bytes that the kernel reads ahead of a program at most; `None` for its own default. Only root can set it.
     pub read_ahead: Option<u32>,
+    /// How long a thread that has answered a request looks for the next one before it sleeps, if that is worth it; zero: not at all.
+    pub spin: Duration,
 }
 
 impl Default for MountOptions {
@@ -53,6 +57,7 @@ impl Default for MountOptions {
             private: false,
             locks: Locks::Kernel,
             read_ahead: None,
+            spin: Duration::from_micros(50),
         }
     }
 }

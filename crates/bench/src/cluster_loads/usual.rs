@@ -195,7 +195,7 @@ mod tests {
                 assert_eq!(timed.lost, None, "{}", load.name);
             }
             let files = |folder: &str| fs::read_dir(stage.first.join(folder)).unwrap().count();
-            assert_eq!((files("creates"), files("stat")), (10, 50));
+            assert_eq!((files("creates"), files("stat")), (40, 50));
             let log = fs::metadata(stage.first.join("fsync/log")).unwrap();
             assert_eq!(log.len(), 4 * BLOCK as u64);
             assert!(stage.first.join("untar/tree/part19/unit399.h").exists());

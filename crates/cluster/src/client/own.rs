@@ -156,7 +156,7 @@ impl Pending {
         self.synced >= number
     }
 
-    /// All that the server has is durable.
+    /// The events that the server has are durable.
     pub(super) fn synced(&mut self) {
         self.synced = self.done;
     }

@@ -94,7 +94,7 @@ impl Spinning {
             if self.env.now().since(begun) >= self.most {
                 return false;
             }
-            // Whatever else could run here does.
+            // This lets other threads run on the processor.
             std::thread::yield_now();
         }
     }

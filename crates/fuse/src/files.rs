@@ -23,8 +23,8 @@
 //! this to the filesystem, and saves a request before every write in return.
 //!
 //! - [`mounted`]: mounts, and their end; `options`: how to mount; `mounting`: what the kernel asks then;
-//! - `adapter`: runs requests as tasks; `spinning`: its threads before they sleep; `requests` decodes them, with `names`, `content` (`payload`) and
-//!   `xattrs`;
+//! - `adapter`: runs requests as tasks; `spinning`: what its threads do before they sleep; `requests` decodes
+//!   requests, with `names`, `content` (`payload`) and `xattrs`;
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
 //!   that are under way (`grace`), on threads that do not wait for each other (`workers`);

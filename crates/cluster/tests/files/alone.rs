@@ -160,22 +160,30 @@ fn what_moves_elsewhere_is_shared() {
 }
 
 #[test]
-fn names_are_made_while_a_removal_waits_for_earlier_ones() {
-    run(9, |env| async move {
-        let scene = Scene::durable(&env).await;
-        let a = scene.client("a").await;
-        let directory = alone(&a.client).await;
-        fill(&a.client, directory, 2..300).await;
-        let client = a.client.clone();
-        let removal = env.spawn(async move { client.unlink(directory, b"n0").await });
-        // The removal is about to send the names that wait.
-        env.sleep(Duration::from_micros(20)).await;
-        let before = calls(&a.client);
-        fill(&a.client, directory, 300..400).await;
-        assert_eq!(calls(&a.client), before);
-        removal.await.unwrap().unwrap();
-        assert_eq!(names(&a.client, directory).await.len(), 399);
-    });
+fn names_are_made_while_a_change_by_a_call_waits_for_earlier_ones() {
+    for renames in [false, true] {
+        run(9, |env| async move {
+            let scene = Scene::durable(&env).await;
+            let a = scene.client("a").await;
+            let directory = alone(&a.client).await;
+            fill(&a.client, directory, 2..300).await;
+            let client = a.client.clone();
+            let change = env.spawn(async move {
+                let (from, to) = ((directory, &b"n0"[..]), (directory, &b"n1"[..]));
+                match renames {
+                    true => client.rename(from, to, Rename::Replace).await,
+                    false => client.unlink(directory, b"n0").await,
+                }
+            });
+            // It is about to send the names that wait.
+            env.sleep(Duration::from_micros(20)).await;
+            let before = calls(&a.client);
+            fill(&a.client, directory, 300..400).await;
+            assert_eq!(calls(&a.client), before, "renames: {renames}");
+            change.await.unwrap().unwrap();
+            assert_eq!(names(&a.client, directory).await.len(), 399);
+        });
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn they_share_batches() {
     });
 }
 
-/// A batch is being made durable while a call is answered whose change it does not cover.
+/// A call is answered while the server makes an earlier batch durable: its change is not in that batch.
 #[test]
 fn a_batch_that_began_before_a_change_does_not_cover_it() {
     for micros in (0..1000).step_by(50) {

@@ -33,7 +33,7 @@ async fn open(client: &Client, ino: Ino) -> Handle {
 /// Syncs of a file that grows until a client stores its tail.
 const SYNCS: usize = 5;
 
-/// A file of 3000 bytes that a client has open, and whose tail it stores.
+/// A file of 3000 bytes that a client has open. The client stores its tail.
 async fn with_tail(env: &Env, client: &Client) -> (Ino, Handle) {
     reached(env, client).await;
     let file = make(client, Ino::ROOT, "f", Node::File).await;

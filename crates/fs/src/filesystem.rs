@@ -27,6 +27,7 @@ use crate::ledger::{Recorder, SessionRecord};
 use crate::level::Level;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 pub use crate::node::{NewNode, Node};
+use crate::room::{Promises, RoomShare};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -384,7 +385,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
 
 /// A filesystem that keeps a server's records.
 #[async_trait]
-pub trait Ledger: Send + Sync + fmt::Debug {
+pub trait Ledger: Promises + Send + Sync + fmt::Debug {
     /// The filesystem for one call: its change and the record of the call are one transaction. A call of several
     /// transactions is recorded with its last change.
     ///
@@ -453,12 +454,19 @@ pub trait Ledger: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Applies events in their order: all of them in one transaction, or none.
+    /// Applies events in their order: all of them in one transaction, or none. `charged` is what the
+    /// session of the call has taken of its promise for them: when they count, that is used up. The call refuses nothing that it covers.
     ///
     /// # Errors
     /// The first one of an event: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
     /// that was never reserved, or that an inode has.
-    async fn apply(&self, events: &[Event]) -> Result<(), FsError>;
+    async fn apply(&self, events: &[Event], charged: &[RoomShare]) -> Result<(), FsError>;
+
+    /// A path of an inode from the root, for logs.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]; those of the transactions.
+    async fn path_of(&self, ino: Ino) -> Result<String, FsError>;
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
     /// that take references again, if the filesystem was opened so.

@@ -24,6 +24,15 @@ pub enum Change {
         /// The name.
         name: Bytes,
     },
+    /// The inode of a name was removed with that name, its last one: a cache keeps nothing of it.
+    Removed {
+        /// The directory.
+        parent: Ino,
+        /// The name.
+        name: Bytes,
+        /// The inode.
+        ino: Ino,
+    },
     /// Any number of inodes and names. Only filesystems that
     /// [announce it](crate::Filesystem::may_change_everything) send it.
     Everything,

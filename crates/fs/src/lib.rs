@@ -6,6 +6,7 @@
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`level`]: how far the changes of a file have come;
+//! - [`room`]: room that is promised for such changes;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
 //! - [`contents`]: contents of files that are kept outside of the filesystem; [`direct`]: clients that reach them themselves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
@@ -30,8 +31,10 @@ pub mod local;
 pub mod locks;
 pub mod node;
 pub mod payload;
+pub mod room;
 
 pub use local::check;
+pub use local::is_quota_attribute;
 
 pub use answer::{Answer, Lookup, Validity};
 pub use attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
@@ -46,3 +49,4 @@ pub use handle::{Caller, Credentials, Handle, OpenFlags, Opened, PageCache};
 pub use invalidation::{Change, Invalidation, Watcher};
 pub use level::Level;
 pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};
+pub use room::{Promises, Room, RoomShare};

@@ -32,11 +32,14 @@ mod numbers;
 mod op;
 mod options;
 mod orphans;
+mod paths;
 mod places;
+mod promises;
 mod quota;
 mod records;
 mod references;
 mod reservation;
+mod rooms;
 mod seek;
 mod sessions;
 mod space;
@@ -66,7 +69,7 @@ use inner::Inner;
 pub use make::{is_elsewhere, make, make_elsewhere, remove};
 use op::Op;
 pub use options::{Atime, Format, Options};
-pub use quota::Quota;
+pub use quota::{Quota, is_attribute as is_quota_attribute};
 use records::{attributes_of, kind_of};
 
 /// Bytes of the largest write that is one transaction: a longer one is several, cut at multiples of it.
@@ -223,9 +226,11 @@ impl Local {
         let Some(within) = &self.within else {
             let recorder = self.recorder.as_deref();
             return match self.inner.change_for(recorder, durability, &work).await {
-                Err(FsError::NoSpace) if self.inner.is_freeing() => {
-                    self.inner.do_duties().await?;
-                    self.inner.finish_freed().await?;
+                // A call that finds no room waits for blocks that are being freed.
+                Err(FsError::NoSpace | FsError::QuotaExceeded)
+                    if self.inner.may_have_more_room() =>
+                {
+                    self.inner.free_room().await?;
                     self.inner.change_for(recorder, durability, &work).await
                 }
                 done => done,

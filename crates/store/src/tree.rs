@@ -43,6 +43,7 @@ mod partition;
 mod raw;
 mod read_view;
 mod record;
+mod room;
 mod salvage;
 mod scan;
 mod space;

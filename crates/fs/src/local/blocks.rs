@@ -40,6 +40,7 @@ impl Op<'_> {
         blocks: u64,
         has: u64,
     ) -> Result<Vec<Run>, FsError> {
+        self.take_room(blocks)?;
         let pages = self.inner.area.pages();
         let room = if has > 0 { has.clamp(ROOM.start, ROOM.end) } else { 0 };
         let mut runs: Vec<Run> = Vec::new();

@@ -364,6 +364,10 @@ impl Filesystem for Local {
         let (blocks, free) = match &self.inner.elsewhere {
             Some(elsewhere) => self.inner.blocks_elsewhere(elsewhere).await?,
             None => {
+                // What was removed is free, or soon.
+                if self.inner.is_freeing() && !self.is_read_only() {
+                    self.inner.do_duties().await?;
+                }
                 // The table of reservations is no file's.
                 let table = u64::from(self.inner.table.get().is_some());
                 (self.inner.area.blocks() - table, self.inner.space.free())

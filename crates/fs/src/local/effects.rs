@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use super::rooms::{Cover, Ticket};
 use crate::attributes::Timestamp;
 use crate::ledger::Committed;
 
@@ -18,6 +19,12 @@ pub(super) struct Effects {
     pub(super) pages: BTreeMap<u64, i64>,
     /// Inodes created, less inodes removed.
     pub(super) count: i64,
+    /// Blocks of metadata allocated, less those freed.
+    pub(super) tree_blocks: i64,
+    /// What the calls take until they have ended.
+    pub(super) tickets: Vec<Ticket>,
+    /// What is left of a session's promise for the calls.
+    pub(super) cover: Cover,
     /// Blocks and inodes that quotas were charged with.
     pub(super) charged: BTreeMap<u64, (i64, i64)>,
     /// Inodes with pending work.
@@ -57,6 +64,9 @@ impl Effects {
             let sum = self.charged.entry(quota).or_default();
             *sum = (sum.0 + blocks, sum.1 + inodes);
         }
+        self.tree_blocks += later.tree_blocks;
+        self.tickets.extend(later.tickets);
+        self.cover = later.cover;
         self.count += later.count;
         self.orphans.extend(later.orphans);
         self.freed |= later.freed;

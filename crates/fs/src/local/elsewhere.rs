@@ -26,6 +26,7 @@ use super::format::{InodeRecord, TRUNCATING};
 use super::gates::Elsewhere;
 use super::inner::Inner;
 use super::op::Op;
+use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::filesystem::{Allocation, MAX_FILE, WriteAt, WriteHow};
@@ -107,7 +108,9 @@ impl Local {
         if len == 0 {
             return Ok(offset);
         }
-        self.inner.prepare_growth(elsewhere, ino.0, &record, (offset, end)).await?;
+        self.inner
+            .prepare_growth(elsewhere, ino.0, &record, (offset, end), &Cover::default())
+            .await?;
         self.inner.raise_reach(elsewhere, ino.0, end).await?;
         elsewhere.contents.write(ino, offset, &data).await?;
         let durability = if how.sync { Durability::Synced } else { Durability::Visible };
@@ -131,7 +134,9 @@ impl Local {
         let alone = elsewhere.alone(ino.0).await;
         let record = self.inner.file_now(ino.0).await?;
         if size <= MAX_FILE {
-            self.inner.prepare_growth(elsewhere, ino.0, &record, (size, size)).await?;
+            self.inner
+                .prepare_growth(elsewhere, ino.0, &record, (size, size), &Cover::default())
+                .await?;
         }
         Ok(Some(alone))
     }
@@ -156,7 +161,10 @@ impl Local {
         let mut record = self.inner.file_now(ino.0).await?;
         let size = record.size.get();
         if grows {
-            record = self.inner.prepare_growth(elsewhere, ino.0, &record, (end, end)).await?;
+            record = self
+                .inner
+                .prepare_growth(elsewhere, ino.0, &record, (end, end), &Cover::default())
+                .await?;
         }
         let stored = end.min(size).min(reach_of(&record));
         if clears && offset < stored {
@@ -242,12 +250,13 @@ impl Inner {
         ino: u64,
         record: &InodeRecord,
         (start, end): (u64, u64),
+        cover: &Cover,
     ) -> Result<InodeRecord, FsError> {
         let size = record.size.get();
         if end > size {
             // Before bytes are replaced: the transaction would fail after that.
             let txn = self.look().await?;
-            let mut op = Op::new(self, &txn, false);
+            let mut op = Op::new(self, &txn, false).covered(cover.clone());
             let more = end.div_ceil(BLOCK) as i64 - record.blocks.get() as i64;
             op.charge(record.quota.get(), more, 0).await?;
         }

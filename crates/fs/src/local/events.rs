@@ -16,6 +16,7 @@ use super::elsewhere::{REACH, reach_of};
 use super::format::{TRUNCATING, encode_time};
 use super::gates::Elsewhere;
 use super::op::Op;
+use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::event::runs::{Run, Runs, is_stored, runs_of};
@@ -47,7 +48,7 @@ impl Local {
     ///
     /// # Errors
     /// [`FsError::NotSupported`] for changes of bytes beyond [`Ledger::byte_events`](crate::Ledger::byte_events).
-    pub(super) async fn apply_all(&self, events: &[Event]) -> Result<(), FsError> {
+    pub(super) async fn apply_all(&self, events: &[Event], cover: &Cover) -> Result<(), FsError> {
         let mut gates = Vec::new();
         if let Some(elsewhere) = self.elsewhere_to_change()? {
             if events.iter().any(|event| sets_size(&event.deed)) {
@@ -60,13 +61,13 @@ impl Local {
             }
             let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
             self.check_stored(stored, events).await?;
-            self.store_runs(elsewhere, runs, events).await?;
+            self.store_runs(elsewhere, runs, events, cover).await?;
         }
         self.change(async |txn| {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            Ok(((), self.apply_in(&txn, events).await?))
+            Ok(((), self.apply_in(&txn, events, cover.clone()).await?))
         })
         .await
     }
@@ -97,6 +98,7 @@ impl Local {
         elsewhere: &Elsewhere,
         runs: Runs,
         events: &[Event],
+        cover: &Cover,
     ) -> Result<(), FsError> {
         let made: HashSet<Ino> = events.iter().filter_map(|event| event.deed.made()).collect();
         let storing = runs.into_iter().map(|(ino, runs)| {
@@ -104,7 +106,7 @@ impl Local {
             async move {
                 match is_new {
                     true => self.prepare_new(elsewhere, ino, &runs).await?,
-                    false => self.prepare_old(elsewhere, ino, &runs).await?,
+                    false => self.prepare_old(elsewhere, ino, &runs, cover).await?,
                 }
                 for (number, run) in runs.iter().enumerate() {
                     match is_new && number == 0 {
@@ -124,6 +126,7 @@ impl Local {
         elsewhere: &Elsewhere,
         ino: Ino,
         runs: &[Run],
+        cover: &Cover,
     ) -> Result<(), FsError> {
         let end = end_of(runs);
         if end > MAX_FILE {
@@ -131,7 +134,7 @@ impl Local {
         }
         let record = self.inner.file_now(ino.0).await?;
         let start = last_gap(runs, record.size.get()).unwrap_or_default();
-        self.inner.prepare_growth(elsewhere, ino.0, &record, (start, end)).await?;
+        self.inner.prepare_growth(elsewhere, ino.0, &record, (start, end), cover).await?;
         self.inner.raise_reach(elsewhere, ino.0, end).await
     }
 
@@ -160,18 +163,19 @@ impl Local {
         &self,
         txn: &Arc<dyn Transaction>,
         events: &[Event],
+        cover: Cover,
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
         let is_within = self.inner.elsewhere.is_none();
         // A call of its own does not see its writes of bytes. So the bytes of a file are changed once in each.
         let mut written = HashSet::default();
-        let mut op = self.op(txn);
+        let mut op = self.op(txn).covered(cover);
         let (recorder, now) = (op.recorder.take(), op.now);
         let session = recorder.as_ref().map(|it| it.call.session);
         for Event { time, deed } in events {
             if is_within && changes_bytes(deed) && !written.insert(deed.ino()) {
                 effects.add(op.finish().await?);
-                op = self.op(txn);
+                op = self.op(txn).covered(std::mem::take(&mut effects.cover));
                 op.recorder = None;
                 written.clear();
                 written.insert(deed.ino());

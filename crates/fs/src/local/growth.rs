@@ -170,7 +170,10 @@ impl Inner {
         let txn = self.volume.begin(Begin::SNAPSHOT).await?;
         let pages = count_free(&*txn, &self.area, self.space.pages()).await?;
         self.space.grow(self.area.end(), pages);
-        Ok(())
+        match self.rooms.are_counted() {
+            true => self.recount_pages().await,
+            false => Ok(()),
+        }
     }
 }
 

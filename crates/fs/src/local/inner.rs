@@ -2,9 +2,9 @@
 //!
 //! # Lock order
 //!
-//! Six locks are held across transactions, the first before the others: `Within::order` (of calls in a caller's
-//! transaction), `Elsewhere::turn`, the gate of a file, `Inner::growing`, `Inner::freeing`, `Inner::numbers`. A
-//! transaction takes the volume's locks, so none of these six is taken under one of the volume's. Nothing waits for a
+//! Seven locks are held across transactions, the first before the others: `Within::order` (of calls in a caller's
+//! transaction), `Elsewhere::turn`, the gate of a file, `Inner::growing`, `Inner::working`, `Inner::freeing`,
+//! `Inner::numbers`. A transaction takes the volume's locks, so none of these seven is taken under one of the volume's. Nothing waits for a
 //! gate under another one.
 //!
 //! All other locks are held for a moment, are never held at an `await`, and are taken one at a time. Two
@@ -28,6 +28,7 @@ use super::effects::Effects;
 use super::gates::Elsewhere;
 use super::holdings::Owner;
 use super::options::{Atime, Options};
+use super::rooms::Rooms;
 use super::space::Space;
 use super::superblock::Copies;
 use crate::attributes::Ino;
@@ -51,6 +52,8 @@ pub(super) struct Inner {
     /// How reads of inodes are noted now; `options` says how at first.
     pub(super) atime: Mutex<Atime>,
     pub(super) space: Space,
+    /// What of that is promised, and taken by calls under way.
+    pub(super) rooms: Arc<Rooms>,
     /// Inodes for which there may be room.
     pub(super) max_inodes: AtomicU64,
     /// One at a time makes the filesystem larger.
@@ -61,6 +64,8 @@ pub(super) struct Inner {
     pub(super) elsewhere: Option<Elsewhere>,
     /// The block of the table of reservations.
     pub(super) table: OnceLock<u64>,
+    /// Work that calls have left is being done.
+    pub(super) working: tokio::sync::Mutex<()>,
     /// Serializes the freeing of blocks that records mark for it.
     pub(super) freeing: tokio::sync::Mutex<()>,
     pub(super) numbers: tokio::sync::Mutex<Numbers>,
@@ -157,11 +162,13 @@ impl Inner {
             options,
             atime: Mutex::new(options.atime),
             space: found.space,
+            rooms: Arc::default(),
             max_inodes: found.max_inodes.into(),
             growing: tokio::sync::Mutex::default(),
             copies: found.copies,
             elsewhere: found.elsewhere,
             table: OnceLock::new(),
+            working: tokio::sync::Mutex::new(()),
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
             references: Mutex::default(),
@@ -226,6 +233,9 @@ impl Inner {
     /// Accounts for a committed transaction. When it is durable, so is every change before its commit.
     pub(super) fn settle(&self, effects: Effects, synced: Option<(u64, Version)>) {
         effects.pages.iter().for_each(|(page, by)| self.space.adjust(*page, *by));
+        let freed: i64 = effects.pages.values().filter(|by| **by > 0).sum();
+        let charged = effects.charged.iter().map(|(quota, by)| (*quota, *by));
+        self.rooms.settle(effects.tree_blocks, freed.unsigned_abs(), charged);
         *self.inodes.lock() += effects.count;
         for (root, by) in &effects.charged {
             if let Some(seen) = self.usage.lock().get_mut(root) {
@@ -333,7 +343,9 @@ impl Inner {
     /// Returns when everything that is visible survives a crash, whichever handle has changed it: a version that has it.
     pub(super) async fn sync_volume(&self) -> Result<Version, FsError> {
         let until = self.moment();
+        let freed = self.rooms.freed();
         let synced = self.volume.sync().await?;
+        self.rooms.synced(&freed);
         self.durable.lock().sync(until, synced.version);
         Ok(synced.version)
     }

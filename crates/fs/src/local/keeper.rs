@@ -32,6 +32,7 @@ impl Inner {
     /// Does everything that is left to be done and may be.
     pub(super) async fn do_duties(&self) -> Result<(), FsError> {
         self.collect_ended();
+        let _one = self.working.lock().await;
         loop {
             let (due, freed, ended) = {
                 let mut duties = self.duties.lock();
@@ -62,10 +63,14 @@ impl Inner {
         }
     }
 
-    /// Whether blocks wait to be freed.
+    /// Whether blocks wait to be freed, or are being freed.
     pub(super) fn is_freeing(&self) -> bool {
         let duties = self.duties.lock();
-        duties.freed || duties.ended || !duties.due.is_empty() || self.freeing.try_lock().is_err()
+        duties.freed
+            || duties.ended
+            || !duties.due.is_empty()
+            || self.working.try_lock().is_err()
+            || self.freeing.try_lock().is_err()
     }
 
     /// Settles callers' transactions that have ended; whether some have not.

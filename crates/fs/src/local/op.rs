@@ -69,6 +69,8 @@ pub(super) struct Op<'a> {
     pub(super) is_repair: bool,
     /// What is charged is durable already, so that no quota refuses it.
     pub(super) is_stored: bool,
+    /// The call adds records that were not there.
+    pub(super) grows: bool,
     /// Records the call.
     pub(super) recorder: Option<&'a Recorder>,
     /// What it comes to, for its record.
@@ -102,6 +104,7 @@ impl<'a> Op<'a> {
             is_within,
             is_repair: false,
             is_stored: false,
+            grows: false,
             recorder: None,
             outcome: 0,
             effects: Effects::default(),
@@ -420,6 +423,8 @@ impl<'a> Op<'a> {
                 None => drop(self.tree.delete(&key).await?),
             }
         }
+        let allocated = self.tree.allocated();
+        self.take_pages(allocated)?;
         self.tree.finish()?;
         for (number, page) in std::mem::take(&mut self.pages) {
             *self.effects.pages.entry(number).or_default() +=

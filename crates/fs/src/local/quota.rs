@@ -44,7 +44,7 @@ pub struct Quota {
 }
 
 /// Whether an extended attribute stands for a limit.
-pub(super) fn is_attribute(name: &[u8]) -> bool {
+pub fn is_attribute(name: &[u8]) -> bool {
     name == MAX_BYTES || name == MAX_FILES
 }
 
@@ -96,6 +96,7 @@ impl Op<'_> {
         blocks: i64,
         inodes: i64,
     ) -> Result<(), FsError> {
+        self.grows |= blocks > 0 || inodes > 0;
         if root == 0 {
             return Ok(());
         }
@@ -105,11 +106,17 @@ impl Op<'_> {
         if blocks <= 0 && inodes <= 0 || self.is_stored {
             return Ok(());
         }
+        // What the call's session was promised of the quota is not refused.
+        let more = (u64::try_from(blocks).unwrap_or(0), u64::try_from(inodes).unwrap_or(0));
+        if self.take_quota(root, more.0, more.1) == (0, 0) {
+            return Ok(());
+        }
+        let others = self.others_of_quota(root);
         let Some(limits) = self.limits(root).await? else { return Ok(()) };
         let (max_blocks, max_inodes) = (limits.bytes.get().div_ceil(BLOCK), limits.inodes.get());
         let fits = |used: (i64, i64)| {
-            !(blocks > 0 && exceeds(used.0 + charged.0, max_blocks)
-                || inodes > 0 && exceeds(used.1 + charged.1, max_inodes))
+            !(blocks > 0 && exceeds(used.0 + charged.0 + others.0, max_blocks)
+                || inodes > 0 && exceeds(used.1 + charged.1 + others.1, max_inodes))
         };
         if let Some(seen) = self.inner.seen_usage(root)
             && !self.is_within
@@ -147,6 +154,11 @@ impl Op<'_> {
     /// The quota of which a directory is the root.
     pub(super) async fn quota(&mut self, root: u64) -> Result<Option<Quota>, FsError> {
         self.directory(root).await?;
+        self.quota_now(root).await
+    }
+
+    /// The same, whether or not the root is still there.
+    pub(super) async fn quota_now(&mut self, root: u64) -> Result<Option<Quota>, FsError> {
         let Some(limits) = self.limits(root).await? else { return Ok(None) };
         let (blocks, inodes) = self.usage(root).await?;
         Ok(Some(Quota {

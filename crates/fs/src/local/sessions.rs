@@ -22,6 +22,7 @@ use crate::error::FsError;
 use crate::event::{ByteEvents, Event};
 use crate::filesystem::{Filesystem, Ledger};
 use crate::ledger::{Recorder, SessionRecord, SlotRecord, SupersededCall};
+use crate::room::RoomShare;
 
 /// The value of a slot.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -173,6 +174,7 @@ impl Ledger for Local {
         if info.len() > MAX_INFO {
             return Err(FsError::Invalid("the record of a session is too long"));
         }
+        self.inner.count_rooms().await?;
         self.change_as(Durability::Synced, async |txn| {
             let mut op = self.op(&txn);
             // Never used before, so that nothing that was told to another session is valid for it.
@@ -194,29 +196,38 @@ impl Ledger for Local {
     }
 
     async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError> {
-        self.look(async |txn| {
-            let mut op = self.op(&txn);
-            let range = key(0, Tag::Session, &[])..key_behind(0, Tag::Session);
-            let mut sessions: Vec<SessionRecord> = Vec::new();
-            for (key, value) in op.range(range, usize::MAX).await? {
-                let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
-                match parse_record(&key, &value).ok_or_else(bad)? {
-                    (session, Record::Info) => {
-                        sessions.push(SessionRecord { session, info: value, slots: Vec::new() });
-                    }
-                    (_, Record::Address | Record::Tail(_)) => {}
-                    (session, Record::Slot(slot)) => {
-                        if sessions.last().is_none_or(|it| it.session != session) {
-                            let info = Bytes::new();
-                            sessions.push(SessionRecord { session, info, slots: Vec::new() });
+        let sessions: Vec<SessionRecord> = self
+            .look(async |txn| {
+                let mut op = self.op(&txn);
+                let range = key(0, Tag::Session, &[])..key_behind(0, Tag::Session);
+                let mut sessions: Vec<SessionRecord> = Vec::new();
+                for (key, value) in op.range(range, usize::MAX).await? {
+                    let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
+                    match parse_record(&key, &value).ok_or_else(bad)? {
+                        (session, Record::Info) => {
+                            sessions.push(SessionRecord {
+                                session,
+                                info: value,
+                                slots: Vec::new(),
+                            });
                         }
-                        sessions.last_mut().into_iter().for_each(|it| it.slots.push(slot));
+                        (_, Record::Address | Record::Tail(_)) => {}
+                        (session, Record::Slot(slot)) => {
+                            if sessions.last().is_none_or(|it| it.session != session) {
+                                let info = Bytes::new();
+                                sessions.push(SessionRecord { session, info, slots: Vec::new() });
+                            }
+                            sessions.last_mut().into_iter().for_each(|it| it.slots.push(slot));
+                        }
                     }
                 }
-            }
-            Ok(sessions)
-        })
-        .await
+                Ok(sessions)
+            })
+            .await?;
+        if !sessions.is_empty() && !self.inner.options.read_only {
+            self.inner.count_rooms().await?;
+        }
+        Ok(sessions)
     }
 
     fn proof(&self, session: u64, ino: Ino) -> u64 {
@@ -262,8 +273,18 @@ impl Ledger for Local {
             .then_some(self as &dyn DirectContents)
     }
 
-    async fn apply(&self, events: &[Event]) -> Result<(), FsError> {
-        self.apply_all(events).await
+    async fn apply(&self, events: &[Event], charged: &[RoomShare]) -> Result<(), FsError> {
+        // What is made again after a crash has used its promise before.
+        let call = self.recorder.as_ref().map(|it| it.call);
+        let session = call.filter(|call| call.before.is_none()).map(|call| call.session);
+        let cover = session.map(|it| self.inner.rooms.cover(it, charged)).unwrap_or_default();
+        self.apply_all(events, &cover).await?;
+        session.into_iter().for_each(|session| self.inner.rooms.spend(session, charged));
+        Ok(())
+    }
+
+    async fn path_of(&self, ino: Ino) -> Result<String, FsError> {
+        self.inner.path_of(ino.0).await
     }
 
     async fn release_orphans(&self) -> Result<(), FsError> {

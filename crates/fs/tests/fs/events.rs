@@ -139,7 +139,7 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
     for _ in 0..8 {
         let count = maker.rng.random_range(1..60);
         let events: Vec<Event> = (0..count).map(|_| maker.event()).collect();
-        fs.apply(&events).await.unwrap();
+        fs.apply(&events, &[]).await.unwrap();
         for (ino, foreseen) in &maker.nodes {
             let found = attributes(&fs, *ino).await;
             let foreseen = Attributes { stored: found.stored, ..*foreseen };
@@ -201,18 +201,18 @@ fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
             |offset| Deed::Write { ino: number, offset, data: "x".into(), clear_suid: false };
         let event = |deed| Event { time, deed };
         let far = [event(create.clone()), event(write(most.end))];
-        assert!(matches!(fs.apply(&far).await, Err(FsError::NotSupported)));
+        assert!(matches!(fs.apply(&far, &[]).await, Err(FsError::NotSupported)));
         let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
         let cut = [event(create.clone()), event(Deed::SetAttributes { ino: number, change })];
-        assert!(matches!(fs.apply(&cut).await, Err(FsError::NotSupported)));
+        assert!(matches!(fs.apply(&cut, &[]).await, Err(FsError::NotSupported)));
         let near = [event(create), event(write(most.end - 1))];
-        fs.apply(&near).await.unwrap();
+        fs.apply(&near, &[]).await.unwrap();
         // The bytes of an inode that there is stay when it is made again.
         let again = [near[0].clone(), event(write(0))];
-        assert!(matches!(fs.apply(&again).await, Err(FsError::Invalid(_))));
+        assert!(matches!(fs.apply(&again, &[]).await, Err(FsError::Invalid(_))));
         assert_eq!(fs.read(number, 0, 1).await.unwrap().concat(), [0]);
         // One that is there may be written behind that.
-        fs.apply(&[event(write(most.end + 9))]).await.unwrap();
+        fs.apply(&[event(write(most.end + 9))], &[]).await.unwrap();
         assert_eq!(attributes(&fs, number).await.size, most.end + 10);
     });
 }

@@ -188,6 +188,7 @@ impl Work<'_> {
             return Ok(None);
         };
         self.flip(place, run(bit, len))?;
+        self.allocated += i64::from(len);
         Ok(Some(((place.first_block(self.area).0 + u64::from(bit)) as u32, len)))
     }
 
@@ -226,9 +227,22 @@ impl Work<'_> {
                 return Err(damaged(block, "it is in use, but free in the bitmap"));
             }
             self.flip(place, 1 << bit)?;
+            self.allocated -= 1;
             self.forget(block)?;
         }
         Ok(())
+    }
+
+    /// How many blocks are free, and how many there are.
+    pub(super) async fn count_free(&mut self) -> Result<(u64, u64), TreeError> {
+        let (mut free, mut all) = (0, 0);
+        for number in 0..self.area.units() {
+            let place = Place::of(self.area, number);
+            let (first, end) = place.first_block(self.area);
+            all += end.saturating_sub(first).min(u64::from(BITS_PER_UNIT));
+            free += u64::from(self.used(place).await?.count_zeros());
+        }
+        Ok((free, all))
     }
 
     /// The blocks in use among those of one bitmap page.

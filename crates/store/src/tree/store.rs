@@ -174,7 +174,7 @@ impl Store {
         &self.volume
     }
 
-    fn work<'a>(&'a self, txn: &'a dyn Transaction) -> Work<'a> {
+    pub(super) fn work<'a>(&'a self, txn: &'a dyn Transaction) -> Work<'a> {
         Work::new(txn, &self.area, &self.env)
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Work<'a> {
     /// Blocks of large values to write.
     values: BTreeMap<u32, Bytes>,
     freed: BTreeSet<u32>,
+    /// Blocks allocated less blocks freed.
+    pub(super) allocated: i64,
     wishes: bool,
     /// Pages of zeros are accepted although the store's header is gone.
     headless: bool,
@@ -60,6 +62,7 @@ impl<'a> Work<'a> {
             ways: SmallVec::new(),
             values: BTreeMap::new(),
             freed: BTreeSet::new(),
+            allocated: 0,
             wishes,
             headless: false,
             shared: None,

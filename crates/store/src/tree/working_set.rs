@@ -172,6 +172,11 @@ impl<'a> WorkingSet<'a> {
         scan.next(&mut self.work).await
     }
 
+    /// Blocks of the store that the set has allocated, less those that it has freed.
+    pub fn allocated(&self) -> i64 {
+        self.work.allocated
+    }
+
     /// Hands all changes to the transaction, and forgets all pages.
     ///
     /// # Errors

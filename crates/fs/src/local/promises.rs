@@ -1,0 +1,301 @@
+//! Promises of room to sessions, and the room that calls take beside them.
+
+use async_trait::async_trait;
+use thalweg_store::txn::Begin;
+
+use super::Local;
+use super::content::BLOCK;
+use super::inner::Inner;
+use super::op::Op;
+use super::rooms::{Accounts, Cover, Taken, Ticket, VOLUME};
+use crate::attributes::Ino;
+use crate::error::FsError;
+use crate::room::{Promises, Room, RoomShare};
+
+/// What a session is promised at most.
+const MOST: Room = Room { blocks: 4096, inodes: 4096, places: 3 * 4096, bytes: 1 << 20 };
+/// A promise takes at most one in so many of the free blocks, or of what a quota leaves.
+const SHARE: u64 = 4;
+/// The same for blocks of metadata, of which a promise needs far more than its changes will take.
+const SHARE_OF_PAGES: u64 = 2;
+/// The smallest part of [`MOST`] that is promised.
+const LEAST_PART: u64 = 1024;
+/// Blocks of metadata that no promise takes: for records of sessions, of removals, and for changes that are made again.
+const SPARE_PAGES: u64 = 16;
+
+/// What is wanted beside what a session has: nothing while it has half.
+fn wanted(own: Room) -> Room {
+    let wants = |own: u64, most: u64| if own < most / 2 { most - own } else { 0 };
+    Room {
+        blocks: wants(own.blocks, MOST.blocks),
+        inodes: wants(own.inodes, MOST.inodes),
+        places: wants(own.places, MOST.places),
+        bytes: wants(own.bytes, MOST.bytes),
+    }
+}
+
+#[async_trait]
+impl Promises for Local {
+    async fn promise(&self, session: u64, quota: u64) -> Result<Vec<RoomShare>, FsError> {
+        match self.inner.options.read_only {
+            true => Ok(Vec::new()),
+            false => self.inner.promise(session, quota).await,
+        }
+    }
+
+    fn claim_room(&self, session: u64, shares: &[RoomShare]) {
+        self.inner.rooms.claim(session, shares);
+    }
+
+    fn return_room(&self, session: u64, shares: &[RoomShare]) {
+        self.inner.rooms.spend(session, shares);
+    }
+
+    fn release_room(&self, session: u64) {
+        self.inner.rooms.release(session);
+    }
+
+    fn sessions_with_room(&self) -> Vec<u64> {
+        self.inner.rooms.sessions()
+    }
+
+    async fn quota_of(&self, ino: Ino) -> Result<u64, FsError> {
+        self.look(async |txn| Ok(self.op(&txn).inode(ino.0).await?.quota.get())).await
+    }
+}
+
+impl Inner {
+    /// Whether a call that has found no room may find some when work that calls have left is done.
+    pub(super) fn may_have_more_room(&self) -> bool {
+        self.is_freeing() || self.rooms.has_freed()
+    }
+
+    /// Frees everything that is to be freed, so that other calls may use it.
+    pub(super) async fn free_room(&self) -> Result<(), FsError> {
+        self.do_duties().await?;
+        self.finish_freed().await?;
+        if self.rooms.has_freed() {
+            self.sync_volume().await?;
+        }
+        Ok(())
+    }
+
+    /// Counts the free blocks of metadata, if that was not done.
+    pub(super) async fn count_rooms(&self) -> Result<(), FsError> {
+        if self.rooms.are_counted() {
+            return Ok(());
+        }
+        self.recount_pages().await
+    }
+
+    /// Counts the free blocks of metadata, while calls may be under way.
+    pub(super) async fn recount_pages(&self) -> Result<(), FsError> {
+        let before = self.rooms.accounts.lock().free_pages.replace(0);
+        let counted = async {
+            let txn = self.volume.begin(Begin::SNAPSHOT).await?;
+            Ok::<_, FsError>(self.tree.free_blocks(&*txn).await?)
+        };
+        let counted = counted.await;
+        let mut accounts = self.rooms.accounts.lock();
+        match counted {
+            // Those that have ended since are counted from zero on. One that committed before the count, and was settled after
+            // it began, counts twice: on the safe side, unless it freed blocks.
+            Ok(free) => {
+                let since = accounts.free_pages.unwrap_or(0).min(0);
+                accounts.free_pages = Some(free.0 as i64 + since);
+                accounts.all_pages = free.1;
+                Ok(())
+            }
+            Err(error) => {
+                accounts.free_pages = before;
+                Err(error)
+            }
+        }
+    }
+
+    /// Promises a session more room: of the volume, and of a quota if there is one. Returns the addition.
+    pub(super) async fn promise(
+        &self,
+        session: u64,
+        quota: u64,
+    ) -> Result<Vec<RoomShare>, FsError> {
+        self.count_rooms().await?;
+        let mut granted = Vec::new();
+        let wanted = wanted(self.rooms.promised(session, VOLUME));
+        let room = match wanted.is_none() {
+            true => Room::NONE,
+            false => self.promise_of_volume(session, wanted).await?,
+        };
+        if !room.is_none() {
+            granted.push(RoomShare { quota: VOLUME, room });
+        }
+        if quota != VOLUME {
+            let room = self.promise_of_quota(session, quota).await?;
+            if !room.is_none() {
+                granted.push(RoomShare { quota, room });
+            }
+        }
+        Ok(granted)
+    }
+
+    async fn promise_of_volume(&self, session: u64, wanted: Room) -> Result<Room, FsError> {
+        let elsewhere = match &self.elsewhere {
+            // Where contents are is not counted exactly.
+            Some(elsewhere) => Some(self.blocks_elsewhere(elsewhere).await?.1),
+            None => None,
+        };
+        let mut accounts = self.rooms.accounts.lock();
+        let (sum, taken) = (accounts.sum(VOLUME), accounts.taken(VOLUME));
+        let freed = accounts.freed(VOLUME);
+        let blocks = elsewhere.unwrap_or_else(|| self.space.free().saturating_sub(freed.blocks));
+        let blocks = blocks.saturating_sub(sum.blocks + taken.blocks) / SHARE;
+        let (free, _) = accounts.metadata();
+        let before = accounts.pages_of_others(Room::NONE);
+        let left = free.saturating_sub(before + SPARE_PAGES) / SHARE_OF_PAGES;
+        let fits = |room: &Room| accounts.pages_of_others(*room).saturating_sub(before) <= left;
+        let parts = std::iter::successors(Some(1), |part| Some(2 * part));
+        let mut parts = parts.take_while(|part| *part <= LEAST_PART).map(|part| wanted.part(part));
+        let room = parts.find(fits).unwrap_or_default();
+        let room = Room { blocks: wanted.blocks.min(blocks), ..room };
+        accounts.add((VOLUME, session), room);
+        Ok(room)
+    }
+
+    async fn promise_of_quota(&self, session: u64, quota: u64) -> Result<Room, FsError> {
+        let own = self.rooms.promised(session, quota);
+        let wanted = wanted(own).of_quota();
+        if wanted.is_none() {
+            return Ok(Room::NONE);
+        }
+        // Entered before the usage is read: a call that this read does not see sees the promise, or is under way.
+        let (sum, taken) = {
+            let mut accounts = self.rooms.accounts.lock();
+            let mut taken = accounts.taken(quota);
+            taken.add(accounts.freed(quota));
+            let before = (accounts.sum(quota), taken);
+            accounts.add((quota, session), wanted);
+            before
+        };
+        let found = self.look_at_quota(quota).await;
+        let room = match &found {
+            Ok(Some(left)) => {
+                let blocks = left.0.map_or(u64::MAX, |left| {
+                    left.saturating_sub(sum.blocks + taken.blocks) / SHARE
+                });
+                let inodes = left.1.map_or(u64::MAX, |left| {
+                    left.saturating_sub(sum.inodes + taken.inodes) / SHARE
+                });
+                wanted.min(Room { blocks, inodes, ..Room::NONE })
+            }
+            // The root of the quota was removed: nothing limits what is left below it.
+            Ok(None) => wanted,
+            Err(_) => Room::NONE,
+        };
+        if let Some(rest) = wanted.checked_sub(room) {
+            self.rooms.accounts.lock().remove((quota, session), rest);
+        }
+        found.map(|_| room)
+    }
+
+    /// The blocks and inodes that a quota leaves, where it limits them.
+    async fn look_at_quota(
+        &self,
+        quota: u64,
+    ) -> Result<Option<(Option<u64>, Option<u64>)>, FsError> {
+        let txn = self.look().await?;
+        let mut op = Op::new(self, &txn, false);
+        let Some(found) = op.quota_now(quota).await? else { return Ok(None) };
+        let left = |limit: u64, used: u64| (limit > 0).then(|| limit.saturating_sub(used));
+        let blocks = left(found.max_bytes.div_ceil(BLOCK), found.bytes.div_ceil(BLOCK));
+        Ok(Some((blocks, left(found.max_inodes, found.inodes))))
+    }
+}
+
+impl Op<'_> {
+    /// The call's changes are those of a session that was promised room for them.
+    pub(super) fn covered(self, cover: Cover) -> Self {
+        let mut op = self;
+        op.effects.cover = cover;
+        op
+    }
+
+    /// Takes blocks of data.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`]: they are promised to sessions, other calls take them, or they may be in use again after a crash.
+    pub(super) fn take_room(&mut self, blocks: u64) -> Result<(), FsError> {
+        let inner = self.inner;
+        if !inner.rooms.are_counted() {
+            return Ok(());
+        }
+        let (blocks, _) = self.effects.cover.take(VOLUME, blocks, 0);
+        if blocks == 0 {
+            return Ok(());
+        }
+        let more = Taken { blocks, ..Taken::default() };
+        let fits = |accounts: &Accounts| {
+            let others = accounts.sum(VOLUME).blocks + accounts.taken(VOLUME).blocks;
+            inner.space.free() >= others + accounts.freed(VOLUME).blocks
+        };
+        match self.ticket().enter(VOLUME, more, fits) {
+            true => Ok(()),
+            false => Err(FsError::NoSpace),
+        }
+    }
+
+    /// Takes blocks of metadata, of which the call has allocated so many.
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`]
+    pub(super) fn take_pages(&mut self, allocated: i64) -> Result<(), FsError> {
+        self.effects.tree_blocks += allocated;
+        let inner = self.inner;
+        // A repair, and a call that adds nothing, may take what is spare.
+        let is_free = self.is_repair || !self.grows || self.effects.cover.pages;
+        if is_free || !inner.rooms.are_counted() {
+            return Ok(());
+        }
+        // Also a call that allocates nothing: it may fill blocks, and a promised change then splits one.
+        let pages = u64::try_from(allocated).unwrap_or(0);
+        let more = Taken { pages, ..Taken::default() };
+        let fits =
+            |accounts: &Accounts| accounts.metadata().0 >= accounts.pages_of_others(Room::NONE);
+        match self.ticket().enter(VOLUME, more, fits) {
+            true => Ok(()),
+            false => Err(FsError::NoSpace),
+        }
+    }
+
+    /// Takes blocks and inodes below the root of a quota. Returns those that the promise of the session does not cover.
+    pub(super) fn take_quota(&mut self, quota: u64, blocks: u64, inodes: u64) -> (u64, u64) {
+        let (blocks, inodes) = self.effects.cover.take(quota, blocks, inodes);
+        if (blocks, inodes) != (0, 0) && self.inner.rooms.are_counted() {
+            let more = Taken { blocks, inodes, pages: 0 };
+            self.ticket().enter(quota, more, |_| true);
+        }
+        (blocks, inodes)
+    }
+
+    /// Blocks and inodes of a quota that sessions are promised, that other calls under way take, or that may be in use again
+    /// after a crash.
+    pub(super) fn others_of_quota(&self, quota: u64) -> (i64, i64) {
+        let accounts = self.inner.rooms.accounts.lock();
+        let (sum, mut taken) = (accounts.sum(quota), accounts.taken(quota));
+        taken.add(accounts.freed(quota));
+        let own = self.effects.tickets.iter().flat_map(|ticket| &ticket.taken);
+        let (mut blocks, mut inodes) = (sum.blocks + taken.blocks, sum.inodes + taken.inodes);
+        for (_, own) in own.filter(|(of, _)| *of == quota) {
+            blocks -= own.blocks;
+            inodes -= own.inodes;
+        }
+        (blocks as i64, inodes as i64)
+    }
+
+    fn ticket(&mut self) -> &mut Ticket {
+        let tickets = &mut self.effects.tickets;
+        if tickets.is_empty() {
+            tickets.push(Ticket::new(&self.inner.rooms));
+        }
+        &mut tickets[0]
+    }
+}

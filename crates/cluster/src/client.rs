@@ -32,6 +32,7 @@ mod opening;
 mod opens;
 mod own;
 mod recover;
+mod room;
 mod tails;
 mod users;
 
@@ -193,6 +194,8 @@ struct Shared {
     lost_contents: Notify,
     /// The server asks for inodes that are not used.
     pressed: Notify,
+    /// The server is to be told of removed inodes.
+    gone: Notify,
     watcher: RwLock<Option<Watcher>>,
     /// One batch of events at a time.
     sending: Arc<tokio::sync::Mutex<()>>,
@@ -269,6 +272,7 @@ impl Client {
             reaching: tokio::sync::Mutex::default(),
             lost_contents: Notify::new(),
             pressed: Notify::new(),
+            gone: Notify::new(),
             watcher: RwLock::default(),
             sending: Arc::default(),
             reserving: tokio::sync::Mutex::default(),

@@ -20,6 +20,7 @@
 //! invalidation ends with it, also when the answer that allowed it is looked at later.
 
 mod needs;
+mod notices;
 mod unanswered;
 
 use bytes::Bytes;
@@ -28,18 +29,19 @@ use thalweg_fs::event::ByteEvents;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Level,
-    Lock, LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, Seek, SetXattr,
-    Statistics, WriteAt, WriteHow,
+    Lock, LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, RoomShare, Seek,
+    SetXattr, Statistics, WriteAt, WriteHow,
 };
 use thalweg_net::hello::Hello;
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 use crate::failure::WireError;
+pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use unanswered::{Effect, Unanswered};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 8 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 9 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -52,6 +54,8 @@ pub const MAX_CLAIMS: usize = 16384;
 pub const MAX_EVENTS: usize = 2048;
 /// Most inode numbers in an [`Answer::Numbers`].
 pub const MAX_NUMBERS: u64 = 4096;
+/// Most quotas that the changes of one [`Request::Batch`] count for, and the volume.
+pub const MAX_SHARES: usize = 16;
 /// Most inodes in a [`Request::Forget`].
 pub const MAX_FORGOTTEN: usize = 4096;
 
@@ -114,6 +118,10 @@ pub enum Request {
         count: u64,
         proof: u64,
     },
+    /// The client has made changes that it has not sent, within this of what it was promised ([`RoomGrant`]).
+    ClaimRoom {
+        shares: Vec<RoomShare>,
+    },
     /// The client has claimed everything. The payload is a list of [`Unanswered`] calls.
     Claimed,
     /// The client would like to hold a directory exclusively ([`Grants::exclusive`]). [`Answer::Inode`] either way.
@@ -122,11 +130,17 @@ pub enum Request {
     },
     /// Reserves inode numbers for the client. [`Answer::Numbers`].
     Reserve,
+    /// The client wants more room below the root of this quota, and of the volume. [`Reply::room`].
+    Room {
+        quota: u64,
+    },
     /// The payload is a list of [`Event`](thalweg_fs::event::Event)s in directories that the client holds exclusively, in
     /// their order. [`Answer::Made`].
     Batch {
         /// The answer comes when they are durable, and all changes before.
         sync: bool,
+        /// What the client has taken for them of what it was promised; at most [`MAX_SHARES`].
+        charged: Vec<RoomShare>,
     },
     /// The client reads and writes contents itself from now on ([`Answer::Attached::contents`]), with this address at their
     /// store; with an empty one, it does not any more. The store refuses an earlier address of the session when this is answered.
@@ -313,6 +327,16 @@ pub struct Grants {
     pub exclusive: bool,
 }
 
+/// Room that a client is promised: as long as what it has made by itself fits into that, the server does not refuse it for want
+/// of space, or for a quota.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct RoomGrant {
+    /// It does not count after a [`FromServer::ReturnRoom`] with a higher number.
+    pub recalls: u64,
+    /// How much.
+    pub shares: Vec<RoomShare>,
+}
+
 /// An inode that a client knew before its server stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Claim {
@@ -335,6 +359,10 @@ pub struct Reply {
     pub grants: Grants,
     /// Of a call that changed something, if the client has to keep it.
     pub committed: Option<Committed>,
+    /// The client is promised this in addition.
+    pub room: RoomGrant,
+    /// Of an answer that grants something exclusively: the root of the quota that it counts for; 0 for none.
+    pub quota: u64,
     /// Of an answer that names an inode: shows that the client knows it.
     pub proof: u64,
     /// The answer itself.
@@ -426,62 +454,3 @@ pub struct ListedEntry {
     /// The attributes, if they were asked for, whether they may be cached, and the proof that the client knows the inode.
     pub attributes: Option<(Attributes, bool, u64)>,
 }
-
-/// A call of the server.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub enum FromServer {
-    /// The client is to drop what it caches of these. Answered with [`Invalidated`].
-    Invalidate(Vec<Changed>),
-    /// Is not answered. Changes up to this version survive a crash.
-    Durable(u64),
-    /// Is not answered. The clients know more inodes than the server has memory for: this one is to forget those that its
-    /// caller does not refer to ([`Request::Forget`]), until it knows so many at most.
-    Release(u64),
-}
-
-/// What is about to change.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Changed {
-    /// The directory or file is not the client's alone any more: what it has made of it is to be at the server when it answers.
-    Exclusive(Ino),
-    /// All pages of a file that the client does not have open.
-    Pages(Ino),
-    /// The attributes of an inode.
-    Attributes(Ino),
-    /// All names of a directory.
-    Names(Ino),
-    /// The inode of a name.
-    Name {
-        /// The directory.
-        parent: Ino,
-        /// The name.
-        name: Bytes,
-    },
-    /// Bytes of a file.
-    Content {
-        /// The file.
-        ino: Ino,
-        /// The first byte.
-        from: u64,
-        /// The byte behind the last one; `u64::MAX` for the rest of the file.
-        to: u64,
-    },
-}
-
-impl Changed {
-    /// The inode that it is about.
-    pub fn ino(&self) -> Ino {
-        match self {
-            Changed::Exclusive(ino)
-            | Changed::Pages(ino)
-            | Changed::Attributes(ino)
-            | Changed::Names(ino)
-            | Changed::Name { parent: ino, .. }
-            | Changed::Content { ino, .. } => *ino,
-        }
-    }
-}
-
-/// The client has dropped it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Invalidated;

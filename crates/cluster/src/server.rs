@@ -35,6 +35,7 @@ mod pressure;
 mod recalls;
 mod recovery;
 mod report;
+mod room;
 mod session;
 mod status;
 mod unanswered;
@@ -67,6 +68,7 @@ use pressure::Pressure;
 use recalls::Recalls;
 use recovery::{Recovery, info_of};
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
+use room::RoomRecalls;
 use session::Session;
 pub use status::{InvalidationCounts, ServerStatus, SessionStatus};
 use unanswered::Unanswered;
@@ -147,6 +149,7 @@ pub(in crate::server) struct Shared {
     /// Ended sessions by serial number, until the records do not have them, and their clients use nothing of their caches.
     leaving: Mutex<HashMap<u64, Leaving>>,
     recalls: Recalls,
+    room: RoomRecalls,
     undurable: Undurable,
     recovery: Recovery,
     unanswered: Unanswered,
@@ -210,6 +213,7 @@ impl Server {
             capabilities,
             leaving,
             recalls,
+            room: RoomRecalls::default(),
             undurable,
             recovery,
             unanswered: Unanswered::default(),
@@ -335,6 +339,9 @@ impl Shared {
                 && let Err(error) = ledger.end_sessions(&[serial]).await
             {
                 tracing::error!(%error, "the record of a client's session stays");
+            }
+            if let Some(ledger) = shared.filesystem.ledger() {
+                ledger.release_room(serial);
             }
             for file in estate.files {
                 shared.close(serial, file).await;

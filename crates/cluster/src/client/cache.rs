@@ -22,6 +22,8 @@ pub(super) struct Cache {
     pub(super) nodes: HashMap<Ino, Node>,
     /// Inodes that were removed, and that the server has not been told of: each with its stamp.
     gone: Vec<(Ino, u64)>,
+    /// The same, of which the server was told, and may not have heard.
+    told_gone: Vec<(Ino, u64)>,
     /// Until when it may be used.
     pub(super) lease_end: Time,
     /// What this client has made by itself.
@@ -53,6 +55,8 @@ pub(super) struct Node {
     content: bool,
     /// The caller may cache pages without the server's knowledge, since the file was this client's alone.
     cached_alone: bool,
+    /// It has lost its last name.
+    removed: bool,
     /// References of the caller.
     references: u64,
     /// It was used since the last sweep.
@@ -353,21 +357,42 @@ impl Cache {
         self.nodes.entry(ino).or_default().references += 1;
     }
 
-    pub(super) fn unreference(&mut self, ino: Ino, count: u64) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
+    /// Returns whether the server is to be told at once that the inode is gone.
+    pub(super) fn unreference(&mut self, ino: Ino, count: u64) -> bool {
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
         node.references = node.references.saturating_sub(count);
         // One that was removed is to be gone soon; the rest may be needed again.
         let has_names = node.attributes.is_some_and(|it| it.links > 0);
         let is_needed = node.changing > 0 || node.own.unsent > 0 || has_names;
-        if node.references == 0 && !is_needed {
-            self.gone.push((ino, node.stamp));
-            self.nodes.remove(&ino);
+        if node.references > 0 || is_needed {
+            return false;
         }
+        let removed = node.removed;
+        self.gone.push((ino, node.stamp));
+        self.nodes.remove(&ino);
+        removed
+    }
+
+    /// An inode has lost its last name. Returns whether the server is to be told at once that it is gone.
+    pub(super) fn removed(&mut self, ino: Ino) -> bool {
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        (node.removed, node.attributes) = (true, None);
+        self.unreference(ino, 0)
     }
 
     /// Inodes that were removed, with their stamps.
     pub(super) fn take_gone(&mut self) -> Vec<(Ino, u64)> {
         std::mem::take(&mut self.gone)
+    }
+
+    /// The server was told of these.
+    pub(super) fn told_gone(&mut self, gone: Vec<(Ino, u64)>) {
+        self.told_gone.extend(gone);
+    }
+
+    /// Those of which the server was told; before its next answer it has heard that.
+    pub(super) fn take_told_gone(&mut self) -> Vec<(Ino, u64)> {
+        std::mem::take(&mut self.told_gone)
     }
 
     /// The server may not have been told of these.
@@ -404,6 +429,7 @@ impl Cache {
     pub(super) fn clear(&mut self) -> Vec<Ino> {
         self.lease_end = Time::default();
         self.gone.clear();
+        self.told_gone.clear();
         for node in self.nodes.values_mut() {
             node.attributes = None;
             node.names = None;

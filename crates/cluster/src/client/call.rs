@@ -177,6 +177,9 @@ impl Shared {
                     let place = (number, slot.number);
                     shared.keep(place, &named, (maker, kept, sent_payload), committed);
                 }
+                if !reply.room.shares.is_empty() {
+                    shared.cache.lock().pending.add_room(&reply.room);
+                }
                 then(&shared, &reply, &payload);
                 (reply, payload)
             };

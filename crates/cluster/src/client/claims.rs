@@ -12,7 +12,7 @@ use thalweg_net::channel::{CallError, Channel};
 use super::holdings::KeptCall;
 use super::opening::Opening;
 use super::{AttachError, Shared};
-use crate::protocol::{Answer, Call, MAX_CLAIMS, Reply, Request};
+use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request};
 
 /// Calls that are under way at a time.
 const AT_ONCE: usize = 16;
@@ -37,6 +37,7 @@ impl Shared {
             }
         }
         self.claim_opens(channel).await?;
+        self.claim_room(channel).await?;
         self.make_again(channel, kept).await?;
         let sent = self.env.now();
         let unanswered = self.numbers.lock().unanswered();
@@ -45,6 +46,15 @@ impl Shared {
         self.in_order(channel, vec![(call, vec![payload.into()])]).await?;
         self.renew(sent);
         Ok(())
+    }
+
+    /// Claims room for the changes that the server does not have.
+    async fn claim_room(&self, channel: &Channel) -> Result<(), AttachError> {
+        let shares = self.cache.lock().pending.claim_room();
+        let calls = shares
+            .chunks(MAX_SHARES)
+            .map(|some| (Call::outside(Request::ClaimRoom { shares: some.to_vec() }), Vec::new()));
+        self.in_order(channel, calls.collect()).await.map(drop)
     }
 
     async fn claim_opens(&self, channel: &Channel) -> Result<(), AttachError> {

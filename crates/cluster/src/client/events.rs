@@ -12,9 +12,10 @@ use thalweg_fs::{
 };
 use tokio::sync::oneshot;
 
+use super::cache::Cache;
 use super::exclusive::MAX_WRITE;
 use super::holdings::Slot;
-use super::own::{Batch, Reservation};
+use super::own::{Batch, Charge, Reservation, shares_of};
 use super::users::User;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Reply, Request};
@@ -64,8 +65,8 @@ impl Shared {
         if self.cache.lock().is_own(parent) {
             self.reserve_numbers().await?;
         }
-        let made = self.cache.lock().make(parent, name, new, self.clocks());
-        match made {
+        let make = |cache: &mut Cache| cache.make(parent, name, new, self.clocks());
+        match self.in_room(make).await? {
             None => Ok(None),
             Some(made) => {
                 let made = made?;
@@ -84,8 +85,8 @@ impl Shared {
             return Ok(None);
         }
         self.complete_own(ino).await?;
-        let set = self.cache.lock().set(ino, change, self.clocks());
-        let Some(set) = set else { return Ok(None) };
+        let set = |cache: &mut Cache| cache.set(ino, change, self.clocks());
+        let Some(set) = self.in_room(set).await? else { return Ok(None) };
         self.pace().await?;
         Ok(Some(self.of_own(set)))
     }
@@ -109,7 +110,10 @@ impl Shared {
         };
         // What the caller's buffers are part of may be much larger.
         let data = Bytes::from(data.concat());
-        let wrote = self.cache.lock().write(ino, (at, bytes), data, how.clear_suid, self.clocks());
+        let write = |cache: &mut Cache| {
+            cache.write(ino, (at, bytes), data.clone(), how.clear_suid, self.clocks())
+        };
+        let wrote = self.in_room(write).await?;
         if wrote.is_some() {
             self.pace().await?;
         }
@@ -123,7 +127,7 @@ impl Shared {
             shared.take_inode(reply);
             let mut cache = shared.cache.lock();
             match reply.grants.exclusive {
-                true => cache.hold_exclusively(directory),
+                true => cache.hold_exclusively(directory, reply.quota),
                 false => cache.refuse(directory, shared.env.now() + lease / REFUSED),
             }
         };
@@ -273,28 +277,30 @@ impl Shared {
         }
         let (mut parts, mut is_whole) = match self.store_bytes(&batch, syncs).await {
             Ok(Stored::Sent) => return Ok(syncs),
-            Ok(Stored::Not) => (vec![batch.events], true),
-            Ok(Stored::Bytes(events)) => (vec![events], true),
+            Ok(Stored::Not) => (vec![(batch.events, batch.charges)], true),
+            Ok(Stored::Bytes(events)) => (vec![(events, batch.charges)], true),
             Err(error) => {
-                self.lose_events(&batch.events, &error);
+                self.lose_events((&batch.events, &batch.charges), &error);
                 return Err(error);
             }
         };
         let user = batch.user;
-        while let Some(mut part) = parts.pop() {
-            match self.send_part(&part, &user, syncs && parts.is_empty()).await {
+        while let Some((mut part, mut charges)) = parts.pop() {
+            match self.send_part((&part, &charges), &user, syncs && parts.is_empty()).await {
                 Ok(()) => {}
                 // The server is there, and refuses one of them: the others count.
                 Err(error) if part.len() > 1 && !matches!(error, FsError::Store(_)) => {
                     is_whole = false;
-                    parts.push(part.split_off(part.len() / 2));
-                    parts.push(part);
+                    let half = part.len() / 2;
+                    parts.push((part.split_off(half), charges.split_off(half)));
+                    parts.push((part, charges));
                 }
                 Err(error) => {
                     is_whole = false;
-                    self.lose_events(&part, &error);
+                    self.lose_events((&part, &charges), &error);
                     if matches!(error, FsError::Store(_)) {
-                        parts.iter().rev().for_each(|part| self.lose_events(part, &error));
+                        let rest = parts.iter().rev();
+                        rest.for_each(|(part, charges)| self.lose_events((part, charges), &error));
                         return Err(error);
                     }
                 }
@@ -311,14 +317,17 @@ impl Shared {
         let generation = storing.generation;
         let (stored, sent) = match batch.only_replaces {
             true => {
-                let sending = self.send_call(&events, &batch.user, syncs, |_, _, _| {});
+                let sending =
+                    self.send_call((&events, &batch.charges), &batch.user, syncs, |_, _, _| {});
                 futures::future::join(storing.store(), sending).await
             }
             false => (storing.store().await, Err(FsError::Conflict)),
         };
         match (stored, sent) {
             (Ok(()), Ok(())) => {
-                self.cache.lock().sent(&events, 0, &[]);
+                let mut cache = self.cache.lock();
+                cache.sent(&events, 0, &[]);
+                cache.pending.discharge(&batch.charges, false);
                 Ok(Stored::Sent)
             }
             (Ok(()), Err(_)) => Ok(Stored::Bytes(events)),
@@ -332,23 +341,25 @@ impl Shared {
     /// Sends events of one user in one call.
     async fn send_part(
         self: &Arc<Self>,
-        part: &[Event],
+        (part, charges): (&[Event], &[Charge]),
         user: &User,
         sync: bool,
     ) -> Result<(), FsError> {
-        let events: Arc<[Event]> = part.into();
+        let (events, taken): (Arc<[Event]>, Arc<[Charge]>) = (part.into(), charges.into());
         let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
             if reply.answer == Answer::Made {
                 let proofs: Vec<u64> = postcard::from_bytes(payload).unwrap_or_default();
-                shared.cache.lock().sent(&events, reply.stamp, &proofs);
+                let mut cache = shared.cache.lock();
+                cache.sent(&events, reply.stamp, &proofs);
+                cache.pending.discharge(&taken, false);
             }
         };
-        self.send_call(part, user, sync, take).await
+        self.send_call((part, charges), user, sync, take).await
     }
 
     async fn send_call(
         self: &Arc<Self>,
-        part: &[Event],
+        (part, charges): (&[Event], &[Charge]),
         user: &User,
         sync: bool,
         take: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
@@ -364,20 +375,28 @@ impl Shared {
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
-        let call = (Request::Batch { sync }, vec![payload.into()]);
+        let charged = shares_of(charges);
+        let call = (Request::Batch { sync, charged }, vec![payload.into()]);
         let user = (Some(Slot::of_batch()), user.clone());
         self.call_in(user, named.into(), call, take).await.map(|_| ())
     }
 
     /// A batch does not count.
-    fn lose_events(&self, batch: &[Event], error: &FsError) {
+    fn lose_events(&self, (batch, charges): (&[Event], &[Charge]), error: &FsError) {
         tracing::error!(
             %error,
             changes = batch.len(),
             "changes that this client has made in a directory of its own are lost"
         );
         let is_refused = !matches!(error, FsError::Store(_));
-        let (wrong, changes) = self.cache.lock().lose(batch, is_refused);
+        // The connection may come back; the change does not.
+        let lost = LinkError::Lost.into();
+        let error = if is_refused { error } else { &lost };
+        let (wrong, changes) = {
+            let mut cache = self.cache.lock();
+            cache.pending.discharge(charges, is_refused);
+            cache.lose(batch, error)
+        };
         self.holdings.lose(changes);
         self.tell_watcher(wrong);
     }
@@ -390,7 +409,10 @@ impl Shared {
             let is_unsent = |ino: &Ino| cache.is_unsent(*ino);
             let is_needed = || match request {
                 Request::Sync { .. } | Request::SyncAll | Request::Statistics => true,
-                Request::Release { .. } | Request::Reserve | Request::Acquire { .. } => false,
+                Request::Release { .. }
+                | Request::Reserve
+                | Request::Room { .. }
+                | Request::Acquire { .. } => false,
                 request => {
                     let (inodes, changes) = request.touched();
                     changes || inodes.iter().flatten().any(is_unsent)

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use thalweg_env::Time;
 use thalweg_fs::event::{ByteEvents, Deed, Event};
 use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
+use thalweg_fs::room::{Room, blocks_of};
 use thalweg_fs::{
     AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, Timestamp,
 };
@@ -24,8 +25,6 @@ const CLEARED: Duration = Duration::from_secs(2);
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
 const BLOCK: u64 = 4096;
-/// Inodes at most of which is remembered that changes were lost.
-pub(super) const MAX_FAILED: usize = 65536;
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
 fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
@@ -65,11 +64,12 @@ impl Cache {
         self.nodes.get(&ino).is_some_and(|node| node.own.granted.is_some())
     }
 
-    /// The server has granted a directory or file.
-    pub(super) fn hold_exclusively(&mut self, ino: Ino) {
+    /// The server has granted a directory or file, which counts for this quota.
+    pub(super) fn hold_exclusively(&mut self, ino: Ino, quota: u64) {
         self.pending.grants += 1;
         let grant = self.pending.grants;
-        self.nodes.entry(ino).or_default().own.granted = Some(grant);
+        let own = &mut self.nodes.entry(ino).or_default().own;
+        (own.granted, own.quota) = (Some(grant), quota);
     }
 
     /// Bytes of a file below this one may be stored without the server.
@@ -213,16 +213,21 @@ impl Cache {
             return None;
         }
         let within = node.own.granted.map(|grant| (parent, grant)).or(node.own.within);
+        let quota = node.own.quota;
+        if !self.pending.has_number() {
+            return None;
+        }
+        let charge = self.pending.take_room(quota, Room::of_new(name, &new.node))?;
         let number = self.pending.number()?;
         let made = Attributes::of_new(&directory, new, number, time);
         directory.got_name(made.kind, time);
         let name = Bytes::copy_from_slice(name);
         let deed = Deed::Create { parent, name: name.clone(), new: new.clone(), number };
-        self.pending.push(Event { time, deed }, false, now);
+        self.pending.push(Event { time, deed }, charge, false, now);
         let reach = self.new_reach;
         let node = self.nodes.entry(number).or_default();
         (node.attributes, node.used) = (Some(made), true);
-        node.own = Own { within, unsent: 1, is_dense: true, reach, ..Own::default() };
+        node.own = Own { within, quota, unsent: 1, is_dense: true, reach, ..Own::default() };
         if made.kind == Kind::Directory {
             self.hold_names(number, true);
         }
@@ -263,7 +268,7 @@ impl Cache {
         if !is_made_here && !is_plain || attributes.kind == Kind::Symlink {
             return None;
         }
-        let own = &mut self.nodes.get_mut(&ino)?.own;
+        let own = &self.nodes.get(&ino)?.own;
         match change.size {
             // The answer is to say what is stored.
             None if own.is_estimate => return None,
@@ -273,13 +278,23 @@ impl Cache {
                 if attributes.kind != Kind::File || !is_exact {
                     return None;
                 }
+            }
+        }
+        let charge = self.pending.take_room(own.quota, Room::NONE)?;
+        let own = &mut self.nodes.get_mut(&ino)?.own;
+        match change.size {
+            None => {}
+            Some(size) => {
+                if size == 0 {
+                    self.pending.is_empty_again(ino);
+                }
                 (own.is_dense, own.is_estimate) = (true, false);
                 attributes.stored = size.next_multiple_of(BLOCK);
             }
         }
         attributes.set(change, time);
         let deed = Deed::SetAttributes { ino, change: *change };
-        self.pending.push(Event { time, deed }, false, now);
+        self.pending.push(Event { time, deed }, charge, false, now);
         self.note(ino, attributes);
         Some(attributes)
     }
@@ -303,6 +318,16 @@ impl Cache {
         if attributes.kind != Kind::File || data.is_empty() {
             return None;
         }
+        let own = &self.nodes.get(&ino)?.own;
+        let blocks = match bytes.dense {
+            // What a file takes follows from its size.
+            true => blocks_of(0..end).saturating_sub(blocks_of(0..attributes.size)),
+            false => {
+                let known = if own.is_dense { attributes.size.next_multiple_of(BLOCK) } else { 0 };
+                blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
+            }
+        };
+        let charge = self.pending.take_room(own.quota, Room::of_bytes(blocks))?;
         if offset > attributes.size {
             self.clear_bytes(ino, now);
         }
@@ -319,7 +344,7 @@ impl Cache {
             }
         };
         let deed = Deed::Write { ino, offset, data, clear_suid };
-        self.pending.push(Event { time, deed }, grows, now);
+        self.pending.push(Event { time, deed }, charge, grows, now);
         self.note(ino, attributes);
         Some(offset)
     }
@@ -352,7 +377,8 @@ impl Cache {
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
     /// durable by tails. The others are held wrongly here. Returns these, and how many changes are lost.
-    pub(super) fn lose(&mut self, batch: &[Event], is_refused: bool) -> (Vec<Ino>, usize) {
+    pub(super) fn lose(&mut self, batch: &[Event], error: &FsError) -> (Vec<Ino>, usize) {
+        let is_refused = !matches!(error, FsError::Store(_));
         let ended = self.pending.ended.clone();
         self.sent(batch, 0, &[]);
         let (mut wrong, mut changes) = (Vec::new(), 0);
@@ -363,21 +389,17 @@ impl Cache {
                 continue;
             }
             changes += 1;
+            let bytes = matches!(deed, Deed::Write { .. } | Deed::Stored { .. });
             for ino in [Some(deed.ino()), deed.made()].into_iter().flatten() {
                 let Some(node) = self.nodes.get_mut(&ino) else { continue };
                 (node.attributes, node.names) = (None, None);
                 node.own = Own { unsent: node.own.unsent, ..Own::default() };
-                if self.pending.failed.len() < MAX_FAILED && self.pending.failed.insert(ino) {
+                if self.pending.fail(ino, error, bytes) {
                     wrong.push(ino);
                 }
             }
         }
         (wrong, changes)
-    }
-
-    /// Whether changes of an inode were lost, which is told once.
-    pub(super) fn has_failed(&mut self, ino: Ino) -> bool {
-        self.pending.failed.remove(&ino)
     }
 
     /// The server has a batch, with the proofs of the inodes that it made; or it is lost.

@@ -242,7 +242,10 @@ impl Filesystem for Client {
     }
 
     fn unreference(&self, ino: Ino, count: u64) {
-        self.shared.cache.lock().unreference(self.theirs(ino), count);
+        let is_gone = self.shared.cache.lock().unreference(self.theirs(ino), count);
+        if is_gone {
+            self.shared.gone.notify_one();
+        }
     }
 
     async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened, FsError> {

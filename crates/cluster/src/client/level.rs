@@ -10,7 +10,6 @@ use thalweg_fs::ledger::Committed;
 use thalweg_fs::{FsError, Ino, Level};
 
 use super::cache::Cache;
-use super::exclusive::MAX_FAILED;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Request};
 
@@ -34,9 +33,10 @@ pub(super) fn changed_by(named: &[Ino], request: &Request, committed: Committed)
 impl Cache {
     /// Changes of these may be lost: the next sync of each of them fails.
     pub(super) fn fail(&mut self, inodes: Vec<Ino>) {
-        let failed = &mut self.pending.failed;
-        let room = MAX_FAILED.saturating_sub(failed.len());
-        failed.extend(inodes.into_iter().take(room));
+        let error = LinkError::Lost.into();
+        for ino in inodes {
+            self.pending.fail(ino, &error, false);
+        }
     }
 }
 
@@ -45,8 +45,8 @@ impl Shared {
     fn own_level(&self, ino: Ino) -> Result<Level, FsError> {
         {
             let cache = self.cache.lock();
-            if cache.pending.failed.contains(&ino) {
-                return Err(LinkError::Lost.into());
+            if let Some(error) = cache.pending.untold(ino) {
+                return Err(error);
             }
             if cache.is_unsent(ino) {
                 let is_durable = cache.has_ended(ino);
@@ -123,10 +123,10 @@ impl Shared {
             Ok(false) => self.sync_at_server(ino, content_only).await,
             synced => synced.map(|_| ()),
         };
-        if self.cache.lock().has_failed(ino) {
-            return Err(LinkError::Lost.into());
+        match self.cache.lock().pending.tell_failure(ino) {
+            Some(error) => Err(error),
+            None => synced,
         }
-        synced
     }
 
     async fn sync_at_server(self: &Arc<Self>, ino: Ino, content_only: bool) -> Result<(), FsError> {

@@ -10,10 +10,10 @@ use thalweg_fs::{Change, FsError, Ino, Invalidation};
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use uuid::Uuid;
 
-use super::{AttachError, SessionInfo, Shared};
+use super::{AttachError, LinkError, SessionInfo, Shared};
 use crate::protocol::{
-    Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD, Reply,
-    Request,
+    Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
+    RemovedInode, Reply, Request,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -23,6 +23,9 @@ const RENEWALS: u32 = 4;
 
 /// Time between two sweeps that the server asks for: so many in the time of a lease.
 const SWEEPS: u32 = 16;
+
+/// Inodes that are gone within this time are told together.
+const GONE_PAUSE: Duration = Duration::from_millis(5);
 
 /// The way to the server.
 #[derive(Clone, Debug)]
@@ -55,8 +58,16 @@ impl Handler for Invalidator {
     async fn handle(&self, call: Incoming) -> io::Result<()> {
         let changes = match call.decode().map_err(io::Error::other)? {
             FromServer::Invalidate(changes) => changes,
+            FromServer::ReturnRoom(recalls) => {
+                self.0.return_room(recalls, self.1.clone(), call.id);
+                return Ok(());
+            }
             FromServer::Durable(version) => {
                 self.0.holdings.kept.lock().durable(version);
+                return Ok(());
+            }
+            FromServer::Removed(inodes) => {
+                self.0.removed(inodes);
                 return Ok(());
             }
             FromServer::Release(most) => {
@@ -114,6 +125,20 @@ impl Shared {
         }
         let watcher = self.watcher.read();
         watcher.as_ref().map(|watcher| told.into_iter().map(watcher).collect()).unwrap_or_default()
+    }
+
+    /// Inodes have lost their last names: the caller drops them, and refers to them no longer than its programs use them.
+    fn removed(&self, inodes: Vec<RemovedInode>) {
+        for RemovedInode { parent, name, ino } in inodes {
+            let is_gone = self.cache.lock().removed(ino);
+            if is_gone {
+                self.gone.notify_one();
+            }
+            if let Some(watcher) = &*self.watcher.read() {
+                // Nothing waits for it: a call under way may have locked the directory.
+                drop(watcher(Change::Removed { parent: self.ours(parent), name, ino }));
+            }
+        }
     }
 
     /// The server gets everything of what is not this client's alone any more.
@@ -213,7 +238,7 @@ impl Shared {
         let inodes = {
             let mut cache = self.cache.lock();
             let unsent = cache.pending.clear();
-            let (_, changes) = cache.lose(&unsent, false);
+            let (_, changes) = cache.lose(&unsent, &LinkError::Lost.into());
             self.holdings.lose(changes);
             cache.clear()
         };
@@ -334,6 +359,12 @@ impl Shared {
             let pause = if sweeps > 0 { lease / SWEEPS } else { lease / RENEWALS };
             tokio::select! {
                 biased;
+                () = self.gone.notified() => {
+                    // Many are often removed one after the other.
+                    self.env.sleep(GONE_PAUSE).await;
+                    self.tell_gone();
+                    continue;
+                }
                 // The first sweep may find nothing unused. Callers refer to what they use before the second one.
                 () = self.pressed.notified() => sweeps = 2,
                 () = self.env.sleep(pause) => {}
@@ -346,7 +377,8 @@ impl Shared {
             let generation = self.session.lock().generation;
             let is_pressed = sweeps > 0 && self.cache.lock().is_too_large();
             sweeps = if is_pressed { sweeps - 1 } else { 0 };
-            let gone = self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0);
+            let mut gone = self.cache.lock().take_told_gone();
+            gone.extend(self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0));
             let (shared, sent) = (self.clone(), self.env.now());
             let call = Call::outside(Request::Renew);
             // A server that has answered nothing for a lease is not there: the connection is made again.
@@ -364,6 +396,14 @@ impl Shared {
                 cache.put_back_gone(gone);
             }
         }
+    }
+
+    /// Tells the server of removed inodes that are not used any more.
+    fn tell_gone(&self) {
+        let Link::Up(channel) = self.link.borrow().clone() else { return };
+        let gone = self.forget_unused(&channel, false);
+        channel.flush_soon();
+        self.cache.lock().told_gone(gone);
     }
 
     /// Tells the server of inodes that are not used any more; which these are.

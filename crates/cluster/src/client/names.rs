@@ -124,6 +124,9 @@ impl Shared {
         }
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
+            if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
+                shared.cache.lock().pending.is_empty_again(ino);
+            }
             shared.take_inode(reply);
         };
         let request = Request::SetAttributes { ino, change };
@@ -214,6 +217,7 @@ impl Shared {
             let _guard = &guard;
             if reply.answer == Answer::Done {
                 shared.cache.lock().changed_name(parent, name.clone(), NewName::Absent);
+                shared.lost_name(target);
             }
         };
         self.call(request, Vec::new(), take).await.map(|_| ())
@@ -233,14 +237,48 @@ impl Shared {
             changes.extend(target.map(Changed::Attributes));
             target
         });
+        self.check_whole(from, targets[0]).await?;
         let guard = ChangeGuard::begin(self, changes);
         self.share_moved(from.0, to.0, &targets);
         let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
         let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
-        let take = move |_: &Shared, _: &Reply, _: &Bytes| {
+        let replaced = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it));
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
+            if reply.answer == Answer::Done {
+                shared.lost_name(replaced);
+            }
         };
         self.call(request, Vec::new(), take).await.map(|_| ())
+    }
+
+    /// An inode has lost a name by a call. If that was the last one, the server hears soon that the caller does not refer to it.
+    fn lost_name(&self, ino: Option<Ino>) {
+        let mut cache = self.cache.lock();
+        let is_gone = ino.is_some_and(|ino| cache.removed(ino));
+        drop(cache);
+        if is_gone {
+            self.gone.notify_one();
+        }
+    }
+
+    /// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.
+    async fn check_whole(
+        self: &Arc<Self>,
+        (parent, name): (Ino, &[u8]),
+        target: Option<Ino>,
+    ) -> Result<(), FsError> {
+        if self.cache.lock().pending.failed.is_empty() {
+            return Ok(());
+        }
+        let source = match target {
+            Some(target) => target,
+            None => match Box::pin(self.look_up(parent, name)).await? {
+                Lookup::Found(found) => found.attributes.ino,
+                Lookup::Absent(_) => return Ok(()),
+            },
+        };
+        self.cache.lock().pending.failure(source).map_or(Ok(()), Err)
     }
 
     pub(super) async fn list(

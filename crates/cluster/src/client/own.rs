@@ -4,12 +4,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use bytes::Bytes;
-use thalweg_env::{HashSet, Time};
+use smallvec::SmallVec;
+use thalweg_env::{HashMap, HashSet, Time};
 use thalweg_fs::event::{Deed, Event};
-use thalweg_fs::{Ino, Node};
+use thalweg_fs::room::{Room, RoomShare, add_share};
+use thalweg_fs::{FsError, Ino, Node};
 
 use super::users::{self, User};
-use crate::protocol::MAX_EVENTS;
+use crate::protocol::{MAX_EVENTS, MAX_SHARES, RoomGrant};
 
 /// Bytes of events in one call at most, about.
 const BATCH_BYTES: usize = 512 << 10;
@@ -19,6 +21,8 @@ const EVENT_BYTES: usize = 128;
 const FULL: usize = 512;
 /// Events that wait before their makers wait too, and their bytes.
 const MOST: (usize, usize) = (16384, 8 << 20);
+/// Inodes at most of which is remembered that changes were lost.
+const MAX_FAILED: usize = 65536;
 /// Numbers that are left when the client reserves further ones.
 const FEW_NUMBERS: u64 = 1024;
 
@@ -69,6 +73,8 @@ pub(super) struct Own {
     pub(super) keeping: Keeping,
     /// Its bytes follow one another from the start, without holes.
     pub(super) is_dense: bool,
+    /// The root of the quota that it counts for; 0 for none. Known while it is this client's alone.
+    pub(super) quota: u64,
     /// How much its attributes say that is stored is not exact.
     pub(super) is_estimate: bool,
     /// New names that were made in the directory with calls since it was refused to the client.
@@ -94,20 +100,66 @@ pub(super) struct Pending {
     /// Ranges that are used up, with the number of the last event that uses one.
     pub(super) used_up: Vec<(Reservation, u64)>,
     pub(super) grants: u64,
+    /// What the server has promised, less what the events have taken of it.
+    room: Vec<RoomShare>,
+    /// What the events have taken that the server does not have.
+    charged: Vec<RoomShare>,
+    /// Room that was promised before this recall does not count.
+    recalls: u64,
+    /// The last change found no room below the root of this quota.
+    lacks: Option<u64>,
+    /// Before this time the server is not asked for more room.
+    pub(super) no_room_until: Time,
     /// Changes so far for which the server stores or clears bytes.
     pub(super) by_server: u64,
-    /// Inodes of which changes were lost, until a sync of them has failed.
-    pub(super) failed: HashSet<Ino>,
+    /// Inodes of which changes were lost.
+    pub(super) failed: HashMap<Ino, Failure>,
     /// Files whose tails are stored, the oldest first.
     pub(super) tails: VecDeque<Ino>,
     /// Files with unsent changes, all of which are durable by a tail. Kept when the session ends.
     pub(super) ended: HashSet<Ino>,
 }
 
+/// Changes of an inode were lost.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    /// Why.
+    error: FsError,
+    /// A sync or a close has told that.
+    is_told: bool,
+    /// Bytes of it are lost.
+    lacks_bytes: bool,
+}
+
+/// What an event takes of what was promised, and the root of the quota that it counts for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Charge {
+    pub(super) quota: u64,
+    pub(super) room: Room,
+}
+
+impl Charge {
+    fn shares(self) -> impl Iterator<Item = RoomShare> {
+        let volume = RoomShare { quota: 0, room: self.room };
+        let quota = RoomShare { quota: self.quota, room: self.room.of_quota() };
+        [Some(volume), (self.quota != 0).then_some(quota)].into_iter().flatten()
+    }
+}
+
+/// What events take together.
+pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
+    let mut shares = Vec::new();
+    for share in charges.iter().flat_map(|charge| charge.shares()) {
+        add_share(&mut shares, share.quota, share.room);
+    }
+    shares
+}
+
 /// An event that waits.
 #[derive(Debug)]
 struct Waiting {
     event: Event,
+    charge: Charge,
     user: User,
     /// It makes a file longer.
     grows: bool,
@@ -117,6 +169,8 @@ struct Waiting {
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) events: Vec<Event>,
+    /// What each of them takes.
+    pub(super) charges: Vec<Charge>,
     pub(super) user: User,
     /// No inode is made and no file becomes longer, so that bytes may be stored before or after.
     pub(super) only_replaces: bool,
@@ -131,6 +185,41 @@ pub(super) struct Reservation {
 }
 
 impl Pending {
+    /// Changes of an inode were lost, for this reason, with `bytes` of it. Returns whether that is remembered, and was not before.
+    pub(super) fn fail(&mut self, ino: Ino, error: &FsError, bytes: bool) -> bool {
+        let before = self.failed.get(&ino);
+        let (is_new, lacks_bytes) =
+            (before.is_none(), bytes || before.is_some_and(|it| it.lacks_bytes));
+        let has_room = self.failed.len() < MAX_FAILED;
+        if is_new && !has_room {
+            return false;
+        }
+        self.failed.insert(ino, Failure { error: error.clone(), is_told: false, lacks_bytes });
+        is_new
+    }
+
+    /// Why changes of an inode were lost, if no sync or close has told that.
+    pub(super) fn untold(&self, ino: Ino) -> Option<FsError> {
+        self.failed.get(&ino).filter(|it| !it.is_told).map(|it| it.error.clone())
+    }
+
+    /// The same; it is told now.
+    pub(super) fn tell_failure(&mut self, ino: Ino) -> Option<FsError> {
+        let failure = self.failed.get_mut(&ino).filter(|it| !it.is_told)?;
+        failure.is_told = true;
+        Some(failure.error.clone())
+    }
+
+    /// Why a file does not have all of what was written to it.
+    pub(super) fn failure(&self, ino: Ino) -> Option<FsError> {
+        self.failed.get(&ino).filter(|it| it.lacks_bytes).map(|it| it.error.clone())
+    }
+
+    /// Nothing is left of what was written to an inode.
+    pub(super) fn is_empty_again(&mut self, ino: Ino) {
+        self.failed.remove(&ino);
+    }
+
     /// Events that the server does not have.
     pub(super) fn len(&self) -> usize {
         (self.made - self.done) as usize
@@ -192,6 +281,11 @@ impl Pending {
         used_up.chain(self.numbers.iter().map(|(_, it)| *it)).collect()
     }
 
+    /// Whether a new inode can have a number.
+    pub(super) fn has_number(&self) -> bool {
+        self.numbers.iter().any(|(range, _)| !range.is_empty())
+    }
+
     pub(super) fn number(&mut self) -> Option<Ino> {
         loop {
             let (range, reserved) = self.numbers.front_mut()?;
@@ -203,9 +297,69 @@ impl Pending {
         }
     }
 
-    pub(super) fn push(&mut self, event: Event, grows: bool, now: Time) {
+    /// Takes room for a change, if there is enough.
+    pub(super) fn take_room(&mut self, quota: u64, room: Room) -> Option<Charge> {
+        let charge = Charge { quota, room };
+        let find = |room: &[RoomShare], quota| room.iter().position(|it| it.quota == quota);
+        let mut left: [Option<(usize, Room)>; 2] = [None; 2];
+        for (share, left) in charge.shares().zip(&mut left) {
+            let at = find(&self.room, share.quota);
+            let rest = at.and_then(|at| Some((at, self.room[at].room.checked_sub(share.room)?)));
+            if rest.is_none() && !share.room.is_none() {
+                self.lacks = Some(quota);
+                return None;
+            }
+            *left = rest;
+        }
+        left.into_iter().flatten().for_each(|(at, rest)| self.room[at].room = rest);
+        charge.shares().for_each(|it| add_share(&mut self.charged, it.quota, it.room));
+        Some(charge)
+    }
+
+    /// The quota that the last change found no room for, if there was one.
+    pub(super) fn take_lack(&mut self) -> Option<u64> {
+        self.lacks.take()
+    }
+
+    /// The server promises more.
+    pub(super) fn add_room(&mut self, grant: &RoomGrant) {
+        if grant.recalls >= self.recalls {
+            grant.shares.iter().for_each(|it| add_share(&mut self.room, it.quota, it.room));
+        }
+    }
+
+    /// The server has taken back what it has promised before this recall, beside what the events have taken.
+    pub(super) fn return_room(&mut self, recalls: u64) {
+        if recalls > self.recalls {
+            self.recalls = recalls;
+            self.room.clear();
+        }
+    }
+
+    /// A new server promises nothing but what the events have taken.
+    pub(super) fn claim_room(&mut self) -> Vec<RoomShare> {
+        self.recalls = 0;
+        self.room.clear();
+        self.charged.iter().filter(|it| !it.room.is_none()).copied().collect()
+    }
+
+    /// Events that have taken this are at the server. If they are lost, other events may take it.
+    pub(super) fn discharge(&mut self, charges: &[Charge], lost: bool) {
+        for share in shares_of(charges) {
+            let own = self.charged.iter_mut().find(|own| own.quota == share.quota);
+            // None after the session has ended.
+            let Some(own) = own else { continue };
+            own.room = own.room.checked_sub(share.room).unwrap_or_default();
+            if lost {
+                add_share(&mut self.room, share.quota, share.room);
+            }
+        }
+        self.charged.retain(|own| !own.room.is_none());
+    }
+
+    pub(super) fn push(&mut self, event: Event, charge: Charge, grows: bool, now: Time) {
         self.bytes += bytes_of(&event);
-        self.events.push_back(Waiting { event, user: users::current(), grows });
+        self.events.push_back(Waiting { event, charge, user: users::current(), grows });
         self.made += 1;
         self.since.get_or_insert(now);
     }
@@ -247,6 +401,7 @@ impl Pending {
     /// The next batch: changes of one user.
     pub(super) fn take_batch(&mut self) -> Batch {
         let (mut events, mut bytes, mut only_replaces) = (Vec::new(), 0, true);
+        let (mut charges, mut quotas) = (Vec::new(), SmallVec::<[u64; MAX_SHARES]>::new());
         let user = self.events.front().and_then(|first| first.user.clone());
         let fits = |next: &Waiting, before: usize| {
             let is_more = before + bytes_of(&next.event) > BATCH_BYTES;
@@ -254,8 +409,15 @@ impl Pending {
         };
         while events.len() < MAX_EVENTS
             && self.events.front().is_some_and(|next| fits(next, bytes))
+            // One share is the volume's.
+            && (quotas.len() < MAX_SHARES - 1
+                || self.events.front().is_some_and(|next| quotas.contains(&next.charge.quota)))
             && let Some(next) = self.events.pop_front()
         {
+            if !quotas.contains(&next.charge.quota) {
+                quotas.push(next.charge.quota);
+            }
+            charges.push(next.charge);
             bytes += bytes_of(&next.event);
             only_replaces &= !next.grows && next.event.deed.made().is_none();
             events.push(next.event);
@@ -264,7 +426,7 @@ impl Pending {
         if self.events.is_empty() {
             self.since = None;
         }
-        Batch { events, user, only_replaces }
+        Batch { events, charges, user, only_replaces }
     }
 
     /// The session has ended; the events that are lost.
@@ -273,6 +435,7 @@ impl Pending {
         self.numbers.clear();
         self.used_up.clear();
         self.tails.clear();
+        (self.room, self.charged, self.recalls) = (Vec::new(), Vec::new(), 0);
         (self.bytes, self.since) = (0, None);
         waiting
     }

@@ -15,6 +15,7 @@ impl Request {
                 | Request::Lock { .. }
                 | Request::Unlock { .. }
                 | Request::Reserve
+                | Request::Room { .. }
         );
         uses_files || self.is_change()
     }
@@ -27,6 +28,8 @@ impl Request {
             | Request::ClaimOpen { .. }
             | Request::ClaimLock { .. }
             | Request::ClaimNumbers { .. }
+            | Request::ClaimRoom { .. }
+            | Request::Room { .. }
             | Request::Claimed
             | Request::Reserve
             | Request::ReachContents { .. }

@@ -54,14 +54,36 @@ impl Shared {
     ) -> Result<Outcome, FsError> {
         let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
         self.lose_group(job, ino, &name).await?;
-        job.filesystem.set_xattr(ino, &name, value, how).await?;
+        self.changing_quota(job, &name, job.filesystem.set_xattr(ino, &name, value, how)).await?;
         Ok(Outcome::done())
     }
 
     async fn remove_xattr(&self, job: &Job<'_>, ino: Ino, name: Bytes) -> Result<Outcome, FsError> {
         let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
-        job.filesystem.remove_xattr(ino, &name).await?;
+        self.changing_quota(job, &name, job.filesystem.remove_xattr(ino, &name)).await?;
         Ok(Outcome::done())
+    }
+
+    /// Changes an extended attribute. Before one that is a limit of a quota is changed, the clients send what they have made by
+    /// themselves, and release all directories and files: with these they learn for which quota they count.
+    async fn changing_quota(
+        &self,
+        job: &Job<'_>,
+        name: &[u8],
+        change: impl Future<Output = Result<(), FsError>>,
+    ) -> Result<(), FsError> {
+        if !thalweg_fs::is_quota_attribute(name) {
+            return change.await;
+        }
+        let recalls = {
+            let mut table = self.capabilities.lock();
+            table.change_quotas();
+            table.all_exclusive()
+        };
+        self.invalidate(job, recalls).await;
+        let changed = change.await;
+        self.capabilities.lock().change_quotas();
+        changed
     }
 
     /// Carries out a call.
@@ -119,7 +141,8 @@ impl Shared {
             Request::RemoveXattr { ino, name } => self.remove_xattr(job, ino, name).await,
             Request::Acquire { ino } => self.acquire(job, ino).await,
             Request::Reserve => self.reserve(job.session).await,
-            Request::Batch { sync } => self.batch(job, &payload, sync).await,
+            Request::Batch { sync, charged } => self.batch(job, &payload, (sync, &charged)).await,
+            Request::Room { quota } => Ok(Outcome { room_for: vec![quota], ..Outcome::done() }),
             Request::Statistics => {
                 Ok(Outcome::of(Answer::Statistics(filesystem.statistics().await?)))
             }

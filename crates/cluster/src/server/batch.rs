@@ -5,11 +5,14 @@ use std::ops::Range;
 use bytes::Bytes;
 use thalweg_env::HashSet;
 use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::room::RoomShare;
 use thalweg_fs::{FsError, Ino, Kind, Node};
 
 use super::Shared;
+use super::counters::add;
 use super::job::Job;
 use super::outcome::{Outcome, Wants};
+use super::room::check_shares;
 use super::session::Session;
 use crate::protocol::{Answer, Changed, MAX_EVENTS, MAX_NUMBERS};
 
@@ -88,10 +91,18 @@ impl Shared {
         match &found.answer {
             Answer::Inode(it) if it.kind == Kind::Directory && it.links > 0 => {
                 let wants = Wants { exclusive: Some(ino), ..found.wants };
-                Ok(Outcome { wants, ..found })
+                let found = Outcome { wants, ..found };
+                self.with_quota(ino, found).await
             }
             _ => Ok(found),
         }
+    }
+
+    /// An outcome that would grant an inode exclusively: with room for what the client makes of it.
+    pub(super) async fn with_quota(&self, ino: Ino, outcome: Outcome) -> Result<Outcome, FsError> {
+        let Some(ledger) = self.filesystem.ledger() else { return Ok(outcome) };
+        let quota = ledger.quota_of(ino).await?;
+        Ok(Outcome { quota, room_for: vec![quota], ..outcome })
     }
 
     /// Reserves inode numbers for a client.
@@ -155,19 +166,44 @@ impl Shared {
         Ok(())
     }
 
+    /// A change that a client had made by itself is lost: counts it, and says in the log of which file.
+    async fn note_refused(&self, job: &Job<'_>, event: &Event, error: &FsError) {
+        add(&self.counters.refused, 1);
+        let client = &job.session.visitor.name;
+        let path = match self.filesystem.ledger() {
+            Some(ledger) => ledger.path_of(event.deed.ino()).await.unwrap_or_default(),
+            None => String::new(),
+        };
+        let path = match &event.deed {
+            Deed::Create { name, .. } => {
+                format!("{}/{}", path.trim_end_matches('/'), String::from_utf8_lossy(name))
+            }
+            _ => path,
+        };
+        tracing::error!(client, path, %error, "a change that a client had made by itself is lost");
+    }
+
     /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
     pub(super) async fn batch(
         &self,
         job: &Job<'_>,
         payload: &Bytes,
-        sync: bool,
+        (sync, charged): (bool, &[RoomShare]),
     ) -> Result<Outcome, FsError> {
+        check_shares(charged)?;
         let events = decode_events(payload)?;
         self.check_events(job, &events)?;
         self.permit_events(job, &events).await?;
         let Some(ledger) = job.filesystem.ledger() else { return Err(FsError::NotSupported) };
         let change = self.begin(job, changes_of(&events)).await;
-        ledger.apply(&events).await?;
+        if let Err(error) = ledger.apply(&events, charged).await {
+            drop(change);
+            // Its client sends each half again.
+            if let [event] = &events[..] {
+                self.note_refused(job, event, &error).await;
+            }
+            return Err(error);
+        }
         drop(change);
         {
             let mut state = job.session.state.lock();
@@ -176,6 +212,7 @@ impl Shared {
         if sync {
             job.depend();
         }
-        Ok(made_by(&events))
+        let room_for = charged.iter().map(|share| share.quota).collect();
+        Ok(Outcome { room_for, ..made_by(&events) })
     }
 }

@@ -70,6 +70,10 @@ pub(super) struct Table {
     shared: HashMap<Ino, Time>,
     /// Longer than it takes to take one back.
     recall: Duration,
+    /// Clients are promised no room before that time.
+    no_room_until: Time,
+    /// The stamp of the last change of a quota.
+    quotas_changed: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,7 +87,9 @@ struct Slot {
 impl Table {
     fn new(env: &Env, recall: Duration) -> Table {
         let (slots, (holders, shared)) = (vec![Slot::default(); SLOTS], Default::default());
-        Table { env: env.clone(), stamp: 0, slots, holders, shared, recall }
+        let (no_room_until, quotas_changed) = (Time::default(), 0);
+        let env = env.clone();
+        Table { env, stamp: 0, slots, holders, shared, recall, no_room_until, quotas_changed }
     }
 
     /// A directory or file is no session's alone before that time.
@@ -103,6 +109,36 @@ impl Table {
                 self.share(*ino, until);
             }
         }
+    }
+}
+
+impl Table {
+    /// Clients are promised no room before that time.
+    pub(super) fn refuse_room(&mut self, until: Time) {
+        self.no_room_until = until;
+    }
+
+    /// Whether clients may be promised room.
+    pub(super) fn grants_room(&self) -> bool {
+        self.env.now() >= self.no_room_until
+    }
+
+    /// Quotas change: what was read of them before does not count any more.
+    pub(super) fn change_quotas(&mut self) {
+        self.stamp += 1;
+        self.quotas_changed = self.stamp;
+    }
+
+    /// What each session holds exclusively.
+    pub(super) fn all_exclusive(&mut self) -> Vec<(u64, Vec<Changed>)> {
+        let mut recalls = Vec::new();
+        for (ino, holders) in &self.holders {
+            for (session, ..) in holders.iter().filter(|(_, held, _)| held.exclusive) {
+                add_change(&mut recalls, *session, Changed::Exclusive(*ino));
+            }
+        }
+        self.share_recalled(&recalls);
+        recalls
     }
 }
 
@@ -126,9 +162,10 @@ impl Table {
         slot.running == 0 && slot.last <= since
     }
 
-    /// Makes a directory or file a session's alone, if no other one caches or changes something of it; whether it did.
-    pub(super) fn acquire(&mut self, session: u64, ino: Ino) -> bool {
-        if !self.is_free(ino, session) {
+    /// Makes a directory or file a session's alone, if no other one caches or changes something of it, and no quota has changed
+    /// since the stamp `since`; whether it did.
+    pub(super) fn acquire(&mut self, session: u64, ino: Ino, since: u64) -> bool {
+        if self.quotas_changed > since || !self.is_free(ino, session) {
             return false;
         }
         let mut others = self.holders.get(&ino).into_iter().flatten();

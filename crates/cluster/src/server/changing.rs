@@ -129,12 +129,17 @@ impl Shared {
         }
     }
 
-    /// Returns when a client does not cache these things any more. One that does not answer is evicted.
+    /// Returns when a client does not cache these things any more.
     async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
-        let call = FromServer::Invalidate(changes.to_vec());
+        self.order(session, &FromServer::Invalidate(changes.to_vec())).await;
+    }
+
+    /// Has a client return something, or drop it. When this returns, it has done so, or its session has ended and it has left:
+    /// one that does not answer is evicted.
+    pub(super) async fn order(&self, session: &Arc<Session>, call: &FromServer) {
         let counts = &self.recalls.counts;
         add(&counts.sent, 1);
-        let delivered = self.env.timeout(self.options.lease, self.deliver(session, &call)).await;
+        let delivered = self.env.timeout(self.options.lease, self.deliver(session, call)).await;
         add(&counts.answered, u64::from(delivered == Some(true)));
         add(&counts.timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {

@@ -18,7 +18,7 @@ use super::job::{Job, Place};
 use super::outcome::{Outcome, encode, grant};
 use super::session::{Admission, Session};
 use super::{Ending, Shared, Visitor};
-use crate::protocol::{Answer, Call, Grants, MAX_FORGOTTEN, Reply, Request, SLOTS};
+use crate::protocol::{Answer, Call, Grants, MAX_FORGOTTEN, Reply, Request, RoomGrant, SLOTS};
 
 /// The part of a connection's budget that a call takes.
 const CALL_COST: u64 = 1;
@@ -44,7 +44,15 @@ impl Drop for Connection {
 
 /// An answer that allows nothing.
 fn plain(answer: Answer) -> Reply {
-    Reply { stamp: 0, grants: Grants::default(), committed: None, proof: 0, answer }
+    Reply {
+        stamp: 0,
+        grants: Grants::default(),
+        committed: None,
+        room: RoomGrant::default(),
+        quota: 0,
+        proof: 0,
+        answer,
+    }
 }
 
 impl Handler for Connection {
@@ -87,6 +95,7 @@ impl Handler for Connection {
             | Request::ClaimOpen { .. }
             | Request::ClaimLock { .. }
             | Request::ClaimNumbers { .. }
+            | Request::ClaimRoom { .. }
             | Request::Claimed => self.claim(id, &session, call, payload).await,
             _ => self.start(id, session, call, payload).await?,
         }
@@ -186,6 +195,7 @@ impl Connection {
             if is_forgotten {
                 self.shared.capabilities.forget(session.serial, ino);
                 self.shared.filesystem.unreference(ino, 1);
+                self.shared.forgot(ino);
             }
         }
         Ok(())
@@ -280,6 +290,9 @@ impl Shared {
             None => self.carry_out_alone(&job, request, payload).await,
         };
         if let Ok(outcome) = &mut done {
+            self.promise_room(session, outcome).await;
+        }
+        if let Ok(outcome) = &mut done {
             outcome.committed = job.committed();
         }
         if job.depends() {
@@ -307,7 +320,7 @@ impl Shared {
             if !recalls.is_empty() {
                 self.invalidate(job, recalls).await;
             }
-            return self.carry_out(job, request, payload).await;
+            return self.carry_out_in_room(job, request, payload).await;
         }
         loop {
             let done = self.carry_out(job, request.clone(), payload.clone()).await;
@@ -360,9 +373,12 @@ impl Shared {
         let bytes: usize = outcome.payload.iter().map(Bytes::len).sum();
         add(&session.counters.sent, bytes as u64);
         add(&self.counters.sent, bytes as u64);
+        let room = std::mem::take(&mut outcome.room);
+        let room = self.grant_room(session, table.grants_room(), state.room_recalls(), room);
+        let quota = outcome.quota;
         let committed = outcome.committed;
         committed.into_iter().for_each(|it| state.keep(it.version));
-        let reply = Reply { stamp, grants, committed, proof, answer: outcome.answer };
+        let reply = Reply { stamp, grants, committed, room, quota, proof, answer: outcome.answer };
         match number {
             None => channel.answer(id, &reply, &outcome.payload),
             Some(number) => {
@@ -412,6 +428,7 @@ impl Shared {
         if let Some(ino) = outcome.referenced {
             self.filesystem.unreference(ino, 1);
         }
+        self.return_room(session, &outcome.room);
         if let Some((_, file)) = outcome.opened {
             self.close(session.serial, file).await;
         }

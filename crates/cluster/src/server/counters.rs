@@ -15,6 +15,8 @@ pub(super) struct Counters {
     kinds: RwLock<BTreeMap<&'static str, Arc<KindCounters>>>,
     /// Sessions that the server has ended.
     pub(super) evictions: AtomicU64,
+    /// Changes that clients had made by themselves, and that were refused.
+    pub(super) refused: AtomicU64,
     /// Connections that are open.
     pub(super) connections: AtomicU64,
     /// Bytes of the payloads of calls.

@@ -7,7 +7,7 @@ use super::Shared;
 use super::job::Job;
 use super::outcome::{Outcome, Wants};
 use super::undurable::Item;
-use crate::protocol::{Answer, Changed, ListedEntry, MAX_ENTRIES};
+use crate::protocol::{Answer, Changed, ListedEntry, MAX_ENTRIES, RemovedInode};
 
 /// What a change of a name in a directory changes.
 fn name_changes(parent: Ino, name: &Bytes) -> [Changed; 2] {
@@ -136,6 +136,9 @@ impl Shared {
             true => job.filesystem.remove_directory(parent, &name).await?,
             false => job.filesystem.unlink(parent, &name).await?,
         }
+        if let Some(ino) = target {
+            self.tell_removed(job, RemovedInode { parent, name, ino }).await;
+        }
         Ok(Outcome::done())
     }
 
@@ -162,6 +165,10 @@ impl Shared {
         }
         let _change = self.begin_with(job, changes, &surprising).await;
         job.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await?;
+        if let Some(ino) = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it))
+        {
+            self.tell_removed(job, RemovedInode { parent: to.0, name: to.1, ino }).await;
+        }
         Ok(Outcome::done())
     }
 

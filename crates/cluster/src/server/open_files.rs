@@ -56,6 +56,11 @@ impl OpenFiles {
         files.get(&ino).is_some_and(|opens| opens.iter().any(|it| it.session != session))
     }
 
+    /// Whether a file is open.
+    pub(super) fn is_open(&self, ino: Ino) -> bool {
+        self.0.lock().get(&ino).is_some_and(|opens| !opens.is_empty())
+    }
+
     /// Whether a session has a file open to be read, and to be written.
     pub(super) fn of(&self, session: u64, ino: Ino) -> (bool, bool) {
         let files = self.0.lock();

@@ -34,7 +34,11 @@ impl Shared {
                         false => direct.reach(ino).await.unwrap_or_default(),
                     };
                 }
-                Ok(Outcome { wants: Wants { exclusive, ..opened.wants }, ..opened })
+                let opened = Outcome { wants: Wants { exclusive, ..opened.wants }, ..opened };
+                match alone {
+                    true => self.with_quota(ino, opened).await,
+                    false => Ok(opened),
+                }
             }
             Request::Flush { ino, handle, owner } => {
                 let file = session.opened(handle, ino)?;

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use thalweg_fs::ledger::Committed;
+use thalweg_fs::room::RoomShare;
 use thalweg_fs::{Handle, Ino};
 
 use super::capabilities::{Held, Table};
@@ -23,6 +24,12 @@ pub(super) struct Outcome {
     pub(super) referenced: Option<Ino>,
     /// What its change has come to.
     pub(super) committed: Option<Committed>,
+    /// Quotas below whose roots the client wants room; 0 is the volume.
+    pub(super) room_for: Vec<u64>,
+    /// The room that the client is promised in addition.
+    pub(super) room: Vec<RoomShare>,
+    /// The root of the quota of what it would like to grant exclusively.
+    pub(super) quota: u64,
     /// The inodes that its events have made, and whether each is a directory.
     pub(super) made: Vec<(Ino, bool)>,
 }
@@ -46,8 +53,19 @@ pub(super) struct Wants {
 
 impl Outcome {
     pub(super) fn of(answer: Answer) -> Outcome {
-        let (payload, wants, entries, opened, referenced, committed, made) = Default::default();
-        Outcome { answer, payload, wants, entries, opened, referenced, committed, made }
+        Outcome {
+            answer,
+            payload: Vec::new(),
+            wants: Wants::default(),
+            entries: None,
+            opened: None,
+            referenced: None,
+            committed: None,
+            room_for: Vec::new(),
+            room: Vec::new(),
+            quota: 0,
+            made: Vec::new(),
+        }
     }
 
     pub(super) fn done() -> Outcome {
@@ -95,7 +113,7 @@ pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> G
     for (ino, is_directory) in &outcome.made {
         table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
     }
-    let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino));
+    let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino, wants.since));
     // A change that came between may have made the file shorter.
     if let Answer::Opened { reach, .. } = &mut outcome.answer
         && !(exclusive && wants.exclusive.is_some_and(|ino| table.is_steady(ino, wants.since)))

@@ -20,6 +20,7 @@ use super::batch::{decode_events, made_by};
 use super::capabilities::Held;
 use super::job::{Job, Place};
 use super::outcome::Outcome;
+use super::room::check_shares;
 use super::session::Session;
 use super::{Ending, Shared, Visitor};
 use crate::protocol::{Answer, Claim, Grants, MAX_CLAIMS, Request};
@@ -196,6 +197,13 @@ impl Shared {
             Request::ClaimNumbers { first, count, proof } => {
                 self.claim_numbers(session, first..first.saturating_add(count), proof).map(none)
             }
+            Request::ClaimRoom { shares } => {
+                check_shares(&shares)?;
+                if let Some(ledger) = self.filesystem.ledger() {
+                    ledger.claim_room(session.serial, &shares);
+                }
+                Ok(none(()))
+            }
             _ => {
                 self.claim_unanswered(session, &payload)?;
                 self.recovery.is_back(session.serial);
@@ -269,7 +277,7 @@ impl Shared {
         }
         let request = match request {
             // The end of the recovery makes it durable.
-            Request::Batch { .. } => Request::Batch { sync: false },
+            Request::Batch { charged, .. } => Request::Batch { sync: false, charged },
             Request::Write { ino, how, .. } => {
                 let at = thalweg_fs::WriteAt::Offset(before.outcome);
                 Request::Write { ino, at, how }
@@ -299,7 +307,10 @@ impl Shared {
         outcome: u64,
     ) -> Result<Outcome, FsError> {
         match request {
-            Request::Batch { .. } => Ok(made_by(&decode_events(payload)?)),
+            Request::Batch { charged, .. } => {
+                self.return_room(job.session, charged);
+                Ok(made_by(&decode_events(payload)?))
+            }
             Request::Create { .. } => {
                 let made = self.attributes(job, Ino(outcome)).await?;
                 Ok(Outcome { wants: Default::default(), ..made })

@@ -61,6 +61,8 @@ pub(super) struct SessionState {
     oldest: u64,
     /// Waits for locks, by the numbers of the calls.
     waits: HashMap<u64, LockWait>,
+    /// Recalls of the room that the client was promised.
+    room_recalls: u64,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
     numbers: Vec<(Range<u64>, bool)>,
 }
@@ -98,7 +100,7 @@ const MAX_WAITS: usize = 1 << 12;
 enum CallState {
     /// It runs; the answer goes to this call of the present connection.
     Running(Option<u64>),
-    Done(Reply, Vec<Bytes>),
+    Done(Box<Reply>, Vec<Bytes>),
 }
 
 /// What is to be done with a call.
@@ -107,7 +109,7 @@ pub(super) enum Admission {
     /// Carry it out.
     New,
     /// Answer this.
-    Known(Reply, Vec<Bytes>),
+    Known(Box<Reply>, Vec<Bytes>),
     /// Nothing: it runs, or the client knows the answer.
     Ignored,
     /// End the connection: the client acknowledges no answers.
@@ -145,6 +147,7 @@ impl Session {
             calls: BTreeMap::new(),
             oldest: 0,
             waits: HashMap::default(),
+            room_recalls: 0,
             numbers: Vec::new(),
         };
         let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
@@ -208,8 +211,8 @@ impl Session {
             }
             Some(CallState::Done(reply, payload)) => {
                 // What was granted with the lost answer may have been invalidated since.
-                let reply = Reply { grants: Grants::default(), ..reply.clone() };
-                Admission::Known(reply, payload.clone())
+                let reply = Reply { grants: Grants::default(), ..(**reply).clone() };
+                Admission::Known(Box::new(reply), payload.clone())
             }
         }
     }
@@ -299,6 +302,17 @@ impl Session {
 }
 
 impl SessionState {
+    /// The client has to return the room that it was promised: the number of this recall.
+    pub(super) fn recall_room(&mut self) -> u64 {
+        self.room_recalls += 1;
+        self.room_recalls
+    }
+
+    /// How often it had to so far.
+    pub(super) fn room_recalls(&self) -> u64 {
+        self.room_recalls
+    }
+
     /// The client is told of inodes: the answer's stamp, and those that it did not know.
     pub(super) fn tell(&mut self, inodes: &[Ino]) -> (u64, Vec<Ino>) {
         if inodes.is_empty() {
@@ -391,7 +405,8 @@ impl SessionState {
 
     /// A call that is carried out once has its answer. Returns the call of the present connection that waits for it.
     pub(super) fn done(&mut self, number: u64, reply: &Reply, payload: &[Bytes]) -> Option<u64> {
-        match self.calls.insert(number, CallState::Done(reply.clone(), payload.to_vec())) {
+        match self.calls.insert(number, CallState::Done(Box::new(reply.clone()), payload.to_vec()))
+        {
             Some(CallState::Running(answers)) => answers,
             _ => None,
         }

@@ -75,6 +75,10 @@ pub struct ServerStatus {
     pub undurable: u64,
     /// Sessions that it has ended although their clients did not ask for it.
     pub evictions: u64,
+    /// Changes that clients had made by themselves and that were lost, because they could not be applied.
+    pub refused_changes: u64,
+    /// How often clients had to return the room that they were promised, because others needed it.
+    pub room_recalls: u64,
     /// Its invalidations.
     pub invalidations: InvalidationCounts,
     /// Bytes of the payloads of calls.
@@ -103,6 +107,8 @@ impl Server {
             cached: clients.iter().map(|client| client.cached).sum(),
             undurable: shared.undurable.count().values().sum(),
             evictions: value(&counters.evictions),
+            refused_changes: value(&counters.refused),
+            room_recalls: shared.room.count(),
             invalidations: InvalidationCounts {
                 pending,
                 oldest_ms: oldest.map(|since| millis(now, since)),

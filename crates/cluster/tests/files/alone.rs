@@ -328,9 +328,10 @@ fn of_a_batch_that_does_not_fit_what_fits_counts() {
         fs.sync_all().await.unwrap();
         let most = b"thalweg.quota.max_files";
         scene.files.set_xattr(directory, most, "50".into(), SetXattr::Any).await.unwrap();
+        // Behind the server's back, so that what the client was promised does not cover it.
         let made = fill(fs, directory, 2..100).await;
         let synced = fs.sync(directory, false).await;
-        assert!(matches!(synced, Err(FsError::Store(_))), "{synced:?}");
+        assert!(matches!(synced, Err(FsError::QuotaExceeded)), "{synced:?}");
         fs.sync(directory, false).await.unwrap();
         b.client.find(Ino::ROOT, b"d").await.unwrap();
         let left = names(&b.client, directory).await;
@@ -343,5 +344,8 @@ fn of_a_batch_that_does_not_fit_what_fits_counts() {
         }
         let refused = fs.create(directory, b"more", &new(Node::File)).await;
         assert!(matches!(refused, Err(FsError::QuotaExceeded)), "{refused:?}");
+        assert_eq!(scene.service.status().refused_changes, lost as u64);
+        // A directory that lost a name can be renamed.
+        fs.rename((Ino::ROOT, b"d"), (Ino::ROOT, b"e"), Rename::Replace).await.unwrap();
     });
 }

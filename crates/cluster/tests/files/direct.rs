@@ -425,25 +425,25 @@ fn events_about_bytes_that_cannot_have_been_stored_are_refused() {
             vec![stored(u64::MAX, 10)],
         ] {
             let events: Vec<Event> = wrong.iter().cloned().map(event).collect();
-            let refused = ledger.apply(&events).await;
+            let refused = ledger.apply(&events, &[]).await;
             assert!(matches!(refused, Err(FsError::Invalid(_))), "{wrong:?}: {refused:?}");
             assert_eq!(size().await, 0);
         }
-        ledger.apply(&[event(stored(0, 10)), event(stored(5, 20))]).await.unwrap();
+        ledger.apply(&[event(stored(0, 10)), event(stored(5, 20))], &[]).await.unwrap();
         assert_eq!(size().await, 25);
         let raised = direct.raise_reach(file, reach + 1).await.unwrap();
-        ledger.apply(&[event(stored(25, reach - 24))]).await.unwrap();
+        ledger.apply(&[event(stored(25, reach - 24))], &[]).await.unwrap();
         assert!(raised > reach && size().await == reach + 1);
         // Bytes behind the end are removed at some time, up to the reach.
         let cut = AttributeChange { size: Some(3), ..AttributeChange::default() };
         fs.set_attributes(file, &cut).await.unwrap();
         assert_eq!(direct.reach(file).await.unwrap(), 0);
-        assert!(ledger.apply(&[event(stored(0, 5))]).await.is_err());
+        assert!(ledger.apply(&[event(stored(0, 5))], &[]).await.is_err());
         fs.sync_all().await.unwrap();
         while direct.reach(file).await.unwrap() == 0 {
             env.sleep(Duration::from_millis(100)).await;
         }
-        ledger.apply(&[event(stored(0, 5))]).await.unwrap();
+        ledger.apply(&[event(stored(0, 5))], &[]).await.unwrap();
         let directory = make(&**fs, Ino::ROOT, "d", Node::Directory).await;
         assert!(matches!(direct.reach(directory).await, Err(FsError::IsDirectory)));
         assert!(matches!(direct.reach(Ino(99_999)).await, Err(FsError::Stale)));

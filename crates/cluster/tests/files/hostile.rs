@@ -411,7 +411,7 @@ fn events_of_a_peer_are_checked() {
             Event { time: Timestamp::default(), deed }
         };
         let batch = async |number, events: &[Event]| {
-            let call = call(number, Request::Batch { sync: false });
+            let call = call(number, Request::Batch { sync: false, charged: Vec::new() });
             let payload = postcard::to_allocvec(events).unwrap();
             peer.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
         };
@@ -426,7 +426,10 @@ fn events_of_a_peer_are_checked() {
         let twice = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "y", first)];
         let refused = batch(4, &twice).await;
         assert!(invalid(&refused), "{refused:?}");
-        let refused = peer.try_ask(&call(5, Request::Batch { sync: false })).await.unwrap();
+        let refused = peer
+            .try_ask(&call(5, Request::Batch { sync: false, charged: Vec::new() }))
+            .await
+            .unwrap();
         assert!(invalid(&refused), "{refused:?}");
         // A name that is there already: nothing of the batch counts, and the numbers are still the peer's.
         let exists = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "d", first + 1)];

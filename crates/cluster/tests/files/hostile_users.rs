@@ -150,8 +150,13 @@ fn a_batch_gives_its_maker_nothing() {
         for events in refused {
             number += 1;
             let payload = postcard::to_allocvec(&events).unwrap();
-            let answer =
-                peer.ask_for((number, user()), Request::Batch { sync: false }, payload).await;
+            let answer = peer
+                .ask_for(
+                    (number, user()),
+                    Request::Batch { sync: false, charged: Vec::new() },
+                    payload,
+                )
+                .await;
             assert_eq!(answer, NOT_PERMITTED, "{events:?}");
         }
         // Of root, and of no user, the directory is not the own one.
@@ -161,7 +166,11 @@ fn a_batch_gives_its_maker_nothing() {
                 let events = vec![create(at(number), own, node(Node::File, 0o644, uid))];
                 let payload = postcard::to_allocvec(&events).unwrap();
                 let answer = peer
-                    .ask_for((number, user.clone()), Request::Batch { sync: false }, payload)
+                    .ask_for(
+                        (number, user.clone()),
+                        Request::Batch { sync: false, charged: Vec::new() },
+                        payload,
+                    )
                     .await;
                 assert_eq!(answer, NOT_PERMITTED, "{user:?} {uid}");
             }
@@ -172,7 +181,9 @@ fn a_batch_gives_its_maker_nothing() {
             set(Ino(at(101)), AttributeChange { mode: Some(0o600), ..any }),
         ];
         let payload = postcard::to_allocvec(&events).unwrap();
-        let answer = peer.ask_for((99, user()), Request::Batch { sync: false }, payload).await;
+        let answer = peer
+            .ask_for((99, user()), Request::Batch { sync: false, charged: Vec::new() }, payload)
+            .await;
         assert_eq!(answer, Answer::Made);
         let names = |it: Vec<thalweg_fs::Entry>| it.into_iter().map(|it| it.name).collect();
         let made: Vec<Bytes> =

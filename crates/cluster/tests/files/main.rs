@@ -7,6 +7,7 @@ mod alone;
 mod basics;
 mod crossing;
 mod direct;
+mod full;
 mod histories;
 mod hostile;
 mod hostile_users;

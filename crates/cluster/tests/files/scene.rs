@@ -115,15 +115,25 @@ impl Scene {
         Scene::made(env, options, objects, Duration::ZERO).await
     }
 
+    /// On a volume that is soon full.
+    pub(crate) async fn small(env: &Env) -> Scene {
+        Scene::on(env, options(), None, Disk::small(env).await).await
+    }
+
     async fn made(
         env: &Env,
         options: Options,
         objects: Option<Objects>,
         latency: Duration,
     ) -> Scene {
+        let disk = Disk::make(env, objects.clone(), latency).await;
+        Scene::on(env, options, objects, disk).await
+    }
+
+    async fn on(env: &Env, options: Options, objects: Option<Objects>, disk: Disk) -> Scene {
         let network = Network::new(env, LinkSpec::of(Duration::from_micros(100)));
         let server = network.host("server");
-        let (process, disk) = (env.node(), Disk::make(env, objects.clone(), latency).await);
+        let process = env.node();
         let files = disk.open(process.env()).await;
         let service = serve(&process, &server, &files, &options).await;
         let (env, disk) = (env.clone(), Some(disk));

@@ -15,8 +15,12 @@ use thalweg_store::txn::{self, Transact, TransactionManager};
 use crate::objects::Objects;
 
 /// Bytes of the volume, and of its journal.
-const SIZE: u64 = 5 << 20;
+const SIZE: u64 = 12 << 20;
 const JOURNAL: u64 = 4 << 20;
+/// Blocks of metadata.
+const METADATA: u64 = 1000;
+/// The same of a volume that is soon full.
+const SMALL: (u64, u64) = (5 << 20, 200);
 
 /// The devices of the volume.
 pub(crate) struct Disk {
@@ -29,14 +33,28 @@ pub(crate) struct Disk {
 impl Disk {
     /// A new filesystem. Each request to the devices takes `latency` at most.
     pub(crate) async fn make(env: &Env, objects: Option<Objects>, latency: Duration) -> Disk {
+        Disk::sized(env, objects, latency, (SIZE, METADATA)).await
+    }
+
+    /// A new filesystem that is soon full.
+    pub(crate) async fn small(env: &Env) -> Disk {
+        Disk::sized(env, None, Duration::ZERO, SMALL).await
+    }
+
+    async fn sized(
+        env: &Env,
+        objects: Option<Objects>,
+        latency: Duration,
+        (size, metadata): (u64, u64),
+    ) -> Disk {
         let recorder = Recorder::with_latency(env, latency);
         let device = |name, size| recorder.device(name, Geometry { size, sector: 512 });
-        let devices = vec![device("data", 2 * SIZE), device("journal", JOURNAL)];
+        let devices = vec![device("data", 2 * size), device("journal", JOURNAL)];
         let disk = Disk { recorder, devices, objects };
         let new =
-            NewInPlace { name: "test".to_owned(), journal_size: Some(JOURNAL), size: Some(SIZE) };
+            NewInPlace { name: "test".to_owned(), journal_size: Some(JOURNAL), size: Some(size) };
         InPlace::create(env, &disk.parts(), &new).await.unwrap();
-        let format = Format { metadata_blocks: Some(200), ..Format::default() };
+        let format = Format { metadata_blocks: Some(metadata), ..Format::default() };
         let volume = disk.volume(env).await;
         match &disk.objects {
             Some(objects) => {

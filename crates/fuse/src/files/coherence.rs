@@ -44,7 +44,7 @@ impl Coherence {
         match &change {
             // The inode may have privileges from now on.
             Change::Inode { ino, .. } => self.known.granted(*ino),
-            Change::Name { .. } => {}
+            Change::Name { .. } | Change::Removed { .. } => {}
             Change::Everything => self.known.begin_epoch(),
         }
         self.invalidate(change)
@@ -80,6 +80,10 @@ fn invalidate(notifier: &Notifier, known: &Known, change: &Change) {
         }
         Change::Name { parent, name } => {
             report(notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(name)));
+        }
+        Change::Removed { parent, name, ino } => {
+            let (parent, ino) = (INodeNo(parent.0), INodeNo(ino.0));
+            report(notifier.delete(parent, ino, OsStr::from_bytes(name)));
         }
         Change::Everything => {
             for (parent, name) in known.take_names() {

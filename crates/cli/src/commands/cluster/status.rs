@@ -48,6 +48,8 @@ struct View {
     connections: u64,
     undurable: u64,
     evictions: u64,
+    refused_changes: u64,
+    room_recalls: u64,
     invalidations: Invalidations,
     received_bytes: u64,
     sent_bytes: u64,
@@ -205,6 +207,14 @@ fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, fmt::E
         None => writeln!(out, "no call waits")?,
     }
     writeln!(out, "evictions      {}", view.evictions)?;
+    writeln!(out, "room           recalled {} times", view.room_recalls)?;
+    if view.refused_changes > 0 {
+        let refused = view.refused_changes;
+        writeln!(
+            out,
+            "LOST           {refused} changes of clients; the server's log names the files"
+        )?;
+    }
     writeln!(out, "not durable    {} inodes and names", view.undurable)?;
     clients_table(&mut out, view, before)?;
     Ok(out)

@@ -27,6 +27,16 @@ pub(super) fn describe() {
             "Invalidations not answered within the lease: their clients were evicted",
         ),
         ("thalweg_cluster_evictions_total", Unit::Count, "Sessions that the server has ended"),
+        (
+            "thalweg_cluster_refused_changes_total",
+            Unit::Count,
+            "Changes that clients had made by themselves and that were lost",
+        ),
+        (
+            "thalweg_cluster_room_recalls_total",
+            Unit::Count,
+            "Recalls of room that clients were promised, because others needed it",
+        ),
     ];
     for (name, unit, about) in counters {
         describe_counter!(name, unit, about);
@@ -61,6 +71,8 @@ pub(super) fn record(status: &ServerStatus, seen: &mut SeenCalls) {
         ("thalweg_cluster_invalidations_answered_total", invalidations.answered),
         ("thalweg_cluster_invalidations_timed_out_total", invalidations.timed_out),
         ("thalweg_cluster_evictions_total", status.evictions),
+        ("thalweg_cluster_refused_changes_total", status.refused_changes),
+        ("thalweg_cluster_room_recalls_total", status.room_recalls),
     ];
     for (metric, value) in totals {
         counter!(metric).absolute(value);

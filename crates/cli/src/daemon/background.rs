@@ -63,6 +63,22 @@ fn append_to(path: &Path) -> std::io::Result<File> {
     }
 }
 
+/// Keeps the daemon from inheriting descriptors that the caller's shell has left open: it would hold their locks, keep their
+/// filesystems in use and their pipes open for as long as it serves.
+fn leave_descriptors() -> std::io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        if number > libc::STDERR_FILENO {
+            // SAFETY: the call changes a flag of the descriptor, or fails if that is closed by now.
+            unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+    Ok(())
+}
+
 /// Starts this program again as a daemon and waits for its report. The daemon's standard error goes to the
 /// log `name` in the volume's folder.
 pub(crate) fn start<T: DeserializeOwned>(
@@ -75,6 +91,7 @@ pub(crate) fn start<T: DeserializeOwned>(
         Failure::of(&error)
             .while_doing(format!("cannot start the background process ({})", log.display()))
     };
+    leave_descriptors().map_err(failed)?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     // Always under its own name, even if this process runs as mount.thalweg or the like.
     command.arg0(NAME).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(output);

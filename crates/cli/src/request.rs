@@ -1,5 +1,6 @@
 //! The requests on a volume and their answers, for the process that has the volume open.
 
+pub(crate) mod away_options;
 pub(crate) mod devices;
 pub(crate) mod mount_options;
 pub(crate) mod sizes;

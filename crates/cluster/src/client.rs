@@ -123,6 +123,8 @@ enum LinkError {
     Ended,
     #[error("changes that this client has made by itself were lost")]
     Lost,
+    #[error("the server cannot be reached, and the caller waits no longer; the call was not sent")]
+    GivenUp,
     #[error("the client is closed")]
     Closed,
     #[error("the server's answer does not fit the call")]

@@ -359,6 +359,16 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// handle.
     fn watch(&self, watcher: Watcher);
 
+    /// Whether calls go to a server on another machine, for which they may have to wait.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Whether that server cannot be reached now, so that calls wait for it.
+    fn is_away(&self) -> bool {
+        false
+    }
+
     /// Whether calls are checked again behind this filesystem, so that they are to be made through [`Filesystem::for_user`].
     /// It may change.
     fn checks_users(&self) -> bool {

@@ -4,6 +4,7 @@
 //! - [`attributes`]: the attributes of an inode; [`answer`]: with the time for which they may be cached;
 //! - [`handle`]: open files and directories, and the users of calls; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
+//! - [`interruption`]: calls whose callers do not wait any more;
 //! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
 //! - [`level`]: how far the changes of a file have come;
 //! - [`room`]: room that is promised for such changes;
@@ -24,6 +25,7 @@ pub mod error;
 pub mod event;
 pub mod filesystem;
 pub mod handle;
+pub mod interruption;
 pub mod invalidation;
 pub mod ledger;
 pub mod level;
@@ -46,6 +48,7 @@ pub use filesystem::{
     Statistics, WriteAt, WriteHow,
 };
 pub use handle::{Caller, Credentials, Handle, OpenFlags, Opened, PageCache};
+pub use interruption::Interruption;
 pub use invalidation::{Change, Invalidation, Watcher};
 pub use level::Level;
 pub use locks::{Lock, LockKind, LockMode, LockOwner, LockRange};

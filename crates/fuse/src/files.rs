@@ -28,6 +28,7 @@
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
 //!   that are under way (`grace`), on threads that do not wait for each other (`workers`);
+//! - `patience`: how long requests wait, and the signals that end a wait; `away`: answers while a server is away;
 //! - `users`: the users of requests, where a server checks what these may do;
 //! - `opening`: open files; `locks`: locks on files;
 //! - [`levels`]: ioctls about how far a file has come;
@@ -35,6 +36,7 @@
 
 mod adapter;
 mod attributes;
+mod away;
 mod coherence;
 mod content;
 mod grace;
@@ -47,6 +49,7 @@ mod mounting;
 mod names;
 mod opening;
 mod options;
+mod patience;
 mod privileges;
 mod requests;
 mod served;

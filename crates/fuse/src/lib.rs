@@ -5,6 +5,7 @@
 //! - [`blockdev`]: serves a volume, as a file and as a block device;
 //! - [`mounts`]: the kernel's mount tables;
 //! - [`state`]: the folder of a user's sockets and mountpoints;
+//! - `connection`: how a filesystem is mounted;
 //! - `errno`: the kernel's numbers for errors, for both.
 //!
 //! # Lock order
@@ -18,6 +19,7 @@
 //! that thread, except for one whose pages the kernel does not hold.
 
 pub mod blockdev;
+mod connection;
 mod errno;
 pub mod files;
 pub mod mounts;

@@ -1,10 +1,11 @@
 //! The kernel's mount tables: one for each mount namespace.
 
-use std::ffi::{CString, OsString};
-use std::fs::File;
+use std::ffi::{CStr, CString, OsString};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,6 +14,8 @@ use thalweg_env::HashSet;
 /// One mounted filesystem, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// The kernel's number of this mount. No other mount has it before this one is gone.
+    pub id: u64,
     /// Major and minor number of its device.
     pub device: (u32, u32),
     /// The directory of the filesystem that is seen there: `/`, except for bind mounts of a part.
@@ -108,24 +111,90 @@ pub fn elsewhere(filesystem: &Identity) -> io::Result<Vec<Holder>> {
     Ok(holders)
 }
 
-/// `umount2`, for a user without privileges through fusermount3.
+/// `umount2` of this mount and no other one, for a user without privileges through fusermount3.
 ///
 /// # Errors
-/// The system's error: `EBUSY` while the mount is in use and `flags` has no `MNT_DETACH`.
-pub fn unmount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
-    match umount2(mountpoint, flags) {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => fusermount(mountpoint, flags),
+/// `EBUSY` while the mount is in use and `flags` has no `MNT_DETACH`, and while another one is mounted over it; `EINVAL` when it
+/// is not mounted any more; otherwise the system's error.
+pub fn unmount(mount: &Mount, flags: libc::c_int) -> io::Result<()> {
+    match unmount_here(mount, flags) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            fusermount(&mount.mountpoint, flags)
+        }
         result => result,
     }
 }
 
-fn umount2(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
-    let path = CString::new(mountpoint.as_os_str().as_bytes())?;
+/// Whether the path of a mount leads to it, and not to another one that is mounted over it or over a directory on the way.
+///
+/// # Errors
+/// The system's error.
+pub fn is_reached(mount: &Mount) -> io::Result<bool> {
+    match open_place(&mount.mountpoint) {
+        Ok(place) => Ok(is_at(&place, mount)),
+        // What is mounted over a directory on the way lacks the rest of the path.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn unmount_here(mount: &Mount, flags: libc::c_int) -> io::Result<()> {
+    let place = match open_place(&mount.mountpoint) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        place => place.ok().filter(|place| is_at(place, mount)),
+    };
+    let Some(place) = place else {
+        let is_covered = list()?.iter().any(|it| it.id == mount.id && it.device == mount.device);
+        let errno = if is_covered { libc::EBUSY } else { libc::EINVAL };
+        return Err(io::Error::from_raw_os_error(errno));
+    };
+    if flags & libc::MNT_DETACH != 0 {
+        // By the descriptor, so that it cannot be another mount, whatever happens meanwhile.
+        let by_descriptor = CString::new(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+        match umount2(&by_descriptor, flags) {
+            // There is no /proc.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => return result,
+        }
+    }
+    // Otherwise the descriptor would be a use of the mount.
+    drop(place);
+    let path = CString::new(mount.mountpoint.as_os_str().as_bytes())?;
+    umount2(&path, flags | libc::UMOUNT_NOFOLLOW)
+}
+
+/// A descriptor of what is at a path now. Opening it asks nothing of a filesystem that is mounted there.
+fn open_place(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)
+}
+
+/// Whether a descriptor is of the root of this mount: by the mount's number where the kernel tells it, since Linux 5.8, and else
+/// by the filesystem's.
+fn is_at(place: &File, mount: &Mount) -> bool {
+    // SAFETY: all zeros are a valid value, which the call overwrites.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // Nothing is asked for, so that the filesystem is not asked; the kernel itself knows these numbers.
+    // SAFETY: the descriptor is open, the path is a terminated string, and the pointer is valid for the call.
+    let done = unsafe { libc::statx(place.as_raw_fd(), c"".as_ptr(), flags, 0, &raw mut found) };
+    let has_id = found.stx_mask & libc::STATX_MNT_ID != 0;
+    done == 0
+        && (found.stx_dev_major, found.stx_dev_minor) == mount.device
+        && (!has_id || found.stx_mnt_id == mount.id)
+}
+
+fn umount2(path: &CStr, flags: libc::c_int) -> io::Result<()> {
     // SAFETY: the path is a terminated string, alive for the call.
-    match unsafe { libc::umount2(path.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
+    match unsafe { libc::umount2(path.as_ptr(), flags) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The error for a user without privileges on a machine without fusermount3.
+pub(crate) fn without_fusermount(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("fusermount3 of the package fuse3: {error}"))
 }
 
 /// Unmounts a filesystem in user space as the user that mounted it.
@@ -136,9 +205,7 @@ fn fusermount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
         command.arg("-z");
     }
     let output = command.arg("--").arg(mountpoint).stdin(Stdio::null()).env("LC_ALL", "C").output();
-    let output = output.map_err(|error| {
-        io::Error::new(error.kind(), format!("fusermount3 of the package fuse3: {error}"))
-    })?;
+    let output = output.map_err(|error| without_fusermount(&error))?;
     let said = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
         true => Ok(()),
@@ -147,13 +214,13 @@ fn fusermount(mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// `umount2` in the mount namespace of another process.
+/// `umount2` of a mount in the mount namespace of another process.
 ///
 /// # Errors
-/// The system's error.
-pub fn unmount_in(process: u32, mountpoint: &Path, flags: libc::c_int) -> io::Result<()> {
+/// As of [`unmount`].
+pub fn unmount_in(process: u32, mount: &Mount, flags: libc::c_int) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{process}/ns/mnt"))?;
-    let mountpoint = mountpoint.to_owned();
+    let mount = mount.clone();
     // A thread can enter a namespace once it shares its working directory with no other thread, and
     // is not to come back from there.
     let thread = std::thread::Builder::new().name("thalweg-unmount".to_owned());
@@ -164,7 +231,7 @@ pub fn unmount_in(process: u32, mountpoint: &Path, flags: libc::c_int) -> io::Re
                 && libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNS) == 0
         };
         match entered {
-            true => umount2(&mountpoint, flags),
+            true => unmount_here(&mount, flags),
             false => Err(io::Error::last_os_error()),
         }
     })?;
@@ -200,12 +267,14 @@ pub fn at(path: &Path) -> io::Result<Option<Mount>> {
 /// Reads one line: `id parent major:minor root mountpoint options [tags...] - type source options`.
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let (major, minor) = std::str::from_utf8(fields.nth(2)?).ok()?.split_once(':')?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let (major, minor) = std::str::from_utf8(fields.nth(1)?).ok()?.split_once(':')?;
     let mut path = || Some(PathBuf::from(OsString::from_vec(unescape(fields.next()?))));
     let (root, mountpoint) = (path()?, path()?);
     let mut tail = fields.skip_while(|field| *field != b"-").skip(1);
     let mut text = || tail.next().map(|field| String::from_utf8_lossy(&unescape(field)).into());
     Some(Mount {
+        id,
         device: (major.parse().ok()?, minor.parse().ok()?),
         root,
         mountpoint,
@@ -254,6 +323,7 @@ mod tests {
         assert_eq!(
             parse(plain),
             Some(Mount {
+                id: 36,
                 device: (98, 0),
                 root: PathBuf::from("/"),
                 mountpoint: PathBuf::from("/mnt/a b"),

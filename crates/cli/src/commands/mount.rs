@@ -24,6 +24,7 @@ use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::places::{MOUNT_KIND, MOUNT_LOG};
 use crate::progress::Silent;
+use crate::request::away_options::AwayOptions;
 use crate::request::mount_options::{JournalOptions, MountOptions, Unknown};
 use crate::request::{Answer, MountRequest, Request, unexpected_answer};
 use crate::target::{Target, export};
@@ -74,6 +75,9 @@ pub(crate) struct Mount {
     /// For SERVER:/PATH: folder with the keys [default: $THALWEG_KEYS; or /etc/thalweg for root, ~/.config/thalweg for others]
     #[arg(long, value_name = "FOLDER")]
     keys: Option<PathBuf>,
+    /// With --tell: report at once, and mount when the server is there
+    #[arg(long, hide = true, requires = "tell")]
+    later: bool,
     /// Report the result to the parent process, as one line of JSON
     #[arg(long, hide = true, requires = "foreground")]
     tell: bool,
@@ -91,10 +95,18 @@ Options behind -o:
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 Of a shared filesystem, for changes that the client has made by itself:
   writeback=SECONDS, expire=SECONDS  how often it looks for old ones (0.25), and how old they become (1)
-Of a shared filesystem with contents in objects of a Ceph cluster:
-  contents=direct|server  this machine reaches them itself if it is configured for that cluster (direct)
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again
+Of a shared filesystem whose server is away, as in nfs(5):
+  hard              calls wait until it is back; a program that waits can be killed (default)
+  soft, softerr     calls fail with EIO, or with ETIMEDOUT, when the server was away for timeo × (retrans + 1);
+                    what a failed call has changed, if anything, is not known
+  timeo=N           tenths of a second (600)
+  retrans=N         so many further times (2)
+  retry=MINUTES     how long the mount itself is tried again (0; with bg 10000)
+  bg, fg            the mount goes on in the background if the server is away, or fails (fg)
+Of a shared filesystem with contents in objects of a Ceph cluster:
+  contents=direct|server  this machine reaches them itself if it is configured for that cluster (direct)
 On a volume that is updated in place also:
   data=writeback|ordered|data|wasteless|selective, journal_dev=PATH, threshold=SIZE,
   commit=SECONDS, barrier=0|1, writeback=SECONDS, expire=SECONDS, gap=SIZE|auto,
@@ -125,6 +137,11 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
     if options.recover.is_some() {
         return Err(Failure::new("recover= is for shared filesystems: SERVER:/PATH"));
+    }
+    if options.away != AwayOptions::default() {
+        return Err(Failure::new(
+            "hard, soft, softerr, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
+        ));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
     let options = match (&target.snapshot, options.read_only) {
@@ -187,6 +204,7 @@ async fn shared(
         metrics: args.metrics.clone(),
     };
     match args.foreground {
+        true if args.later => remote.later(env).await,
         true => remote.in_foreground(env, args.tell).await,
         false => remote.in_background(env, &args.options).await,
     }
@@ -207,7 +225,7 @@ fn usable(directory: &Path) -> Outcome<PathBuf> {
         && is_dead(&directory)
     {
         tracing::warn!(volume = found.source, "the server of an earlier mount has died");
-        take_away(&directory, libc::MNT_DETACH)?;
+        take_away(&found, libc::MNT_DETACH)?;
     }
     match std::fs::metadata(&directory) {
         Ok(found) if found.is_dir() => Ok(directory),

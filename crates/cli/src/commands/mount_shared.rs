@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use thalweg_cluster::client::address::Address;
 use thalweg_cluster::client::{Client, Options};
@@ -22,6 +23,10 @@ use crate::places::MOUNT_LOG;
 use crate::request::MountRequest;
 use crate::request::mount_options::ContentsWord;
 
+/// The pauses before a server that is away is tried again, for the mount itself.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
 /// A mount of a shared filesystem.
 pub(crate) struct Remote {
     pub(crate) address: Address,
@@ -36,10 +41,24 @@ impl Remote {
         key::home(self.keys.as_deref())
     }
 
-    /// Becomes a client of the server, if there is a token. Then connects once, so that errors are told at once.
-    async fn enrol(&self, env: &Env) -> Outcome<()> {
-        let joined = self.address.join(env, &self.home(), self.token.as_ref()).await;
-        joined.map_err(|error| self.explain_refusal(error))
+    /// Becomes a client of the server, if there is a token. Then connects once, so that errors are told at once. A server that
+    /// is away is tried again for some time.
+    async fn enrol(&self, env: &Env, retry: Duration) -> Result<(), RemoteError> {
+        let begun = env.now();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let joined = self.address.join(env, &self.home(), self.token.as_ref()).await;
+            let Err(error) = joined else { return Ok(()) };
+            let left = retry.saturating_sub(env.now().since(begun));
+            if error.advice() != Advice::Retry || left.is_zero() {
+                return Err(error);
+            }
+            if pause == FIRST_PAUSE {
+                tracing::warn!(%error, server = %self.address, "it is tried again");
+            }
+            env.sleep(pause.min(left)).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
     }
 
     /// An error of the server or of the keys, with what to do about it.
@@ -73,10 +92,27 @@ impl Remote {
         failure.while_doing(format!("cannot mount {}", self.address))
     }
 
-    /// Mounts it, and returns when it is mounted; a background process serves it. `options` are those behind `-o`.
+    /// Mounts it, and returns when it is mounted; a background process serves it. `options` are those behind `-o`. With `bg`,
+    /// that process waits for a server that is away.
     pub(crate) async fn in_background(&self, env: &Env, options: &[String]) -> Outcome<()> {
-        self.enrol(env).await?;
+        let away = &self.request.options.away;
+        let bg = away.goes_to_background();
+        let retry = if bg { Duration::ZERO } else { away.retry(false) };
+        let is_later = match self.enrol(env, retry).await {
+            Ok(()) => false,
+            Err(error) if bg && error.advice() == Advice::Retry => {
+                eprintln!("{}: {error}; the mount goes on in the background", self.address);
+                true
+            }
+            Err(error) => return Err(self.explain_refusal(error)),
+        };
         let mut command: Vec<OsString> = ["mount", "--foreground", "--tell"].map(Into::into).into();
+        if is_later {
+            command.push("--later".into());
+            if let Some(token) = &self.token {
+                command.extend(["--token".into(), token.to_string().into()]);
+            }
+        }
         for list in options {
             command.extend(["-o".into(), list.into()]);
         }
@@ -92,11 +128,21 @@ impl Remote {
         background::start::<()>(&command, Path::new(&address), MOUNT_LOG)
     }
 
+    /// Mounts it when the server is there, as a background process that has nothing more to report.
+    pub(crate) async fn later(&self, env: &Env) -> Outcome<()> {
+        background::tell(&Ok(()))?;
+        let retry = self.request.options.away.retry(true);
+        self.enrol(env, retry).await.map_err(|error| self.explain_refusal(error))?;
+        self.start(env).await?.until_stopped().await
+    }
+
     /// Mounts it, and serves the mount until it is unmounted. With `tell`, reports to the parent process first.
     pub(crate) async fn in_foreground(&self, env: &Env, tell: bool) -> Outcome<()> {
         let started = async {
             if !tell {
-                self.enrol(env).await?;
+                let retry = self.request.options.away.retry(false);
+                let enrolled = self.enrol(env, retry).await;
+                enrolled.map_err(|error| self.explain_refusal(error))?;
             }
             self.start(env).await
         };
@@ -118,6 +164,8 @@ impl Remote {
                 Some(ContentsWord::Direct) | None => devices::finder(env),
             },
             recover: self.request.options.recover.unwrap_or(defaults.recover),
+            // How long calls wait is the mount's business.
+            retry: None,
             ..defaults
         };
         let client = Client::connect(env, connector, options).await;

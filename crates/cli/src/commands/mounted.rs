@@ -102,16 +102,29 @@ fn is_lost(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
-/// Unmounts `mountpoint`.
-pub(crate) fn take_away(mountpoint: &Path, flags: libc::c_int) -> Outcome<()> {
-    match mounts::unmount(mountpoint, flags) {
+/// Unmounts a mount, and no other one.
+pub(crate) fn take_away(mount: &Mounted, flags: libc::c_int) -> Outcome<()> {
+    let place = mount.mountpoint.display();
+    match mounts::unmount(mount, flags) {
         Ok(()) => Ok(()),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-            Err(Failure::new(format!("{} is in use", mountpoint.display()))
+            refuse_if_covered(mount)?;
+            Err(Failure::new(format!("{place} is in use"))
                 .help("fuser -vm DIRECTORY shows by whom; --lazy unmounts when they are done"))
         }
-        Err(error) => {
-            Err(Failure::of(&error).while_doing(format!("cannot unmount {}", mountpoint.display())))
-        }
+        Err(error) => Err(Failure::of(&error).while_doing(format!("cannot unmount {place}"))),
     }
+}
+
+/// Refuses an unmount of a mount that another one covers: the path leads to the other one.
+pub(crate) fn refuse_if_covered(mount: &Mounted) -> Outcome<()> {
+    if mounts::is_reached(mount)? {
+        return Ok(());
+    }
+    let place = mount.mountpoint.display();
+    Err(Failure::new(format!(
+        "another filesystem is mounted over that of {} on {place}",
+        mount.source
+    ))
+    .help("unmount the other one first; findmnt lists both"))
 }

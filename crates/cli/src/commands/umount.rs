@@ -9,7 +9,7 @@ use clap::Args;
 use thalweg_fuse::mounts::{self, Holder, Identity, Mount as Mounted};
 use thalweg_fuse::state;
 
-use super::mounted::{canonical, is_dead, mount_on, server_folder, take_away};
+use super::mounted::{canonical, is_dead, mount_on, refuse_if_covered, server_folder, take_away};
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::places::VIEW;
@@ -43,6 +43,7 @@ pub(crate) struct Umount {
 
 pub(crate) async fn umount(args: Umount) -> Outcome<()> {
     let found = mount_on(&canonical(&args.what)?)?;
+    refuse_if_covered(&found)?;
     let flags = if args.lazy { libc::MNT_DETACH } else { 0 };
     let identity = found.identity();
     let same = mounts::of(&identity)?.len();
@@ -51,7 +52,7 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
     let Some((folder, hold)) = announce(&found, last, lazy).await? else {
         return without_server(&found, flags);
     };
-    take_away(&found.mountpoint, flags)?;
+    take_away(&found, flags)?;
     if !mounts::of(&identity)?.is_empty() {
         return Ok(());
     }
@@ -118,9 +119,9 @@ async fn ask_for_end(
 /// Unmounts a filesystem whose server is dead or cannot be reached.
 fn without_server(found: &Mounted, flags: libc::c_int) -> Outcome<()> {
     if is_dead(&found.mountpoint) {
-        return take_away(&found.mountpoint, libc::MNT_DETACH);
+        return take_away(found, libc::MNT_DETACH);
     }
-    take_away(&found.mountpoint, flags)?;
+    take_away(found, flags)?;
     Err(Failure::new(format!("{} is unmounted, but its server cannot be asked", found.source))
         .help("unsynced writes are durable when the server has ended"))
 }
@@ -130,7 +131,7 @@ fn without_server(found: &Mounted, flags: libc::c_int) -> Outcome<()> {
 fn leave_transactions(filesystem: &Identity, flags: libc::c_int) -> Outcome<()> {
     for holder in mounts::elsewhere(filesystem)?.iter().filter(|holder| is_transaction(holder)) {
         for mount in holder.mounts.iter().rev().filter(|mount| mount.is_of(filesystem)) {
-            if let Err(error) = mounts::unmount_in(holder.process, &mount.mountpoint, flags) {
+            if let Err(error) = mounts::unmount_in(holder.process, mount, flags) {
                 let (pid, place) = (holder.process, mount.mountpoint.display());
                 tracing::debug!(%error, pid, %place, "a transaction keeps a mount");
             }

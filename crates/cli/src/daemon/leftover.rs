@@ -55,7 +55,7 @@ pub(super) fn has_ended(number: Option<&str>) -> bool {
 
 fn remove_view(place: &Path) {
     let removed = match mounts::at(place) {
-        Ok(Some(_)) => mounts::unmount(place, libc::MNT_DETACH),
+        Ok(Some(mount)) => mounts::unmount(&mount, libc::MNT_DETACH),
         result => result.map(drop),
     };
     if let Err(error) = removed.and_then(|()| std::fs::remove_dir(place)) {

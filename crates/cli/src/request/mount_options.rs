@@ -9,6 +9,7 @@ use thalweg_fs::local::Atime;
 use thalweg_fuse::mounted;
 use thalweg_store::inplace::{self, Mode};
 
+use super::away_options::AwayOptions;
 use crate::failure::{Failure, Outcome};
 
 /// Bytes that the kernel reads ahead unless told otherwise.
@@ -47,6 +48,8 @@ pub(crate) struct MountOptions {
     pub(crate) contents: Option<ContentsWord>,
     /// What a client of a shared filesystem does when the server has ended its session.
     pub(crate) recover: Option<Recover>,
+    /// What becomes of calls and mounts while the server of a shared filesystem is away.
+    pub(crate) away: AwayOptions,
     /// How an in-place volume keeps its journal.
     pub(crate) journal: JournalOptions,
 }
@@ -199,6 +202,7 @@ impl MountOptions {
             | "acl"
             | "user_xattr"
             | "diratime" => {}
+            word if self.away.take_word(word) => {}
             word => return word.starts_with("x-") || word.starts_with("X-"),
         }
         true
@@ -249,6 +253,7 @@ impl MountOptions {
                 });
             }
             "user" | "comment" => {}
+            name if self.away.take_value(name, value)? => {}
             name => return Ok(name.starts_with("x-") || name.starts_with("X-")),
         }
         Ok(true)
@@ -272,6 +277,7 @@ impl MountOptions {
             noatime: self.atime == Some(AtimeWord::Never),
             private: false,
             locks: defaults.locks,
+            soft: None,
             read_ahead: Some(self.read_ahead.unwrap_or(READ_AHEAD)),
             spin: self.spin.unwrap_or(defaults.spin),
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_fs::ledger::Committed;
-use thalweg_fs::{FsError, Ino};
+use thalweg_fs::{FsError, Ino, Interruption};
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
@@ -63,15 +63,32 @@ impl Drop for Wait<'_> {
         if self.over {
             return;
         }
-        let shared = &self.number.shared;
-        let request = Request::Cancel(self.number.number);
-        let call = Call::outside(request);
-        if let Link::Up(channel) = &*shared.link.borrow()
-            && channel.tell(&call, &[]).is_ok()
-        {
-            channel.flush_soon();
+        let (shared, number) = (self.number.shared.clone(), self.number.number);
+        let is_told = match &*shared.link.borrow() {
+            Link::Up(channel) => cancel(channel, number),
+            _ => false,
+        };
+        if !is_told {
+            // The wait may go on at a server that this client cannot reach at the moment.
+            let env = shared.env.clone();
+            let telling = async move {
+                let connected = shared.connected(None, None).await;
+                if let Ok(channel) = connected {
+                    cancel(&channel, number);
+                }
+            };
+            env.spawn(telling).detach();
         }
     }
+}
+
+/// Tells the server to end a wait; whether there is a connection.
+fn cancel(channel: &Channel, number: u64) -> bool {
+    let is_sent = channel.tell(&Call::outside(Request::Cancel(number)), &[]).is_ok();
+    if is_sent {
+        channel.flush_soon();
+    }
+    is_sent
 }
 
 impl Shared {
@@ -85,8 +102,16 @@ impl Shared {
         Number { shared: self.clone(), number }
     }
 
-    /// The connection, as soon as there is one other than `failed`.
-    async fn connected(&self, failed: Option<&Channel>) -> Result<Channel, LinkError> {
+    /// The connection, as soon as there is one other than `failed`. A call that was not sent waits no longer than its caller.
+    async fn connected(
+        &self,
+        failed: Option<&Channel>,
+        caller: Option<&Interruption>,
+    ) -> Result<Channel, LinkError> {
+        let caller = caller.filter(|_| failed.is_none());
+        if caller.is_some_and(Interruption::is_given_up) {
+            return Err(LinkError::GivenUp);
+        }
         let mut links = self.link.subscribe();
         let connecting = async {
             loop {
@@ -104,15 +129,24 @@ impl Shared {
                 }
             }
         };
-        match self.options.retry {
-            None => connecting.await,
-            Some(retry) => {
-                let late = || {
-                    let secs = retry.as_secs_f64();
-                    Err(LinkError::Unreachable(format!("for {secs} s all attempts have failed")))
-                };
-                self.env.timeout(retry, connecting).await.unwrap_or_else(late)
+        let connecting = async {
+            match self.options.retry {
+                None => connecting.await,
+                Some(retry) => {
+                    let late = || {
+                        let secs = retry.as_secs_f64();
+                        let why = format!("for {secs} s all attempts have failed");
+                        Err(LinkError::Unreachable(why))
+                    };
+                    self.env.timeout(retry, connecting).await.unwrap_or_else(late)
+                }
             }
+        };
+        let Some(caller) = caller else { return connecting.await };
+        tokio::select! {
+            biased;
+            connected = connecting => connected,
+            () = caller.given_up() => Err(LinkError::GivenUp),
         }
     }
 
@@ -128,12 +162,26 @@ impl Shared {
         self.tell_before(&request).await?;
         let slot = self.slot_for(&request).await?;
         let named = request.touched().0.into_iter().flatten().collect();
-        self.call_in((slot, users::current()), named, (request, payload), then).await
+        let caller = Interruption::current();
+        let by = (slot, users::current());
+        self.call_while(caller.as_ref(), by, named, (request, payload), then).await
     }
 
     /// Makes a call in a slot, for a user; `named` are the inodes that it names, and those that a batch makes.
     pub(super) async fn call_in(
         self: &Arc<Self>,
+        by: (Option<Arc<Slot>>, User),
+        named: Arc<[Ino]>,
+        call: (Request, Vec<Bytes>),
+        then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(Reply, Bytes), FsError> {
+        self.call_while(None, by, named, call, then).await
+    }
+
+    /// [`Shared::call_in`], which fails if its caller gives it up before it was sent.
+    async fn call_while(
+        self: &Arc<Self>,
+        caller: Option<&Interruption>,
         (slot, user): (Option<Arc<Slot>>, User),
         named: Arc<[Ino]>,
         (request, payload): (Request, Vec<Bytes>),
@@ -149,7 +197,7 @@ impl Shared {
         let is_once = request.is_once();
         let request = Arc::new(request);
         loop {
-            let channel = self.connected(failed.as_ref()).await?;
+            let channel = self.connected(failed.as_ref(), caller).await?;
             if failed.is_some() && is_once && self.session.lock().generation != generation {
                 wait.over = true;
                 tracing::error!(
@@ -183,6 +231,9 @@ impl Shared {
                 then(&shared, &reply, &payload);
                 (reply, payload)
             };
+            if request.is_change() {
+                caller.inspect(|caller| caller.begin());
+            }
             let purpose = name_of(&call.request);
             match channel.call_then(purpose, &call, &payload, take).await {
                 Ok((reply, payload)) => {

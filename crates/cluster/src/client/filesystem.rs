@@ -13,6 +13,7 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::Squash;
 
+use super::link::Link;
 use super::{Client, LinkError, users};
 use crate::protocol::{Answer, Request};
 
@@ -280,6 +281,14 @@ impl Filesystem for Client {
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {
         self.shared.holdings.locks.held_on(self.theirs(ino))
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn is_away(&self) -> bool {
+        matches!(*self.shared.link.borrow(), Link::Down)
     }
 
     fn checks_users(&self) -> bool {

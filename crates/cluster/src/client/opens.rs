@@ -169,18 +169,38 @@ impl Shared {
             None => {}
         }
         self.tell_opens(&[ino]).await?;
+        // The server may have granted the lock before it heard that nothing waits for it any more.
+        let waiter = Arc::new(());
+        let (waits, own) = (Arc::downgrade(&waiter), self.clone());
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            if reply.answer != Answer::Done {
+                return;
+            }
             // The server has decided; a claim of it is decided again.
-            if reply.answer == Answer::Done
-                && let Err(error) = shared.holdings.locks.try_lock(ino, &lock)
-            {
+            if let Err(error) = shared.holdings.locks.try_lock(ino, &lock) {
                 tracing::warn!(%error, "a lock will not outlive the server");
             }
+            if waits.strong_count() == 0 {
+                own.take_back(ino, lock);
+            }
         };
-        match self.call(Request::Lock { ino, lock, wait }, Vec::new(), take).await?.0.answer {
+        let locked = self.call(Request::Lock { ino, lock, wait }, Vec::new(), take).await;
+        drop(waiter);
+        match locked?.0.answer {
             Answer::Done => Ok(()),
             _ => Err(LinkError::Unexpected.into()),
         }
+    }
+
+    /// Releases a lock that was granted to a caller which does not wait any more.
+    fn take_back(self: &Arc<Self>, ino: Ino, lock: Lock) {
+        let shared = self.clone();
+        let releasing = async move {
+            if let Err(error) = shared.unlock(ino, lock.kind, lock.owner, lock.range).await {
+                tracing::debug!(%error, "a lock that nothing waited for was not released");
+            }
+        };
+        self.env.spawn(releasing).detach();
     }
 
     pub(super) async fn unlock(

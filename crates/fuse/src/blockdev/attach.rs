@@ -26,7 +26,7 @@ use super::error::blocking;
 use super::loopdev::{self, LoopDevice, LoopOptions};
 use super::probe::{Method, probe};
 use super::stale::{canonical, gone, mounted};
-use crate::mounts::{self, unmount};
+use crate::mounts;
 
 /// How long a device that is not mounted may stay open elsewhere before it counts as in use.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -119,8 +119,8 @@ impl Drop for Parts {
             tracing::warn!(%error, "the loop device stays");
         }
         self.device = None;
-        if self.mounted.is_some()
-            && let Err(error) = unmount(&self.mountpoint, libc::MNT_DETACH)
+        if let Some(mounted) = &self.mounted
+            && let Err(error) = mounted.unmount(libc::MNT_DETACH)
         {
             tracing::warn!(%error, mountpoint = %self.mountpoint.display(), "the mount stays");
         }
@@ -364,12 +364,12 @@ fn take_down(mut parts: Parts, force: Force) -> Result<(), AttachError> {
     let cut = parts.bound().is_some() && force == Force::Yes;
     // With MNT_FORCE the kernel ends the connection: pending requests fail.
     let flags = if cut { libc::MNT_FORCE | libc::MNT_DETACH } else { 0 };
-    match unmount(&parts.mountpoint, flags) {
+    match mounted.unmount(flags) {
         Ok(()) => {}
         // Another program has the file open beside the loop device.
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-            unmount(&parts.mountpoint, libc::MNT_FORCE | libc::MNT_DETACH)
-                .map_err(AttachError::Unmount)?;
+            let forced = mounted.unmount(libc::MNT_FORCE | libc::MNT_DETACH);
+            forced.map_err(AttachError::Unmount)?;
         }
         // It was unmounted from outside. If something still holds the file, it is served on.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
@@ -380,7 +380,7 @@ fn take_down(mut parts: Parts, force: Force) -> Result<(), AttachError> {
         Err(error) => return Err(AttachError::Unmount(error)),
     }
     parts.device = None;
-    if let Err(error) = mounted.session.join() {
+    if let Err(error) = mounted.join() {
         tracing::warn!(%error, "a thread that served the kernel failed");
     }
     // It may have been there before us, or hold files: then it stays.

@@ -15,10 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr,
-    ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, Request, Session, WriteFlags,
+    BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, Request, WriteFlags,
 };
 use parking_lot::Mutex;
 use thalweg_env::{Env, Time, watch};
@@ -27,6 +26,7 @@ use thalweg_store::device::FrameBuf;
 use thalweg_store::volume::VolumeRef;
 
 use super::bytes::{ByteVolume, Seek};
+use crate::connection::{Connection, KernelOptions};
 use crate::errno::of_store;
 
 /// The name of the one file.
@@ -55,13 +55,34 @@ pub struct MountOptions {
     pub name: String,
 }
 
-/// A mounted volume. Dropping it unmounts, unless the file is in use.
+/// A mounted volume. Dropping it unmounts nothing.
 #[derive(Debug)]
 pub struct Mounted {
-    /// The thread that serves the kernel.
-    pub session: BackgroundSession,
+    session: BackgroundSession,
+    connection: Connection,
     /// Counts the files that were closed for good; closed itself when the mount has ended.
     pub releases: watch::Receiver<u64>,
+}
+
+impl Mounted {
+    /// Unmounts it, and no other filesystem.
+    ///
+    /// # Errors
+    /// As of [`mounts::unmount`](crate::mounts::unmount).
+    pub fn unmount(&self, flags: libc::c_int) -> io::Result<()> {
+        match self.connection.has_ended() {
+            true => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+            false => self.connection.unmount(flags),
+        }
+    }
+
+    /// Waits for the threads that serve the kernel, after the mount has ended.
+    ///
+    /// # Errors
+    /// The error that ended one of them.
+    pub fn join(self) -> io::Result<()> {
+        self.session.join()
+    }
 }
 
 /// Mounts the file of `volume` on the directory `mountpoint`. It blocks until the kernel has sent its first
@@ -77,18 +98,13 @@ pub fn mount(
     options: &MountOptions,
 ) -> io::Result<Mounted> {
     let (sender, releases) = watch::channel(0);
-    let mut config = Config::default();
-    config.mount_options = vec![
-        MountOption::FSName(format!("{SOURCE}{}", options.name.replace([',', '\0'], "_"))),
-        MountOption::Subtype("thalweg".to_owned()),
-        MountOption::DefaultPermissions,
-        MountOption::NoDev,
-        MountOption::NoSuid,
-        MountOption::NoExec,
-        if volume.is_read_only() { MountOption::RO } else { MountOption::RW },
-    ];
-    config.n_threads = Some(options.threads.max(1));
-    config.clone_fd = options.threads > 1;
+    let read_only = if volume.is_read_only() { libc::MS_RDONLY } else { 0 };
+    let kernel = KernelOptions {
+        source: format!("{SOURCE}{}", options.name),
+        subtype: None,
+        flags: libc::MS_NODEV | libc::MS_NOSUID | libc::MS_NOEXEC | read_only,
+        allow_other: false,
+    };
     let disk = Disk {
         served: Arc::new(Served {
             env: env.clone(),
@@ -99,8 +115,8 @@ pub fn mount(
         runtime,
         releases: sender,
     };
-    let session = Session::new(disk, mountpoint, &config)?.spawn()?;
-    Ok(Mounted { session, releases })
+    let (session, connection) = Connection::mount(disk, mountpoint, &kernel, options.threads)?;
+    Ok(Mounted { session: session.spawn()?, connection, releases })
 }
 
 /// The filesystem.

@@ -13,7 +13,7 @@ use thalweg_env::Env;
 use super::disk::{FILE_NAME, SOURCE};
 use super::error::{AttachError, blocking};
 use super::loopdev::{self, LoopDevice};
-use crate::mounts::{self, unmount};
+use crate::mounts::{self, Mount};
 
 /// How long the kernel may take to release a file.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -37,11 +37,11 @@ pub struct Recovered {
 /// [`AttachError::Occupied`] when a live server, or something else, is mounted there.
 pub async fn recover_stale(env: &Env, mountpoint: &Path) -> Result<Recovered, AttachError> {
     let mountpoint = mountpoint.to_owned();
-    let Some((mountpoint, devices)) = blocking(move || find(&mountpoint)).await? else {
+    let Some((mount, devices)) = blocking(move || find(&mountpoint)).await? else {
         return Ok(Recovered::default());
     };
     let mut recovered = Recovered::default();
-    let file = mountpoint.join(FILE_NAME);
+    let file = mount.mountpoint.join(FILE_NAME);
     for device in devices {
         let over = file.clone();
         blocking(move || release(device, &over)).await?;
@@ -51,13 +51,14 @@ pub async fn recover_stale(env: &Env, mountpoint: &Path) -> Result<Recovered, At
         }
     }
     // The loop devices were found by the mount's path, so the mount goes last.
-    blocking(move || unmount(&mountpoint, libc::MNT_DETACH).map_err(AttachError::Unmount)).await?;
+    let unmount = move || mounts::unmount(&mount, libc::MNT_DETACH).map_err(AttachError::Unmount);
+    blocking(unmount).await?;
     recovered.unmounted = true;
     Ok(recovered)
 }
 
 /// The dead mount on `mountpoint` and the loop devices over its file.
-fn find(mountpoint: &Path) -> Result<Option<(PathBuf, Vec<LoopDevice>)>, AttachError> {
+fn find(mountpoint: &Path) -> Result<Option<(Mount, Vec<LoopDevice>)>, AttachError> {
     let Some(mountpoint) = canonical(mountpoint)? else { return Ok(None) };
     let Some(mount) = mounts::at(&mountpoint).map_err(AttachError::System)? else {
         return Ok(None);
@@ -69,7 +70,7 @@ fn find(mountpoint: &Path) -> Result<Option<(PathBuf, Vec<LoopDevice>)>, AttachE
         return Err(AttachError::Occupied { mountpoint, kind: mount.kind });
     }
     let devices = loopdev::over(&mountpoint.join(FILE_NAME)).map_err(AttachError::System)?;
-    Ok(Some((mountpoint, devices)))
+    Ok(Some((mount, devices)))
 }
 
 /// The canonical form of a path whose last component may be a dead mount, on which every call fails; `None`

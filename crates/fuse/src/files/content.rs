@@ -36,7 +36,7 @@ impl Adapter {
         };
         let (ino, data) = (Ino(ino.0), copy_by_blocks(offset, data));
         let bypasses = !cached && (is_direct || flags.0 & libc::O_DIRECT != 0);
-        self.of(request).run(
+        self.of(request).changing_inode(ino).run(
             "write",
             reply,
             move |served| async move {
@@ -75,13 +75,17 @@ impl Adapter {
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         let (ino, is_root) = (Ino(ino.0), request.uid() == 0);
-        self.of(request).run_empty("fallocate", reply, move |served| async move {
-            let change = async {
-                served.filesystem.allocate(ino, offset, len, how).await?;
-                if is_root { Ok(()) } else { served.clear_suid(ino).await }
-            };
-            served.change_content(ino, change).await
-        });
+        self.of(request).changing_inode(ino).run_empty(
+            "fallocate",
+            reply,
+            move |served| async move {
+                let change = async {
+                    served.filesystem.allocate(ino, offset, len, how).await?;
+                    if is_root { Ok(()) } else { served.clear_suid(ino).await }
+                };
+                served.change_content(ino, change).await
+            },
+        );
     }
 
     pub(super) fn seek(
@@ -119,7 +123,7 @@ impl Adapter {
     ) {
         let (from, to) = ((Ino(from.0), from_offset), (Ino(to.0), to_offset));
         let is_root = request.uid() == 0;
-        self.of(request).run(
+        self.of(request).changing_inode(to.0).run(
             "copy",
             reply,
             move |served| async move {

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use fuser::{Errno, INodeNo, ReplyIoctl};
+use fuser::{Errno, INodeNo, ReplyIoctl, Request};
 use thalweg_fs::{Ino, Level};
 
 use super::adapter::Adapter;
@@ -35,10 +35,17 @@ fn decode(data: &[u8]) -> Option<(Level, Duration)> {
 }
 
 impl Adapter {
-    pub(super) fn control(&self, ino: INodeNo, command: u32, data: &[u8], reply: ReplyIoctl) {
+    pub(super) fn control(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        command: u32,
+        data: &[u8],
+        reply: ReplyIoctl,
+    ) {
         let ino = Ino(ino.0);
         match command {
-            ASK => self.run(
+            ASK => self.by(request).run(
                 "ioctl",
                 reply,
                 move |served| async move { served.filesystem.level(ino).await },
@@ -48,7 +55,7 @@ impl Adapter {
                 let Some((level, within)) = decode(data) else {
                     return reply.error(Errno::EINVAL);
                 };
-                self.run(
+                self.by(request).run(
                     "ioctl",
                     reply,
                     move |served| async move {

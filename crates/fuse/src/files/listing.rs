@@ -10,6 +10,7 @@ use thalweg_fs::{Answer, Cookie, FsError, Ino, Kind};
 
 use super::adapter::Adapter;
 use super::attributes::{file_type, nothing};
+use super::patience::Signals;
 use super::served::{GENERATION, Served};
 use crate::errno::of_filesystem;
 
@@ -61,14 +62,22 @@ impl Adapter {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let served = self.of(request).served;
+        let by = self.of(request);
+        let (patience, served) = (by.patience(Signals::Requests), by.served);
         self.start("readdir", async move {
             let add = |ino: Ino, next, name: &[u8], kind, _| {
                 reply.add(INodeNo(ino.0), next, file_type(kind), OsStr::from_bytes(name))
             };
-            match served.list(Ino(ino.0), offset, false, add).await {
+            let listed = tokio::select! {
+                biased;
+                listed = served.list(Ino(ino.0), offset, false, add) => {
+                    listed.map_err(|error| of_filesystem("readdir", &error))
+                }
+                errno = patience.ended() => Err(errno),
+            };
+            match listed {
                 Ok(()) => reply.ok(),
-                Err(error) => reply.error(of_filesystem("readdir", &error)),
+                Err(errno) => reply.error(errno),
             }
         });
     }
@@ -80,8 +89,10 @@ impl Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let served = self.of(request).served;
+        let by = self.of(request);
+        let (patience, served) = (by.patience(Signals::Requests), by.served);
         self.start("readdirplus", async move {
+            let mut told_of = Vec::new();
             let (directory, epoch) = (Ino(ino.0), served.known.epoch());
             let add = |ino: Ino, next, bytes: &[u8], kind, answer: Option<Answer>| {
                 let name = OsStr::from_bytes(bytes);
@@ -95,14 +106,28 @@ impl Adapter {
                 let told =
                     served.tell_name(directory, &Bytes::copy_from_slice(bytes), &answer, epoch);
                 let full = reply.add(inode, next, name, &told.valid(), &told.attr, GENERATION);
-                if full {
-                    served.known.forget(&*served.filesystem, ino, 1);
+                match full {
+                    true => served.known.forget(&*served.filesystem, ino, 1),
+                    false => told_of.push(ino),
                 }
                 full
             };
-            match served.list(Ino(ino.0), offset, true, add).await {
+            let listed = tokio::select! {
+                biased;
+                listed = served.list(Ino(ino.0), offset, true, add) => {
+                    listed.map_err(|error| of_filesystem("readdirplus", &error))
+                }
+                errno = patience.ended() => Err(errno),
+            };
+            match listed {
                 Ok(()) => reply.ok(),
-                Err(error) => reply.error(of_filesystem("readdirplus", &error)),
+                Err(errno) => {
+                    // The kernel hears of none of them.
+                    for ino in told_of {
+                        served.known.forget(&*served.filesystem, ino, 1);
+                    }
+                    reply.error(errno);
+                }
             }
         });
     }

@@ -7,18 +7,14 @@
 //! The FUSE library does not say whether a request is of flock or of fcntl. So where both are forwarded, a lock
 //! of flock is a POSIX lock of the whole file, as NFS does it (flock(2)): the two kinds then exclude each other.
 //!
-//! The library answers FUSE_INTERRUPT by itself, and its users do not learn of it; the kernel then waits for the
-//! answer, whatever signal the process gets. So a waiting request looks at the process's pending signals, and
-//! answers `EINTR` when there is one.
+//! Any signal that its thread handles ends a wait for a lock ([`patience`](super::patience)).
 
-use std::time::Duration;
-
-use fuser::{Errno, FileHandle, ReplyEmpty, ReplyLock};
-use thalweg_env::Env;
+use fuser::{Errno, FileHandle, ReplyEmpty, ReplyLock, Request};
 use thalweg_fs::{Ino, Lock, LockMode, LockOwner, LockRange};
 
 use super::adapter::Adapter;
 use super::opening::KernelHandle;
+use super::patience::Signals;
 use crate::errno::of_filesystem;
 
 impl Adapter {
@@ -42,13 +38,19 @@ impl Adapter {
     }
 
     /// Answers with a lock that excludes the wanted one.
-    pub(super) fn show_lock(&self, ino: Ino, lock: Result<Option<Lock>, Errno>, reply: ReplyLock) {
+    pub(super) fn show_lock(
+        &self,
+        request: &Request,
+        ino: Ino,
+        lock: Result<Option<Lock>, Errno>,
+        reply: ReplyLock,
+    ) {
         let lock = match lock {
             Ok(Some(lock)) => lock,
             Ok(None) => return reply.error(Errno::EINVAL),
             Err(errno) => return reply.error(errno),
         };
-        self.run(
+        self.by(request).run(
             "getlk",
             reply,
             move |served| async move { served.filesystem.conflicting_lock(ino, &lock).await },
@@ -61,13 +63,14 @@ impl Adapter {
 
     pub(super) fn release_lock(
         &self,
+        request: &Request,
         ino: Ino,
         owner: fuser::LockOwner,
         range: LockRange,
         reply: ReplyEmpty,
     ) {
         let (kind, owner) = (self.locks.kind(), LockOwner::local(owner.0));
-        self.run_empty("unlock", reply, move |served| async move {
+        self.by(request).run_empty("unlock", reply, move |served| async move {
             served.filesystem.unlock(ino, kind, owner, range).await
         });
     }
@@ -75,18 +78,36 @@ impl Adapter {
     /// Takes a lock for a thread, which a signal may keep from waiting.
     pub(super) fn take_lock(
         &self,
-        (ino, thread): (Ino, u32),
+        request: &Request,
+        ino: Ino,
         lock: Lock,
         wait: bool,
         reply: ReplyEmpty,
     ) {
-        let (served, env) = (self.served.clone(), self.env.clone());
+        let by = self.by(request);
+        if !wait {
+            by.run_or_undo(
+                "lock",
+                reply,
+                move |served| async move { served.filesystem.lock(ino, &lock, false).await },
+                |reply, ()| reply.ok(),
+                move |served, ()| async move {
+                    let Lock { kind, owner, range, .. } = lock;
+                    if let Err(error) = served.filesystem.unlock(ino, kind, owner, range).await {
+                        tracing::debug!(%error, "a lock that nothing waited for was not released");
+                    }
+                },
+            );
+            return;
+        }
+        let (served, patience) = (by.served.clone(), by.patience(Signals::All));
         self.start("lock", async move {
+            // Dropping it takes the wait back.
             let locked = served.filesystem.lock(ino, &lock, wait);
             let answer = tokio::select! {
                 biased;
                 locked = locked => locked.map_err(|error| of_filesystem("lock", &error)),
-                () = interrupted(&env, thread), if wait => Err(Errno::EINTR),
+                errno = patience.ended() => Err(errno),
             };
             match answer {
                 Ok(()) => reply.ok(),
@@ -95,9 +116,6 @@ impl Adapter {
         });
     }
 }
-
-/// How often a waiting request looks for signals.
-const PERIOD: Duration = Duration::from_millis(50);
 
 /// The last byte of a lock up to the end of the file, for the kernel.
 const END: u64 = i64::MAX as u64;
@@ -130,50 +148,9 @@ fn shown(lock: Option<Lock>) -> (u64, u64, i32, u32) {
     (lock.range.first.min(END), lock.range.last.min(END), mode, lock.pid)
 }
 
-/// Returns when the thread that waits for an answer has a signal, or has ended. Of one that this process cannot
-/// see it never does.
-async fn interrupted(env: &Env, thread: u32) {
-    if thread == 0 {
-        return std::future::pending().await;
-    }
-    loop {
-        env.sleep(PERIOD).await;
-        match std::fs::read_to_string(format!("/proc/{thread}/status")) {
-            Ok(status) if !has_signal(&status) => {}
-            _ => return,
-        }
-    }
-}
-
-/// Whether a thread with this `/proc/PID/status` has a signal that it neither blocks nor ignores.
-fn has_signal(status: &str) -> bool {
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    };
-    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & !mask("SigIgn:") != 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pending_signals_are_seen() {
-        let status = |pending: &str, shared: &str, blocked: &str, ignored: &str| {
-            format!(
-                "Name:\tx\nSigPnd:\t{pending}\nShdPnd:\t{shared}\nSigBlk:\t{blocked}\nSigIgn:\t{ignored}\n"
-            )
-        };
-        let none = "0000000000000000";
-        let int = "0000000000000002";
-        assert!(!has_signal(&status(none, none, none, none)));
-        assert!(has_signal(&status(int, none, none, none)));
-        assert!(has_signal(&status(none, int, none, none)));
-        assert!(!has_signal(&status(int, none, int, none)));
-        assert!(!has_signal(&status(none, int, none, int)));
-        assert!(has_signal(&status(none, "0000000000000100", int, int)));
-    }
 
     #[test]
     fn ranges_up_to_the_end_are_without_end() {

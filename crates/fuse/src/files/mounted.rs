@@ -1,25 +1,26 @@
 //! Mounts of a filesystem, and their end.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fuser::{BackgroundSession, Session};
+use fuser::BackgroundSession;
 use thalweg_env::{Env, watch};
 use thalweg_fs::{Filesystem, Watcher};
 use thalweg_store::latency::StageStatus;
 
 use super::adapter::Adapter;
 use super::coherence::Coherence;
-pub use super::options::MountOptions;
+pub use super::options::{MountOptions, Soft};
 use super::stages::Stages;
+use crate::connection::Connection;
 use crate::mounts::{self, Identity};
 
 /// A mounted filesystem. Dropping it unmounts, unless a file on it is in use.
 #[derive(Debug)]
 pub struct Mounted {
-    session: BackgroundSession,
+    session: Option<BackgroundSession>,
+    connection: Connection,
     mountpoint: PathBuf,
     identity: Identity,
     coherence: Coherence,
@@ -65,23 +66,20 @@ impl Mounted {
         self.coherence.settle().await;
     }
 
-    /// Unmounts, bind mounts too; with `detach` also while files are in use, which live on until they are
-    /// closed. It blocks while the kernel writes its cache, so never call it on a thread that serves the
-    /// mount.
+    /// Unmounts, bind mounts too, and nothing of another filesystem; with `detach` also while files are in use, which live on
+    /// until they are closed. It blocks while the kernel writes its cache, so never call it on a thread that serves the mount.
     ///
     /// # Errors
     /// `EBUSY` while files are in use and `detach` is not set, or while another filesystem is mounted over
     /// this one; then it stays mounted.
     pub fn unmount(&self, detach: bool) -> io::Result<()> {
-        if self.alive.has_changed().is_err() {
-            return Ok(());
-        }
+        let flags = if detach { libc::MNT_DETACH } else { 0 };
         for mount in mounts::list()?.iter().rev().filter(|mount| mount.is_of(&self.identity)) {
-            let top = mounts::at(&mount.mountpoint)?;
-            if top.is_some_and(|top| !top.is_of(&self.identity)) {
-                return Err(io::Error::from_raw_os_error(libc::EBUSY));
+            // Until it has ended no other filesystem has its number, and after that it has no mounts.
+            if self.alive.has_changed().is_err() || self.connection.has_ended() {
+                return Ok(());
             }
-            match mounts::unmount(&mount.mountpoint, if detach { libc::MNT_DETACH } else { 0 }) {
+            match mounts::unmount(mount, flags) {
                 // It went with another one, or by another hand.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
                 result => result?,
@@ -94,8 +92,16 @@ impl Mounted {
     ///
     /// # Errors
     /// The error that ended one of them.
-    pub fn join(self) -> io::Result<()> {
-        self.session.join()
+    pub fn join(mut self) -> io::Result<()> {
+        self.session.take().map_or(Ok(()), BackgroundSession::join)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount(false) {
+            tracing::debug!(%error, mountpoint = %self.mountpoint.display(), "it stays mounted");
+        }
     }
 }
 
@@ -117,13 +123,15 @@ pub fn mount(
     options: &MountOptions,
 ) -> io::Result<Mounted> {
     let (life, alive) = watch::channel(());
+    let handle = runtime.clone();
     let mountpoint = mountpoint.canonicalize()?;
     let adapter = Adapter::new(env, runtime, filesystem.clone(), options, life);
     let (served, stages) = (adapter.served().clone(), adapter.stages().clone());
     let spinning = adapter.spinning().clone();
-    let session = Session::new(adapter, &mountpoint, &options.config())?;
-    spinning.begin(session.as_fd())?;
-    let identity = mounts::at(&mountpoint)?.ok_or(io::ErrorKind::NotConnected)?.identity();
+    let (session, connection) =
+        Connection::mount(adapter, &mountpoint, &options.for_kernel(), options.threads)?;
+    spinning.begin(connection.device())?;
+    let identity = connection.mounted().identity();
     if let Some(bytes) = options.read_ahead {
         set_read_ahead(identity.device, bytes);
     }
@@ -133,8 +141,12 @@ pub fn mount(
     if !options.private {
         filesystem.watch(watcher_of(&coherence));
     }
-    let session = session.spawn()?;
-    Ok(Mounted { session, mountpoint, identity, coherence, stages, alive })
+    let session = Some(session.spawn()?);
+    if filesystem.is_remote() {
+        let _runtime = handle.enter();
+        env.spawn(async move { served.know_something().await }).detach();
+    }
+    Ok(Mounted { session, connection, mountpoint, identity, coherence, stages, alive })
 }
 
 /// Has the kernel read so many bytes ahead of programs on a filesystem. The kernel takes no more than 128 KiB from the

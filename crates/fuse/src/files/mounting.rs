@@ -1,8 +1,11 @@
 //! The beginning and the end of a mount, as its requests see them.
 
 use std::io;
+use std::time::Duration;
 
 use fuser::{InitFlags, KernelConfig, ReplyStatfs, Request};
+use thalweg_env::Env;
+use thalweg_fs::Filesystem;
 
 use super::adapter::Adapter;
 
@@ -10,6 +13,9 @@ use super::adapter::Adapter;
 const MAX_REQUEST: u32 = 1 << 20;
 /// Requests that the kernel keeps in flight beside those that a program waits for.
 const MAX_BACKGROUND: u16 = 256;
+
+/// How long umount(8) waits for a server that does not answer.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 impl Adapter {
     /// Agrees with the kernel on limits and capabilities.
@@ -49,14 +55,15 @@ impl Adapter {
     /// durable first.
     pub(super) fn show_capacity(&self, request: &Request, reply: ReplyStatfs) {
         let leaves = is_umount(request.pid()) && !self.served.filesystem.is_read_only();
-        self.run(
+        let env = self.env.clone();
+        self.by(request).run(
             "statfs",
             reply,
             move |served| async move {
-                if leaves && let Err(error) = served.filesystem.sync_all().await {
-                    tracing::error!(%error, "writes before the unmount are not durable");
+                if leaves {
+                    sync_before_unmount(&env, &*served.filesystem).await;
                 }
-                served.filesystem.statistics().await
+                served.statistics(&env).await
             },
             |reply, it| {
                 let (used, most) = it.inodes;
@@ -73,6 +80,22 @@ impl Adapter {
                 );
             },
         );
+    }
+}
+
+/// Makes everything durable. An unmount does not wait long for a server that is away.
+async fn sync_before_unmount(env: &Env, filesystem: &dyn Filesystem) {
+    let syncing = filesystem.sync_all();
+    let synced = match filesystem.is_remote() {
+        true => env.timeout(PATIENCE, syncing).await,
+        false => Some(syncing.await),
+    };
+    match synced {
+        Some(Ok(())) => {}
+        Some(Err(error)) => tracing::error!(%error, "writes before the unmount are not durable"),
+        None => tracing::error!(
+            "the server does not answer; writes before the unmount may not be durable"
+        ),
     }
 }
 

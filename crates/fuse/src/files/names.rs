@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use fuser::{Errno, INodeNo, RenameFlags, ReplyCreate, ReplyEmpty, ReplyEntry, Request};
@@ -9,7 +10,7 @@ use thalweg_fs::{FsError, Ino, Lookup, NewNode, Node, Rename};
 
 use super::adapter::Adapter;
 use super::opening::{caller, open_flags};
-use super::served::{GENERATION, Told};
+use super::served::{GENERATION, Served, Told};
 
 impl Adapter {
     /// Makes an inode with a name.
@@ -23,7 +24,7 @@ impl Adapter {
     ) {
         let new = new_node(request, node, mode, umask);
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.of(request).run(
+        self.of(request).changing_name(parent, &name).run_or_undo(
             "make",
             reply,
             |served| async move {
@@ -32,6 +33,7 @@ impl Adapter {
                 Ok(served.tell_name(parent, &name, &made, epoch))
             },
             |reply, made| made.answer(reply),
+            forget,
         );
     }
 
@@ -43,7 +45,7 @@ impl Adapter {
         reply: ReplyEntry,
     ) {
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.of(request).run(
+        self.of(request).run_or_undo(
             "lookup",
             reply,
             |served| async move {
@@ -56,6 +58,7 @@ impl Adapter {
                 })
             },
             |reply, told| told.answer(reply),
+            forget,
         );
     }
 
@@ -70,7 +73,7 @@ impl Adapter {
         let new = new_node(request, Node::File, mode, umask);
         let (parent, name) = (Ino(parent.0), bytes_of(name));
         let (caller, open, flush) = (caller(request), open_flags(flags), self.locks.has_posix());
-        self.of(request).run(
+        self.of(request).changing_name(parent, &name).run_or_undo(
             "create",
             reply,
             move |served| async move {
@@ -97,6 +100,10 @@ impl Adapter {
             |reply, (told, (handle, how))| {
                 reply.created(&told.valid(), &told.attr, GENERATION, handle.file(), how);
             },
+            |served, (told, (handle, _))| async move {
+                served.filesystem.release(Ino(told.attr.ino.0), handle.handle).await;
+                forget(served, told).await;
+            },
         );
     }
 
@@ -116,7 +123,7 @@ impl Adapter {
         };
         let (from, name) = (Ino(parent.0), bytes_of(name));
         let (to, new_name) = (Ino(new_parent.0), bytes_of(new_name));
-        self.of(request).run_empty("rename", reply, move |served| async move {
+        self.of(request).changing_all().run_empty("rename", reply, move |served| async move {
             served.filesystem.rename((from, &name), (to, &new_name), how).await?;
             // The kernel moves the entries that it has.
             for (parent, name) in [(from, &name), (to, &new_name)] {
@@ -134,7 +141,7 @@ impl Adapter {
         reply: ReplyEntry,
     ) {
         let (ino, parent, name) = (Ino(ino.0), Ino(parent.0), bytes_of(name));
-        self.of(request).run(
+        self.of(request).changing_all().run_or_undo(
             "link",
             reply,
             |served| async move {
@@ -143,8 +150,18 @@ impl Adapter {
                 Ok(served.tell_name(parent, &name, &linked, epoch))
             },
             |reply, linked| linked.answer(reply),
+            forget,
         );
     }
+}
+
+/// The kernel was not told of an inode after all.
+fn forget(served: Arc<Served>, told: Told) -> std::future::Ready<()> {
+    let ino = Ino(told.attr.ino.0);
+    if ino.0 != 0 {
+        served.known.forget(&*served.filesystem, ino, 1);
+    }
+    std::future::ready(())
 }
 
 pub(super) fn bytes_of(name: &OsStr) -> Bytes {

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use fuser::{Config, MountOption, SessionACL};
 use thalweg_fs::LockKind;
+
+pub use super::patience::Soft;
+use crate::connection::KernelOptions;
 
 /// How a filesystem is mounted.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub struct MountOptions {
     pub private: bool,
     /// Which locks the kernel forwards to the filesystem.
     pub locks: Locks,
+    /// How long calls wait for a server that is away; `None`: until it is back, or the program is killed.
+    pub soft: Option<Soft>,
     /// Bytes that the kernel reads ahead of a program at most; `None` for its own default. Only root can set it.
     pub read_ahead: Option<u32>,
     /// How long a thread that has answered a request looks for the next one before it sleeps, if that is worth it; zero: not at all.
@@ -56,6 +60,7 @@ impl Default for MountOptions {
             noatime: false,
             private: false,
             locks: Locks::Kernel,
+            soft: None,
             read_ahead: None,
             spin: Duration::from_micros(50),
         }
@@ -63,27 +68,22 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    pub(super) fn config(&self) -> Config {
-        let flag = |is_set, yes, no| if is_set { yes } else { no };
-        let mut options = vec![
-            MountOption::FSName(self.source.replace([',', '\0'], "_")),
-            // As an option, since the library itself keeps the subtype from the kernel.
-            MountOption::CUSTOM("subtype=thalweg".to_owned()),
-            MountOption::DefaultPermissions,
-            flag(self.read_only, MountOption::RO, MountOption::RW),
-            flag(self.suid, MountOption::Suid, MountOption::NoSuid),
-            flag(self.dev, MountOption::Dev, MountOption::NoDev),
-            flag(self.exec, MountOption::Exec, MountOption::NoExec),
+    pub(super) fn for_kernel(&self) -> KernelOptions {
+        let flags = [
+            (self.read_only, libc::MS_RDONLY),
+            (!self.suid, libc::MS_NOSUID),
+            (!self.dev, libc::MS_NODEV),
+            (!self.exec, libc::MS_NOEXEC),
+            (self.sync, libc::MS_SYNCHRONOUS),
+            (self.dirsync, libc::MS_DIRSYNC),
+            (self.noatime, libc::MS_NOATIME),
         ];
-        options.extend(self.sync.then_some(MountOption::Sync));
-        options.extend(self.dirsync.then_some(MountOption::DirSync));
-        options.extend(self.noatime.then_some(MountOption::NoAtime));
-        let mut config = Config::default();
-        config.mount_options = options;
-        config.acl = if self.allow_other { SessionACL::All } else { SessionACL::Owner };
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = self.threads > 1;
-        config
+        KernelOptions {
+            source: self.source.clone(),
+            subtype: Some("thalweg"),
+            flags: flags.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag),
+            allow_other: self.allow_other,
+        }
     }
 }
 

@@ -33,13 +33,8 @@ impl fuser::Filesystem for Adapter {
         self.served.known.forget(&*self.served.filesystem, Ino(ino.0), count);
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.run(
-            "getattr",
-            reply,
-            |served| async move { served.filesystem.attributes(Ino(ino.0)).await },
-            |reply, answer| reply.attr(&validity(&answer).attributes, &file_attr(&answer)),
-        );
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.show_attributes(request, Ino(ino.0), reply);
     }
 
     fn setattr(
@@ -76,7 +71,7 @@ impl fuser::Filesystem for Adapter {
         if mode.is_some() {
             self.served.known.granted(ino);
         }
-        self.of(request).run(
+        self.of(request).changing_inode(ino).run(
             "setattr",
             reply,
             |served| async move { served.filesystem.set_attributes(ino, &change).await },
@@ -84,8 +79,8 @@ impl fuser::Filesystem for Adapter {
         );
     }
 
-    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
-        self.run(
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.by(request).run(
             "readlink",
             reply,
             |served| async move { served.filesystem.read_link(Ino(ino.0)).await },
@@ -164,14 +159,14 @@ impl fuser::Filesystem for Adapter {
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.of(request).run_empty("unlink", reply, |served| async move {
+        self.of(request).changing_all().run_empty("unlink", reply, |served| async move {
             served.filesystem.unlink(parent, &name).await
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (parent, name) = (Ino(parent.0), bytes_of(name));
-        self.of(request).run_empty("rmdir", reply, |served| async move {
+        self.of(request).changing_all().run_empty("rmdir", reply, |served| async move {
             served.filesystem.remove_directory(parent, &name).await
         });
     }
@@ -191,23 +186,29 @@ impl fuser::Filesystem for Adapter {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, open, flush) = (caller(request), open_flags(flags.0), self.locks.has_posix());
-        self.of(request).run(
+        self.of(request).run_or_undo(
             "open",
             reply,
             move |served| async move { served.open(&caller, Ino(ino.0), open, flush).await },
             |reply, (handle, how)| reply.opened(handle.file(), how),
+            move |served, (handle, _)| async move {
+                served.filesystem.release(Ino(ino.0), handle.handle).await;
+            },
         );
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, open) = (caller(request), open_flags(flags.0));
-        self.of(request).run(
+        self.of(request).run_or_undo(
             "opendir",
             reply,
             move |served| async move { served.filesystem.open(&caller, Ino(ino.0), open).await },
             |reply, opened| {
                 let handle = KernelHandle { handle: opened.handle, is_direct: false };
                 reply.opened(handle.file(), FopenFlags::empty());
+            },
+            move |served, opened| async move {
+                served.filesystem.release(Ino(ino.0), opened.handle).await;
             },
         );
     }
@@ -223,7 +224,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let handle = KernelHandle::of(handle).handle;
-        self.run_empty("release", reply, move |served| async move {
+        self.for_none().run_empty("release", reply, move |served| async move {
             served.filesystem.release(Ino(ino.0), handle).await;
             Ok(())
         });
@@ -253,7 +254,7 @@ impl fuser::Filesystem for Adapter {
         reply: ReplyLock,
     ) {
         let lock = self.wanted_lock((handle, owner), (start, end), mode, request.pid());
-        self.show_lock(Ino(ino.0), lock, reply);
+        self.show_lock(request, Ino(ino.0), lock, reply);
     }
 
     fn setlk(
@@ -275,8 +276,8 @@ impl fuser::Filesystem for Adapter {
         };
         let ino = Ino(ino.0);
         match lock {
-            Some(lock) => self.take_lock((ino, request.pid()), lock, wait, reply),
-            None => self.release_lock(ino, owner, locks::range(start, end), reply),
+            Some(lock) => self.take_lock(request, ino, lock, wait, reply),
+            None => self.release_lock(request, ino, owner, locks::range(start, end), reply),
         }
     }
 
@@ -322,27 +323,27 @@ impl fuser::Filesystem for Adapter {
 
     fn flush(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         handle: FileHandle,
         owner: fuser::LockOwner,
         reply: ReplyEmpty,
     ) {
         let (handle, owner) = (KernelHandle::of(handle).handle, LockOwner::local(owner.0));
-        self.run_empty("flush", reply, move |served| async move {
+        self.by(request).run_empty("flush", reply, move |served| async move {
             served.filesystem.flush(Ino(ino.0), handle, owner).await
         });
     }
 
     fn fsync(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         content_only: bool,
         reply: ReplyEmpty,
     ) {
-        self.run_empty("fsync", reply, move |served| async move {
+        self.by(request).run_empty("fsync", reply, move |served| async move {
             served.filesystem.sync(Ino(ino.0), content_only).await
         });
     }
@@ -418,7 +419,7 @@ impl fuser::Filesystem for Adapter {
 
     fn ioctl(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         _handle: FileHandle,
         _flags: IoctlFlags,
@@ -427,7 +428,7 @@ impl fuser::Filesystem for Adapter {
         _size: u32,
         reply: ReplyIoctl,
     ) {
-        self.control(ino, command, data, reply);
+        self.control(request, ino, command, data, reply);
     }
 
     fn fallocate(

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fuser::{FileAttr, Generation, ReplyEntry};
-use thalweg_fs::{Answer, Change, Filesystem, Ino, Validity};
+use parking_lot::Mutex;
+use thalweg_fs::{Answer, Change, Filesystem, Ino, Statistics, Validity};
 
 use super::attributes::{file_attr, nothing, validity};
 use super::coherence::Coherence;
@@ -15,12 +16,21 @@ use super::known::{Known, Noted};
 /// No inode number is ever given again.
 pub(super) const GENERATION: Generation = Generation(0);
 
+/// What was known last of a filesystem behind a server.
+#[derive(Debug, Default)]
+pub(super) struct LastKnown {
+    pub(super) root: Mutex<Option<Answer>>,
+    pub(super) statistics: Mutex<Option<Statistics>>,
+}
+
 /// The state that the tasks share.
 pub(crate) struct Served {
     pub(super) filesystem: Arc<dyn Filesystem>,
     pub(super) known: Arc<Known>,
     /// The tasks that run.
     pub(super) grace: Arc<Grace>,
+    /// What is answered while the server is away.
+    pub(super) last: Arc<LastKnown>,
     /// Notifies the kernel, on a thread of its own. Set before the first request.
     coherence: Arc<OnceLock<Coherence>>,
 }
@@ -28,13 +38,14 @@ pub(crate) struct Served {
 impl Served {
     pub(super) fn new(filesystem: Arc<dyn Filesystem>) -> Served {
         let known = Arc::new(Known::new(&*filesystem));
-        Served { filesystem, known, grace: Arc::default(), coherence: Arc::default() }
+        let (grace, last, coherence) = Default::default();
+        Served { filesystem, known, grace, last, coherence }
     }
 
     /// The same state, for requests of one user: with the filesystem for that user.
     pub(super) fn with(&self, filesystem: Arc<dyn Filesystem>) -> Served {
-        let (known, grace) = (self.known.clone(), self.grace.clone());
-        Served { filesystem, known, grace, coherence: self.coherence.clone() }
+        let (known, grace, last) = (self.known.clone(), self.grace.clone(), self.last.clone());
+        Served { filesystem, known, grace, last, coherence: self.coherence.clone() }
     }
 
     /// Before the first request: how the kernel is told things.

@@ -30,9 +30,11 @@ impl Adapter {
         if name == CAPABILITIES {
             self.served.known.granted(ino);
         }
-        self.of(request).run_empty("setxattr", reply, move |served| async move {
-            served.filesystem.set_xattr(ino, &name, value, how).await
-        });
+        self.of(request).changing_inode(ino).run_empty(
+            "setxattr",
+            reply,
+            move |served| async move { served.filesystem.set_xattr(ino, &name, value, how).await },
+        );
     }
 
     pub(super) fn get_xattr(
@@ -87,13 +89,17 @@ impl Adapter {
         reply: ReplyEmpty,
     ) {
         let (ino, name) = (Ino(ino.0), bytes_of(name));
-        self.of(request).run_empty("removexattr", reply, move |served| async move {
-            match served.filesystem.remove_xattr(ino, &name).await {
-                // The kernel lets a program remove the list of a file without one.
-                Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),
-                result => result,
-            }
-        });
+        self.of(request).changing_inode(ino).run_empty(
+            "removexattr",
+            reply,
+            move |served| async move {
+                match served.filesystem.remove_xattr(ino, &name).await {
+                    // The kernel lets a program remove the list of a file without one.
+                    Err(FsError::NoAttribute) if name.starts_with(b"system.posix_acl_") => Ok(()),
+                    result => result,
+                }
+            },
+        );
     }
 }
 

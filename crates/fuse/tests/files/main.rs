@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod away;
 #[path = "../common/busy.rs"]
 mod busy;
 mod coherence;
@@ -15,6 +16,7 @@ mod rig;
 mod shared;
 #[path = "../common/tools.rs"]
 mod tools;
+mod unmounting;
 mod users;
 
 /// Runs every suite over one kind of filesystem.

@@ -47,6 +47,12 @@ pub(crate) struct Loopback {
     server: Server,
 }
 
+impl Loopback {
+    pub(crate) fn new(env: &Env, server: &Server) -> Loopback {
+        Loopback { env: env.clone(), server: server.clone() }
+    }
+}
+
 impl Connector for Loopback {
     fn connect(&self) -> Connecting<'_> {
         let (near, far) = tokio::io::duplex(1 << 20);
@@ -66,7 +72,7 @@ pub(crate) fn server(env: &Env, filesystem: Arc<dyn Filesystem>) -> Server {
 
 /// A client of a server.
 pub(crate) fn client(env: &Env, server: &Server) -> Arc<dyn Filesystem> {
-    let connector = Box::new(Loopback { env: env.clone(), server: server.clone() });
+    let connector = Box::new(Loopback::new(env, server));
     let connecting = Client::connect(env, connector, client::Options::default());
     Arc::new(tokio::runtime::Handle::current().block_on(connecting).unwrap())
 }
@@ -177,6 +183,25 @@ impl Rig {
     /// The watcher of the mount.
     pub(crate) fn watcher(&self) -> Watcher {
         self.mounted.as_ref().unwrap().watcher()
+    }
+
+    /// The mount.
+    pub(crate) fn mounted(&self) -> &Mounted {
+        self.mounted.as_ref().unwrap()
+    }
+
+    /// The mount, which is not unmounted at the end any more.
+    pub(crate) fn take_mounted(&mut self) -> Mounted {
+        self.mounted.take().unwrap()
+    }
+
+    /// Mounts another filesystem on the same directory.
+    pub(crate) fn mount_another(&self, make: Make) -> Mounted {
+        let env = Env::real();
+        let runtime = self.runtime.as_ref().unwrap().handle().clone();
+        let _runtime = runtime.enter();
+        let options = MountOptions { allow_other: true, ..MountOptions::default() };
+        mount(&env, runtime.clone(), make(&env), &self.root(), &options).unwrap()
     }
 
     /// Waits until the kernel has heard of all changes.

@@ -33,6 +33,7 @@ impl Mounts {
             locks: Locks::Both,
             writeback_cache: false,
             read_ahead,
+            soft: request.options.away.soft(),
             ..defaults
         };
         let files = MountedFiles::Shared(client);

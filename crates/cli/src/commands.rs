@@ -107,7 +107,7 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
             Command::Detach(args) => attach::detach(&env, args).await,
             Command::Mkfs(args) => mkfs::run(&env, args).await,
             Command::Mount(args) => mount::mount(&env, args).await,
-            Command::Umount(args) => umount::umount(args).await,
+            Command::Umount(args) => umount::umount(&env, args).await,
             Command::Fsck(args) => return fsck::run(&env, args).await,
             Command::Dump(args) => dump::run(&env, args).await,
             Command::Tx(args) => return tx::run(args).await,

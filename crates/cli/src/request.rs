@@ -269,8 +269,11 @@ pub(crate) enum Answer {
         /// Where.
         directory: PathBuf,
     },
-    /// Everything is durable, and the filesystem may be unmounted.
-    Unmounting,
+    /// Everything is durable, or a lazy unmount goes on nevertheless, and the filesystem may be unmounted.
+    Unmounting {
+        /// Why the latest writes are lost, if they are.
+        lost: Option<String>,
+    },
     /// The filesystem was unmounted, and everything is durable.
     Unmounted {
         /// The process that had the volume open ends now.

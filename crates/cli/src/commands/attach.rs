@@ -193,7 +193,7 @@ pub(crate) async fn detach(env: &Env, args: Detach) -> Outcome<()> {
     match client.ask(&request, &Silent).await? {
         Answer::Detached { device, ends } => {
             if ends {
-                client.closed().await;
+                client.closed(env).await;
             }
             show(&device, args.json);
             Ok(())

@@ -243,7 +243,7 @@ async fn through_server(env: &Env, target: &Target, request: &MountRequest) -> O
         let Some(mut client) = Client::connect(&target.folder).await? else { return Ok(false) };
         match client.try_ask(&request, &Silent).await? {
             Ok(Answer::Mounted { .. }) => return Ok(true),
-            Ok(Answer::Ending) => client.closed().await,
+            Ok(Answer::Ending) => client.closed(env).await,
             Ok(_) => return Err(unexpected_answer()),
             // The server was about to end.
             Err(error) => tracing::debug!(%error, "the volume's server went away"),

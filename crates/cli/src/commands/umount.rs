@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use thalweg_env::Env;
 use thalweg_fuse::mounts::{self, Holder, Identity, Mount as Mounted};
 use thalweg_fuse::state;
 
@@ -41,7 +42,7 @@ pub(crate) struct Umount {
     kind: Option<String>,
 }
 
-pub(crate) async fn umount(args: Umount) -> Outcome<()> {
+pub(crate) async fn umount(env: &Env, args: Umount) -> Outcome<()> {
     let found = mount_on(&canonical(&args.what)?)?;
     refuse_if_covered(&found)?;
     let flags = if args.lazy { libc::MNT_DETACH } else { 0 };
@@ -64,7 +65,7 @@ pub(crate) async fn umount(args: Umount) -> Outcome<()> {
         users = still;
         if ends {
             drop(hold);
-            client.closed().await;
+            client.closed(env).await;
             return Ok(());
         }
         if users.is_empty() || lazy {
@@ -90,7 +91,12 @@ async fn announce(found: &Mounted, last: bool, lazy: bool) -> Outcome<Option<(Pa
     let Some(mut hold) = Client::connect(&folder).await? else { return Ok(None) };
     let request = Request::Unmounting { device: found.device, last, lazy };
     match hold.try_ask(&request, &Silent).await? {
-        Ok(Answer::Unmounting) => Ok(Some((folder, hold))),
+        Ok(Answer::Unmounting { lost }) => {
+            if let Some(lost) = lost {
+                eprintln!("{}: unsynced writes are lost: {lost}", found.source);
+            }
+            Ok(Some((folder, hold)))
+        }
         Ok(_) => Err(unexpected_answer()),
         Err(error) => {
             tracing::debug!(%error, "the server died");

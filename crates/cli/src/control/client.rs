@@ -1,10 +1,14 @@
 //! The client of a control socket.
 
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
+use thalweg_env::Env;
 use thalweg_ipc::socket;
-use tokio::io::AsyncReadExt;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::UnixStream;
 
 use super::frame::{Frame, receive, send};
@@ -13,6 +17,9 @@ use crate::failure::{Failure, Outcome};
 use crate::places::CONTROL;
 use crate::progress::Report;
 use crate::request::{Answer, Request};
+
+/// How long a process that has closed its volumes may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection to the process that has a volume open.
 #[derive(Debug)]
@@ -76,10 +83,28 @@ impl Client {
         }
     }
 
-    /// Waits until the other process has closed the volume.
-    pub(crate) async fn closed(mut self) {
+    /// Waits until the other process has closed the volume and ended. Before its end it may still have devices open.
+    pub(crate) async fn closed(mut self, env: &Env) {
+        // While it is connected its number is no other process's.
+        let process = self.process();
         let mut nothing = [0; 1];
         // An error also means that the other process has ended.
         let _ = self.0.read(&mut nothing).await;
+        let Some(process) = process else { return };
+        if env.timeout(PATIENCE, process.readable()).await.is_none() {
+            tracing::warn!("the process that served the volume does not end");
+        }
+    }
+
+    /// The process at the other end, if the kernel shows it; readable when it has ended.
+    fn process(&self) -> Option<AsyncFd<OwnedFd>> {
+        let number = self.0.peer_cred().ok()?.pid()?;
+        // SAFETY: the call takes plain numbers.
+        let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
+        let opened = i32::try_from(opened).ok().filter(|it| *it >= 0)?;
+        // SAFETY: the kernel has just returned this descriptor, which nothing else owns.
+        let process = unsafe { OwnedFd::from_raw_fd(opened) };
+        // SAFETY: the descriptor is closed by its owner, after it is deregistered.
+        unsafe { AsyncFd::register_with_interest(process, Interest::READABLE) }.ok()
     }
 }

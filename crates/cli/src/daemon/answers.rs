@@ -31,7 +31,7 @@ impl Handler for Administered {
             Answer::View { id, .. } => {
                 let _ = self.session.mounts.end_view(&self.volume, *id, false).await;
             }
-            Answer::Unmounting => self.session.mounts.end_unmount(),
+            Answer::Unmounting { .. } => self.session.mounts.end_unmount(),
             _ => {}
         }
     }

@@ -8,6 +8,7 @@ use thalweg_env::Env;
 use thalweg_fs::Filesystem;
 
 use crate::failure::{Failure, Outcome};
+use crate::request::away_options::AwayOptions;
 use crate::request::mount_options::{JournalOptions, MountOptions};
 use crate::request::sizes::Grown;
 use crate::volume::files::Files;
@@ -69,6 +70,10 @@ impl MountedFiles {
             }
             _ if options.recover.is_some() => Err(Failure::new("a remount cannot change recover=")
                 .help("unmount it, and mount it again")),
+            _ if options.away != AwayOptions::default() => Err(Failure::new(
+                "a remount cannot change hard, soft, softerr, timeo=, retrans=, retry=, bg and fg",
+            )
+            .help("unmount it, and mount it again")),
             // The kernel applies the flags.
             _ => Ok(()),
         }
@@ -101,11 +106,18 @@ impl MountedFiles {
         })
     }
 
-    /// Makes everything durable and finishes background work. After an unmount that has given up on the server, this does not
-    /// wait for the server long.
+    /// Makes everything durable and finishes background work. After an unmount that has given up on the latest
+    /// writes, their loss is no failure, and this does not wait for a server long.
     pub(super) async fn close(&self, env: &Env, given_up: bool) -> Outcome<()> {
         match self {
-            MountedFiles::Own(files) => files.close().await,
+            MountedFiles::Own(files) => match files.close().await {
+                // The unmount has said already that writes are lost, and was to go on nevertheless.
+                Err(failure) if given_up => {
+                    tracing::error!(%failure, "closed after writes were lost");
+                    Ok(())
+                }
+                closed => closed,
+            },
             MountedFiles::Shared(client) if given_up => {
                 let _ = env.timeout(LAZY_PATIENCE, client.close()).await;
                 Ok(())

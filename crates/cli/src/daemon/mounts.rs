@@ -242,9 +242,9 @@ impl Mounts {
                 let mut all = self.list.lock().await;
                 let it = all.iter_mut().find(|it| it.mounted.device() == device);
                 it.into_iter().for_each(|it| it.given_up = true);
-                Ok(Answer::Unmounting)
+                Ok(Answer::Unmounting { lost: Some(failure.to_string()) })
             }
-            Ok(()) => Ok(Answer::Unmounting),
+            Ok(()) => Ok(Answer::Unmounting { lost: None }),
         }
     }
 
@@ -279,18 +279,21 @@ impl Mounts {
             return Ok(Answer::Unmounted { ends: false, users });
         }
         let mut all = self.list.lock().await;
-        if let Some(at) = all.iter().position(|it| it.mounted.device() == device) {
-            self.finish(all.swap_remove(at)).await?;
-        }
-        let failed = {
-            let mut failures = self.failures.lock();
-            let at = failures.iter().position(|(of, _)| *of == device);
-            at.map(|at| failures.swap_remove(at).1)
+        let finished = match all.iter().position(|it| it.mounted.device() == device) {
+            Some(at) => self.finish(all.swap_remove(at)).await,
+            None => {
+                let mut failures = self.failures.lock();
+                let at = failures.iter().position(|(of, _)| *of == device);
+                at.map_or(Ok(()), |at| Err(failures.swap_remove(at).1))
+            }
         };
-        match failed {
-            Some(failure) => Err(failure),
-            None => Ok(Answer::Unmounted { ends: self.lifetime.ends_idle(), users: Vec::new() }),
+        match finished {
+            Err(failure) if !lazy => return Err(failure),
+            // It said already whether writes are lost.
+            Err(failure) => tracing::error!(%failure, "a lazy unmount ended with an error"),
+            Ok(()) => {}
         }
+        Ok(Answer::Unmounted { ends: self.lifetime.ends_idle(), users: Vec::new() })
     }
 
     /// The holders of a filesystem, as text for the user; `None` if it has ended, or ends within `patience`.

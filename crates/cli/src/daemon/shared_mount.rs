@@ -52,7 +52,7 @@ impl Handler for SharedMount {
     }
 
     async fn gone(&self, answer: &Answer) {
-        if matches!(answer, Answer::Unmounting) {
+        if matches!(answer, Answer::Unmounting { .. }) {
             self.session.mounts.end_unmount();
         }
     }

@@ -11,6 +11,7 @@ pub(crate) mod cluster;
 mod documented;
 pub(crate) mod dump;
 pub(crate) mod fsck;
+mod fstab;
 pub(crate) mod image;
 pub(crate) mod key;
 pub(crate) mod kv;

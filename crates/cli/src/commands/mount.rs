@@ -12,6 +12,7 @@ use thalweg_fuse::mounts;
 use thalweg_net::keys::Token;
 use thalweg_store::device::Access;
 
+use super::fstab;
 use super::mount_shared::Remote;
 use super::mounted::{canonical, is_dead, mount_on, no_server, server_folder, take_away};
 use super::status;
@@ -193,6 +194,7 @@ async fn shared(
         return Err(Failure::new(format!("{address} is mounted already, on {place}"))
             .help("unmount it first, or name another directory"));
     }
+    fstab::warn_if_local(&address, &directory);
     if args.fake {
         return Ok(());
     }

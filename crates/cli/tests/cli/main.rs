@@ -13,6 +13,7 @@ mod ceph;
 mod clients;
 mod cluster;
 mod cluster_access;
+mod cluster_away;
 mod cluster_caps;
 mod cluster_selftest;
 mod cluster_status;
@@ -25,6 +26,7 @@ mod levels;
 #[path = "../../../rados/tests/rados/mini_cluster.rs"]
 mod mini_cluster;
 mod mounts;
+mod mounts_others;
 mod network;
 mod output;
 mod partitions;

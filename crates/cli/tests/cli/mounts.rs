@@ -77,7 +77,7 @@ fn write_unsynced(mount: &Mount) {
 }
 
 /// Whether a process has ended, even if it is still a zombie.
-fn has_ended(pid: &str) -> bool {
+pub(crate) fn has_ended(pid: &str) -> bool {
     fs::read_link(format!("/proc/{pid}/exe")).is_err()
 }
 

@@ -226,6 +226,41 @@ fn a_mounted_replica_shows_one_state() {
     good(thalweg(["umount"]).arg(&copy));
 }
 
+/// umount(8) leaves mounts to `umount.fuse.thalweg` where that is installed.
+#[test]
+fn a_fenced_volume_is_unmounted_lazily_by_either_name() {
+    if !std::path::Path::new("/dev/fuse").exists() {
+        eprintln!("SKIPPED: no /dev/fuse");
+        return;
+    }
+    for name in ["thalweg", "umount.fuse.thalweg"] {
+        let scene = Scene::new();
+        let (volume, files) = (scene.home.volume(), scene.home.path("mnt"));
+        std::fs::create_dir(&files).unwrap();
+        good(thalweg(["mkfs"]).arg(&volume));
+        good(thalweg(["mount"]).arg(&volume).arg(&files));
+        scene.create();
+        let running = scene.run();
+        scene.catch_up();
+        running.end();
+        let replica = scene.replica();
+        good(&mut scene.command("client", &["replica", "promote", &replica, "--force"]));
+        let written = std::fs::write(files.join("c"), "lost");
+        let synced = std::fs::File::open(&files).and_then(|file| file.sync_all());
+        assert!(written.is_err() || synced.is_err(), "a fenced volume made a file durable");
+        let link = scene.home.path(name);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_thalweg"), &link).unwrap();
+        let mut command = Command::new(link);
+        command.args((name == "thalweg").then_some("umount")).arg("-l").arg(&files);
+        let output = command.env("NO_COLOR", "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {said}");
+        assert!(said.contains("unsynced writes are lost"), "{name}: {said}");
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!table.contains(&files.display().to_string()), "{table}");
+    }
+}
+
 #[test]
 fn a_replica_needs_a_key_and_a_volume_that_is_there() {
     let scene = Scene::new();

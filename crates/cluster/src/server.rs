@@ -273,6 +273,18 @@ impl Server {
         }
     }
 
+    /// Whether a path from the root leads to a directory.
+    ///
+    /// # Errors
+    /// Those of the filesystem.
+    pub async fn has_directory(&self, path: &str) -> Result<bool, FsError> {
+        match self.shared.resolve(path).await {
+            Ok(_) => Ok(true),
+            Err(FsError::NotFound | FsError::NotDirectory) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// How many clients of the server before this one have not come back yet. Until they have, or their time is up, calls
     /// wait.
     pub fn expected(&self) -> usize {

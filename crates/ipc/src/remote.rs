@@ -76,7 +76,9 @@ impl RemoteError {
             RemoteError::Lost { .. } => Advice::Retry,
             RemoteError::Visit { source, .. } => match source {
                 VisitError::Lost(_) | VisitError::Refused(Refusal::Busy) => Advice::Retry,
-                VisitError::Refused(Refusal::NoSuchName(_)) => Advice::Invalid,
+                VisitError::Refused(
+                    Refusal::NoSuchName(_) | Refusal::Outside { .. } | Refusal::NoDirectory(_),
+                ) => Advice::Invalid,
                 VisitError::Refused(_) | VisitError::WrongServer => Advice::NotPermitted,
             },
         }
@@ -165,7 +167,8 @@ impl Server {
         Ok(Box::new(stream))
     }
 
-    /// Becomes a client of the server with a token, and notes its key in `home`: the client's name there.
+    /// Becomes a client of the server with a token, and notes its key in `home`: the client's name there. With `to_enter` only if it
+    /// may use that service; otherwise the token stays valid.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -175,9 +178,10 @@ impl Server {
         home: &Home,
         key: &Key,
         token: &Token,
+        to_enter: Option<(Service, &str)>,
     ) -> Result<String, RemoteError> {
         let stream = self.reach(env).await?;
-        let enrolled = visit::enrol(env, stream, key, token).await;
+        let enrolled = visit::enrol(env, stream, key, token, to_enter).await;
         let (server, name) = enrolled.map_err(|error| self.refused(error))?;
         home.trust(&self.to_string(), &server)?;
         Ok(name)

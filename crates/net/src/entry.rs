@@ -32,6 +32,16 @@ pub enum Wish {
         /// The token's secret.
         secret: [u8; 16],
     },
+    /// As [`Wish::Enrol`], by a client that is about to [enter](Wish::Enter): it is not enrolled, and the token stays valid, unless it
+    /// may enter then.
+    EnrolToEnter {
+        /// The token's secret.
+        secret: [u8; 16],
+        /// The kind of service.
+        service: Service,
+        /// What it is to be of.
+        name: String,
+    },
 }
 
 /// A kind of service.
@@ -77,6 +87,17 @@ pub enum Refusal {
     /// There are too many connections.
     #[error("the server has its maximum of connections; try again later")]
     Busy,
+    /// The directory that it names is not below the one that its key is for.
+    #[error("this client may mount {allowed}, and not {asked}")]
+    Outside {
+        /// The directory that it names.
+        asked: String,
+        /// The one that it may use, with everything below.
+        allowed: String,
+    },
+    /// The directory that it names is absent.
+    #[error("the server has no directory {0}")]
+    NoDirectory(String),
 }
 
 /// Sends a wish or a verdict.

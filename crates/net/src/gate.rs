@@ -12,13 +12,34 @@ use tokio_rustls::TlsStream;
 
 use crate::entry::{self, HELLO, Refusal, Service, Verdict, Wish};
 use crate::frame;
-use crate::keys::{
-    Authorized, Client, Home, KeyError, Offer, Permission, PublicKey, WatchedClients,
-};
+use crate::keys::{Client, Home, KeyError, Offer, Permission, PublicKey, WatchedClients};
 use crate::tls::TlsServer;
 
 /// The time that a client has to say what it wants, and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a server has for its clients.
+pub trait Services: Sync {
+    /// Whether a client may use a service of what it names.
+    ///
+    /// # Errors
+    /// Why it may not.
+    fn allow(
+        &self,
+        client: &Client,
+        service: Service,
+        name: &str,
+    ) -> impl Future<Output = Result<(), Refusal>> + Send;
+}
+
+impl<F: Fn(&Client, Service, &str) -> bool + Sync> Services for F {
+    async fn allow(&self, client: &Client, service: Service, name: &str) -> Result<(), Refusal> {
+        match self(client, service, name) {
+            true => Ok(()),
+            false => Err(Refusal::NoSuchName(name.to_owned())),
+        }
+    }
+}
 
 /// Lets clients into a server.
 #[derive(Debug)]
@@ -55,7 +76,7 @@ impl Gate {
         Ok(Gate { env: env.clone(), tls, home, clients })
     }
 
-    /// Lets a client in, if its key is known and `serves` says that what it names is there for it; or enrols it.
+    /// Lets a client in, if its key is known and `services` has what it names for it; or enrols it.
     /// `None` when the connection is over then: the client was enrolled, or it was told why it may not enter. It may not
     /// when `seats` has no permit left; the guest has one. A peer takes no seat before it has proved that it has a key.
     ///
@@ -65,14 +86,20 @@ impl Gate {
         &self,
         stream: S,
         seats: &Arc<Semaphore>,
-        serves: impl Fn(&Client, Service, &str) -> bool,
+        services: impl Services,
     ) -> io::Result<Option<Guest<S>>> {
         let (mut stream, key, wish) = self.in_time(self.hear(stream)).await?;
         let verdict = match wish {
             Wish::Enrol { secret } => self.enrol(&secret, key)?,
+            Wish::EnrolToEnter { secret, service, name } => {
+                match self.may_enter_later(&secret, key, (service, &name), &services).await? {
+                    Ok(()) => self.enrol(&secret, key)?,
+                    Err(refusal) => Verdict::Refused(refusal),
+                }
+            }
             Wish::Enter { service, name } => {
                 let seat = || seats.clone().try_acquire_owned().map_err(|_| Refusal::Busy);
-                let welcome = self.welcome(&key, service, &name, serves);
+                let welcome = self.welcome(&key, service, &name, &services).await;
                 match welcome.and_then(|permission| Ok((permission, seat()?))) {
                     Ok((permission, seat)) => {
                         self.in_time(entry::send(&mut stream, &Verdict::Entered)).await?;
@@ -107,34 +134,45 @@ impl Gate {
         }
     }
 
-    fn welcome(
+    async fn welcome(
         &self,
         key: &PublicKey,
         service: Service,
         name: &str,
-        serves: impl Fn(&Client, Service, &str) -> bool,
+        services: &impl Services,
     ) -> Result<Permission, Refusal> {
         let permission = self.clients.permission(key).ok_or(Refusal::UnknownKey)?;
-        match serves(permission.client(), service, name) {
-            true => Ok(permission),
-            false => Err(Refusal::NoSuchName(name.to_owned())),
-        }
+        services.allow(permission.client(), service, name).await?;
+        Ok(permission)
     }
 
-    /// Makes a client of the one that brings a token's secret.
+    /// Whether the client that a token's secret makes could enter.
+    async fn may_enter_later(
+        &self,
+        secret: &[u8; 16],
+        key: PublicKey,
+        (service, name): (Service, &str),
+        services: &impl Services,
+    ) -> io::Result<Result<(), Refusal>> {
+        let now = self.env.wall_clock();
+        let offered = Offer::find(&self.home.offers(), secret, key, now);
+        Ok(match offered.map_err(io::Error::other)? {
+            Some(client) => services.allow(&client, service, name).await,
+            None => Err(Refusal::UnknownToken),
+        })
+    }
+
+    /// Makes a client of the one that brings a token's secret. The token is used up only if that succeeds.
     fn enrol(&self, secret: &[u8; 16], key: PublicKey) -> io::Result<Verdict> {
         let now = self.env.wall_clock();
-        let taken = Offer::take(&self.home.offers(), secret, key, now).map_err(io::Error::other)?;
-        let Some(client) = taken else {
-            return Ok(Verdict::Refused(Refusal::UnknownToken));
-        };
-        let name = client.name.clone();
-        let added = Authorized::update(&self.home.authorized_clients(), |all| all.add(client));
-        match added {
-            Ok(()) => {
+        let (offers, authorized) = (self.home.offers(), self.home.authorized_clients());
+        match Offer::redeem(&offers, &authorized, secret, key, now) {
+            Ok(Some(client)) => {
+                let name = client.name;
                 tracing::info!(client = name, key = %key.fingerprint(), "a client was enrolled");
                 Ok(Verdict::Enrolled { name })
             }
+            Ok(None) => Ok(Verdict::Refused(Refusal::UnknownToken)),
             Err(KeyError::Invalid(why)) => Ok(Verdict::Refused(Refusal::Taken(why))),
             Err(error) => Err(io::Error::other(error)),
         }

@@ -61,7 +61,7 @@ pub async fn enter<S: Stream>(
 }
 
 /// Becomes a client of the server at the other end of a stream, with a token: its key, and the name that the client has
-/// there.
+/// there. With `to_enter`, the service that it is about to use, it becomes one only if it may.
 ///
 /// # Errors
 /// [`VisitError`].
@@ -70,13 +70,19 @@ pub async fn enrol<S: Stream>(
     stream: S,
     key: &Key,
     token: &Token,
+    to_enter: Option<(Service, &str)>,
 ) -> Result<(PublicKey, String), VisitError> {
+    let secret = token.secret();
+    let wish = match to_enter {
+        None => Wish::Enrol { secret },
+        Some((service, name)) => Wish::EnrolToEnter { secret, service, name: name.to_owned() },
+    };
     let enrolling = async {
         let (mut stream, server) = TlsClient::new(key, None)?.connect(stream).await?;
         if !token.is_of(&server) {
             return Err(VisitError::WrongServer);
         }
-        match ask(&mut stream, &Wish::Enrol { secret: token.secret() }).await? {
+        match ask(&mut stream, &wish).await? {
             Verdict::Enrolled { name } => Ok((server, name)),
             verdict => Err(refused(verdict)),
         }

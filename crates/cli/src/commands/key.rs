@@ -241,7 +241,7 @@ async fn enrol(env: &Env, args: Enrol) -> Outcome<()> {
     let Enrol { folder, server, token } = args;
     let home = folder.home();
     let key = home.key()?;
-    let name = server.enrol(env, &home, &key, &token).await?;
+    let name = server.enrol(env, &home, &key, &token, None).await?;
     println!("{server} knows this key as {name}");
     Ok(())
 }

@@ -9,7 +9,9 @@ use thalweg_cluster::client::address::Address;
 use thalweg_cluster::client::{Client, Options};
 use thalweg_env::Env;
 use thalweg_ipc::remote::{Advice, RemoteError};
+use thalweg_net::entry::Refusal;
 use thalweg_net::keys::{Home, Token};
+use thalweg_net::visit::VisitError;
 
 use super::key;
 use crate::daemon::background;
@@ -64,6 +66,12 @@ impl Remote {
     /// An error of the server or of the keys, with what to do about it.
     fn explain_refusal(&self, error: RemoteError) -> Failure {
         let advice = error.advice();
+        let refusal = match &error {
+            RemoteError::Visit { source: VisitError::Refused(refusal), .. } => {
+                Some(refusal.clone())
+            }
+            _ => None,
+        };
         let failure = match error {
             RemoteError::UnknownServer(server) => {
                 Failure::new(format!("the key of the server {server} is not known here"))
@@ -78,14 +86,26 @@ impl Remote {
                 "if this user has used the token before, leave it out; `thalweg cluster client add` on the server \
                  prints a new one",
             ),
-            (Advice::Invalid, _) => failure.help(
-                "`thalweg cluster client list` on the server prints the directory that this client may mount",
-            ),
+            (Advice::Invalid, _) => failure.help(self.help_with_path(refusal)),
             (Advice::Retry, _) => {
                 failure.help("look there whether `thalweg cluster serve` runs, and on which port")
             }
         };
         self.explain(failure)
+    }
+
+    /// What to do about a directory that this client cannot mount.
+    fn help_with_path(&self, refusal: Option<Refusal>) -> String {
+        match refusal {
+            Some(Refusal::Outside { allowed, .. }) => {
+                format!("mount {}, or a directory below it", self.address.with_path(&allowed))
+            }
+            Some(Refusal::NoDirectory(path)) => format!(
+                "have a client make {path} that may mount a directory above it, or mount one that is there"
+            ),
+            _ => "`thalweg cluster client list` on the server prints the directory that this client may mount"
+                .to_owned(),
+        }
     }
 
     fn explain(&self, failure: Failure) -> Failure {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use thalweg_env::connection::Stream;
 use thalweg_env::{Task, watch};
-use thalweg_net::entry::Service;
-use thalweg_net::gate::{Gate, Guest};
+use thalweg_net::entry::{Refusal, Service};
+use thalweg_net::gate::{Gate, Guest, Services};
 use thalweg_net::keys::{Client, Home};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -90,21 +90,28 @@ fn sees(client: &Client, volume: &str) -> bool {
     client.path == "/" || client.path.strip_prefix('/') == Some(volume)
 }
 
+impl Services for &Host {
+    async fn allow(&self, client: &Client, service: Service, name: &str) -> Result<(), Refusal> {
+        let shared = self.session.shared.get();
+        let has = match (service, shared) {
+            (Service::Files, Some(shared)) => return shared.allow(client, name).await,
+            (Service::Files, None) => false,
+            // Paths are directories then, and a raw write would go past the clients' caches.
+            (Service::Transactions, Some(_)) => false,
+            (Service::Transactions, None) => {
+                sees(client, name) && self.session.exports.transactions(name).is_some()
+            }
+            (Service::Replica, Some(_)) => client.path == "/" && self.chained(name).is_some(),
+            (Service::Replica, None) => sees(client, name) && self.chained(name).is_some(),
+        };
+        if has { Ok(()) } else { Err(Refusal::NoSuchName(name.to_owned())) }
+    }
+}
+
 impl Host {
     /// A connection from its first byte to its last.
     async fn receive(&self, stream: impl Stream, entering: OwnedSemaphorePermit) {
-        let exports = &self.session.exports;
-        // Paths are directories then, and a raw write would go past the clients' caches.
-        let shares = self.session.shared.get().is_some();
-        let serves = |client: &Client, service, name: &str| match service {
-            Service::Transactions => {
-                !shares && sees(client, name) && exports.transactions(name).is_some()
-            }
-            Service::Replica if shares => client.path == "/" && self.chained(name).is_some(),
-            Service::Replica => sees(client, name) && self.chained(name).is_some(),
-            Service::Files => shares && client.contains(name),
-        };
-        let admitted = self.gate.admit(stream, &self.seats, serves).await;
+        let admitted = self.gate.admit(stream, &self.seats, self).await;
         drop(entering);
         match admitted {
             Ok(Some(guest)) => self.serve(guest).await,

@@ -4,6 +4,7 @@ use serde_json::Value;
 use thalweg_cluster::server::{KNOWN_BYTES, Options, Server, ServerStatus, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
+use thalweg_net::entry::Refusal;
 use thalweg_net::keys::Client;
 
 use crate::devices::Service;
@@ -39,6 +40,22 @@ impl SharedFiles {
     /// Whether it is the filesystem of this volume.
     pub(crate) fn is_of(&self, volume: &Opened) -> bool {
         self.volume == volume.target.name
+    }
+
+    /// Whether a client may mount the directory `path`.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) async fn allow(&self, client: &Client, path: &str) -> Result<(), Refusal> {
+        if !client.contains(path) {
+            let (asked, allowed) = (path.to_owned(), client.path.clone());
+            return Err(Refusal::Outside { asked, allowed });
+        }
+        match self.server.has_directory(path).await {
+            Ok(false) => Err(Refusal::NoDirectory(path.to_owned())),
+            // An error is told by the call that attaches the session.
+            Ok(true) | Err(_) => Ok(()),
+        }
     }
 
     /// Serves a client that sees the directory `path`.

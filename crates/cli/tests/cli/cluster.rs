@@ -172,15 +172,28 @@ fn what_cannot_be_mounted_is_told_with_what_to_do() {
     let one = scene.mount("one", "/", "--rw");
     fs::create_dir(one.join("sub")).unwrap();
     let used = scene.token("two", "/sub", "--ro");
+    fs::write(one.join("file"), "").unwrap();
+    // A path that cannot be mounted leaves the token valid, and a mount that succeeded needs none.
+    for (path, word) in
+        [("/typo", "may mount /sub"), ("/", "may mount /sub"), ("/sub/x", "no directory")]
+    {
+        let said = bad(scene.mount_command("two", path).args(["--token", &used]), 1);
+        assert!(said.contains(word), "{path}: {said}");
+    }
     good(scene.mount_command("two", "/sub").args(["--token", &used]));
+    good(&mut Command::new("umount").arg(scene.directory("two")).env("LC_ALL", "C"));
+    good(scene.mount_command("two", "/sub").args(["--token", &used]));
+    let may = format!("mount {}:/sub, or a directory below it", scene.place);
     for (name, path, args, words) in [
         ("one", "/", &[][..], ["is mounted already", "unmount it first"]),
         ("three", "/", &[], ["there is no key", "--token"]),
         ("three", "/", &["--token", &used], ["does not know this token", "cluster client add"]),
-        ("two", "/", &[], ["has nothing called /", "cluster client list"]),
-        ("two", "/sub/..", &[], ["has nothing called /sub/..", "cluster client list"]),
-        ("two", "/submarine", &[], ["has nothing called /submarine", "cluster client list"]),
-        ("one", "/absent", &[], ["/absent", "no such file"]),
+        ("two", "/", &[], ["this client may mount /sub, and not /", &may]),
+        ("two", "/sub/..", &[], ["this client may mount /sub, and not /sub/..", &may]),
+        ("two", "/submarine", &[], ["this client may mount /sub, and not /submarine", &may]),
+        ("two", "/sub/absent", &[], ["has no directory /sub/absent", "have a client make"]),
+        ("one", "/absent", &[], ["has no directory /absent", "mount one that is there"]),
+        ("one", "/file", &[], ["has no directory /file", "mount one that is there"]),
         ("one", "/sub", &["-o", "data=ordered"], ["without these options", "leave out"]),
         ("one", "/sub", &["-o", "frobnicate"], ["unknown mount option", "frobnicate"]),
     ] {

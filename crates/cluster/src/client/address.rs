@@ -9,8 +9,9 @@ use futures::stream::FuturesUnordered;
 use thalweg_env::Env;
 use thalweg_env::connection::{BoxStream, Connecting, Connector};
 use thalweg_ipc::remote::{Advice, RemoteError, Server};
-use thalweg_net::entry::Service;
+use thalweg_net::entry::{Refusal, Service};
 use thalweg_net::keys::{Home, Token};
+use thalweg_net::visit::VisitError;
 
 /// The port of a server of files, unless it is told another one.
 pub const PORT: u16 = 7700;
@@ -96,14 +97,41 @@ impl Address {
         home: &Home,
         token: Option<&Token>,
     ) -> Result<(), RemoteError> {
-        if let Some(token) = token {
-            let key = home.own_key(env)?;
-            let enrolling =
-                self.servers.iter().map(|server| Box::pin(server.enrol(env, home, &key, token)));
-            first(enrolling).await?;
+        if let Some(token) = token
+            && let Err(error) = self.enrol(env, home, token).await
+        {
+            // Its key may be known since an earlier attempt, which has used the token up.
+            let is_used = matches!(
+                &error,
+                RemoteError::Visit {
+                    source: VisitError::Refused(Refusal::UnknownToken | Refusal::Taken(_)),
+                    ..
+                }
+            );
+            return match is_used && self.trust_all(home).is_ok() {
+                true => self.enter(env, home).await.map(drop).map_err(|_| error),
+                false => Err(error),
+            };
         }
         self.trust_all(home)?;
         self.enter(env, home).await.map(drop)
+    }
+
+    /// Becomes a client of the server that serves, unless it has nothing for that client at this address.
+    async fn enrol(&self, env: &Env, home: &Home, token: &Token) -> Result<(), RemoteError> {
+        let key = home.own_key(env)?;
+        let to_enter = Some((Service::Files, &*self.path));
+        let enrolling = self
+            .servers
+            .iter()
+            .map(|server| Box::pin(server.enrol(env, home, &key, token, to_enter)));
+        first(enrolling).await.map(drop)
+    }
+
+    /// The address of another directory there.
+    #[must_use]
+    pub fn with_path(&self, path: &str) -> Address {
+        Address { path: path.to_owned(), ..self.clone() }
     }
 
     /// All servers of a filesystem have one key: a server whose key is not known has that of another one.

@@ -165,7 +165,7 @@ fn a_token_enrols_one_client_which_may_enter_at_once() {
         let enrol = async |token: &Token| {
             let (near, far) = scene.streams().await;
             let (serves, seats) = (|_: &Client, _, _: &str| true, some());
-            let enrolling = visit::enrol(&scene.env, near, &scene.client, token);
+            let enrolling = visit::enrol(&scene.env, near, &scene.client, token, None);
             tokio::join!(enrolling, gate.admit(far, &seats, serves))
         };
         let foreign = Token::generate(&scene.env, &scene.client.public()).unwrap();
@@ -180,6 +180,37 @@ fn a_token_enrols_one_client_which_may_enter_at_once() {
         let token = Token::generate(&scene.env, &scene.server.public()).unwrap();
         Offer::new(&token, &client, 100).add_to(&scene.home.offers(), 0).unwrap();
         assert!(matches!(enrol(&token).await.0, Err(VisitError::Refused(Refusal::Taken(_)))));
+    });
+}
+
+#[test]
+fn a_token_is_not_used_up_by_a_name_that_its_client_cannot_enter() {
+    play(10, |scene| async move {
+        let gate = scene.gate();
+        let token = Token::generate(&scene.env, &scene.server.public()).unwrap();
+        let client = Client::new(scene.client.public(), "laptop").unwrap();
+        Offer::new(&token, &client, 100).add_to(&scene.home.offers(), 0).unwrap();
+        let enrol = async |name: &str| {
+            let (near, far) = scene.streams().await;
+            let serves = |client: &Client, _, name: &str| client.name == "laptop" && name == "vol";
+            let wanted = Some((Service::Files, name));
+            let enrolling = visit::enrol(&scene.env, near, &scene.client, &token, wanted);
+            let seats = some();
+            let (enrolled, admitted) = tokio::join!(enrolling, gate.admit(far, &seats, serves));
+            assert!(admitted.unwrap().is_none());
+            enrolled
+        };
+        for _ in 0..2 {
+            let refused = enrol("/typo").await;
+            let Err(VisitError::Refused(Refusal::NoSuchName(name))) = refused else {
+                panic!("{refused:?}")
+            };
+            assert_eq!(name, "/typo");
+            assert_eq!(scene.refusal(&gate, 1, TRANSACTIONS).await, Refusal::UnknownKey);
+        }
+        assert_eq!(enrol("vol").await.unwrap(), (scene.server.public(), "laptop".to_owned()));
+        let again = enrol("vol").await;
+        assert!(matches!(again, Err(VisitError::Refused(Refusal::UnknownToken))));
     });
 }
 

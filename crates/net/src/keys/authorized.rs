@@ -194,6 +194,14 @@ impl Authorized {
         change: impl FnOnce(&mut Authorized) -> Result<T, KeyError>,
     ) -> Result<T, KeyError> {
         let _lock = lock_folder(path)?;
+        Authorized::update_locked(path, change)
+    }
+
+    /// As [`Authorized::update`], for a caller that has locked the folder.
+    pub(super) fn update_locked<T>(
+        path: &Path,
+        change: impl FnOnce(&mut Authorized) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
         let mut authorized = Authorized::read(path)?;
         let changed = change(&mut authorized)?;
         authorized.write()?;

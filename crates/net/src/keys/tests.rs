@@ -145,8 +145,9 @@ fn the_file_says_who_is_squashed() {
         assert_eq!(client.to_string(), format!("{key} alice / rw{shown}"));
         let offers = folder.path().join("offers");
         Offer::new(&token, &client, 100).add_to(&offers, 50).unwrap();
-        let enrolled = Offer::take(&offers, &token.secret(), key, 60).unwrap().unwrap();
-        Authorized::update(&path, |all| all.add(enrolled)).unwrap();
+        let found = Offer::find(&offers, &token.secret(), key, 60).unwrap().unwrap();
+        let enrolled = Offer::redeem(&offers, &path, &token.secret(), key, 60).unwrap();
+        assert_eq!(enrolled, Some(found));
         let read = Authorized::update(&path, |all| Ok(all.remove("alice"))).unwrap();
         assert_eq!(read, Some(client));
     }
@@ -175,13 +176,23 @@ fn a_token_enrols_once_until_it_expires() {
     Offer::new(&tokens[1], &client("bob"), 100).add_to(&path, 50).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(!text.contains(&tokens[0].to_string()[6..20]), "the file has a secret");
-    let take = |token: &Token, now| Offer::take(&path, &token.secret(), keys[2], now).unwrap();
+    let clients = folder.path().join("authorized_clients");
+    let take = |token: &Token, now| {
+        let found = Offer::find(&path, &token.secret(), keys[2], now).unwrap();
+        let taken = Offer::redeem(&path, &clients, &token.secret(), keys[2], now).unwrap();
+        assert_eq!(found, taken);
+        taken
+    };
     assert_eq!(take(&tokens[2], 60), None);
     let alice = take(&tokens[0], 100).unwrap();
     assert_eq!((alice.key, &alice.name[..]), (keys[2], "alice"));
     assert_eq!(take(&tokens[0], 60), None, "it was used");
     assert_eq!(take(&tokens[1], 101), None, "it has expired");
-    assert_eq!(take(&tokens[1], 60), None, "it is gone");
+    // What cannot be added leaves the token valid.
+    let refused = Offer::redeem(&path, &clients, &tokens[1].secret(), keys[2], 60);
+    assert!(matches!(refused, Err(KeyError::Invalid(_))), "the key is known already");
+    let bob = Offer::redeem(&path, &clients, &tokens[1].secret(), keys[1], 60).unwrap();
+    assert_eq!(bob.unwrap().name, "bob");
 }
 
 /// Runs a change on several threads at once; what they returned.
@@ -199,11 +210,13 @@ fn of_several_clients_at_once_one_gets_a_token() {
     let path = folder.path().join("offers");
     let keys: Vec<PublicKey> = keys(8).iter().map(Key::public).collect();
     for seed in 0..20 {
+        let clients = folder.path().join(format!("clients{seed}"));
         let server = keys[0];
         let token = run(seed, |env| async move { Token::generate(&env, &server).unwrap() });
         Offer::new(&token, &Client::new(server, "alice").unwrap(), 100).add_to(&path, 50).unwrap();
-        let taken =
-            at_once(|number| Offer::take(&path, &token.secret(), keys[number], 60).unwrap());
+        let taken = at_once(|number| {
+            Offer::redeem(&path, &clients, &token.secret(), keys[number], 60).unwrap()
+        });
         assert_eq!(taken.into_iter().flatten().count(), 1);
     }
 }

@@ -15,7 +15,8 @@ use thalweg_env::Env;
 
 use super::authorized::{take_squash, write_squash};
 use super::{
-    Access, Client, KeyError, PublicKey, Squash, in_line, lock_folder, read_or_empty, replace,
+    Access, Authorized, Client, KeyError, PublicKey, Squash, in_line, lock_folder, read_or_empty,
+    replace,
 };
 
 /// What a token begins with.
@@ -161,26 +162,46 @@ impl Offer {
         Ok(withdrawn)
     }
 
-    /// Takes the offer for a secret out of a file, which has it no longer afterwards: the client with this key. `None`
-    /// for a secret that is unknown, was used, or has expired by `now`.
+    /// The client with this key that the offer for a secret would make. `None` for a secret that is unknown, was used, or has
+    /// expired by `now`.
     ///
     /// # Errors
     /// [`KeyError`].
-    pub fn take(
+    pub fn find(
         path: &Path,
+        secret: &[u8; PART],
+        key: PublicKey,
+        now: u64,
+    ) -> Result<Option<Client>, KeyError> {
+        let offers = Offers::read(path)?;
+        Ok(offers.position(secret, now).map(|found| offers.offers[found].client(key)))
+    }
+
+    /// Adds the client of [`Offer::find`] to those that may connect, and removes the offer if that succeeds. Both files are in
+    /// one folder.
+    ///
+    /// # Errors
+    /// [`KeyError`], also when the client's key or name is there already.
+    pub fn redeem(
+        path: &Path,
+        authorized: &Path,
         secret: &[u8; PART],
         key: PublicKey,
         now: u64,
     ) -> Result<Option<Client>, KeyError> {
         let _lock = lock_folder(path)?;
         let mut offers = Offers::read(path)?;
-        let wanted = hash(secret);
-        let Some(found) = offers.offers.iter().position(|offer| offer.hash == wanted) else {
-            return Ok(None);
-        };
-        let Offer { expires, name, path, access, squash, .. } = offers.offers.remove(found);
+        let Some(found) = offers.position(secret, now) else { return Ok(None) };
+        let client = offers.offers.remove(found).client(key);
+        // Before the offer is gone: after a crash in between, the name is taken, and the token is of no use.
+        Authorized::update_locked(authorized, |all| all.add(client.clone()))?;
         offers.write()?;
-        Ok((expires >= now).then_some(Client { key, name, path, access, squash }))
+        Ok(Some(client))
+    }
+
+    fn client(&self, key: PublicKey) -> Client {
+        let Offer { name, path, access, squash, .. } = self.clone();
+        Client { key, name, path, access, squash }
     }
 }
 
@@ -195,6 +216,12 @@ impl Offers {
         let read = |(number, line): (usize, &str)| line.parse().map_err(in_line(path, number));
         let offers = text.lines().enumerate().map(read).collect::<Result<_, _>>()?;
         Ok(Offers { path: path.to_owned(), offers })
+    }
+
+    /// Where the offer for a secret is, unless it has expired by `now`.
+    fn position(&self, secret: &[u8; PART], now: u64) -> Option<usize> {
+        let wanted = hash(secret);
+        self.offers.iter().position(|offer| offer.hash == wanted && offer.expires >= now)
     }
 
     fn write(&self) -> Result<(), KeyError> {

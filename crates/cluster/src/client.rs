@@ -8,7 +8,7 @@
 //! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
 //! - `direct`: contents that it reads and writes past the server;
 //! - `level`: how far the changes of a file have come;
-//! - `opening`: the open files; `opens`: the calls about them and about locks;
+//! - `opening`: the open files; `opens`: the calls about them; `locks`: those about locks;
 //! - `names`, `content`: the other calls of [`Filesystem`](thalweg_fs::Filesystem).
 //!
 //! A client that loses its connection connects again, and its calls wait. They fail when the server cannot be reached
@@ -27,6 +27,7 @@ mod filesystem;
 mod holdings;
 mod level;
 mod link;
+mod locks;
 mod names;
 mod opening;
 mod opens;
@@ -39,13 +40,14 @@ mod users;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
+use thalweg_fs::access::AccessLists;
 use thalweg_fs::event::ByteEvents;
 use thalweg_fs::{Action, ContentsFinder, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
@@ -207,6 +209,9 @@ struct Shared {
     telling: tokio::sync::Mutex<()>,
     /// What was sent.
     traffic: Traffic,
+    /// No kernel checks what the users of this client may do.
+    checks_for_kernel: AtomicBool,
+    lists: AccessLists,
 }
 
 impl fmt::Debug for Shared {
@@ -280,6 +285,8 @@ impl Client {
             reserving: tokio::sync::Mutex::default(),
             telling: tokio::sync::Mutex::default(),
             traffic: Traffic::default(),
+            checks_for_kernel: AtomicBool::new(false),
+            lists: AccessLists::default(),
         });
         let first = env.timeout(shared.options.patience, shared.attach()).await;
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));

@@ -4,6 +4,11 @@
 //! have numbers of the client's choice, which grow. A client that lost its connection connects again, resumes the
 //! session and sends each call without an answer again, with its old number: the server carries out no call twice.
 //!
+//! So the server keeps an answer until the client says that it has it. Answers come in any order, and a call may wait without
+//! bound, such as one for a lock: the client acknowledges all calls before its oldest one without an answer
+//! ([`Call::oldest`]), and each answered one after it ([`Call::answered`]). What it acknowledged on a connection that was lost, it
+//! says again when it resumes the session.
+//!
 //! # After a crash of the server
 //!
 //! A server whose filesystem keeps records ([`thalweg_fs::Ledger`]) finds the sessions there when it starts again. An answer
@@ -19,6 +24,7 @@
 //! answer before it makes the change. Calls and answers are in one order on a connection: what was allowed before an
 //! invalidation ends with it, also when the answer that allowed it is looked at later.
 
+mod call;
 mod needs;
 mod notices;
 mod unanswered;
@@ -28,8 +34,8 @@ use serde::{Deserialize, Serialize};
 use thalweg_fs::event::ByteEvents;
 use thalweg_fs::ledger::Committed;
 use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Caller, Cookie, Credentials, Handle, Ino, Kind, Level,
-    Lock, LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, RoomShare, Seek,
+    Allocation, AttributeChange, Attributes, Caller, Cookie, Handle, Ino, Kind, Level, Lock,
+    LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, RoomShare, Seek,
     SetXattr, Statistics, WriteAt, WriteHow,
 };
 use thalweg_net::hello::Hello;
@@ -37,6 +43,7 @@ use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 use crate::failure::WireError;
+pub use call::Call;
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use unanswered::{Effect, Unanswered};
 
@@ -46,6 +53,8 @@ pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 9 };
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
 pub const MAX_ENTRIES: usize = 2048;
+/// Most numbers in [`Call::answered`].
+pub const MAX_ANSWERED: usize = 64;
 /// Slots of a session.
 pub const SLOTS: u16 = 256;
 /// Most inodes in a [`Request::Claim`].
@@ -59,31 +68,6 @@ pub const MAX_SHARES: usize = 16;
 /// Most inodes in a [`Request::Forget`].
 pub const MAX_FORGOTTEN: usize = 4096;
 
-/// A call of a client.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Call {
-    /// Its number in the session.
-    pub number: u64,
-    /// All calls with lower numbers were answered, or their answers are not wanted: the server forgets them.
-    pub oldest: u64,
-    /// Of a call that changes something: the slot that it uses, less than [`SLOTS`].
-    pub slot: u16,
-    /// The change was answered by a server before this one, and is made again unless the server has it.
-    pub before: Option<Committed>,
-    /// The user that it is made for; `None` for one that the client makes for itself. [`Answer::Attached::squash`] says what
-    /// the server makes of it.
-    pub user: Option<Credentials>,
-    /// What is to be done.
-    pub request: Request,
-}
-
-impl Call {
-    /// A call outside of the order of calls.
-    pub fn outside(request: Request) -> Call {
-        Call { number: 0, oldest: 0, slot: 0, before: None, user: None, request }
-    }
-}
-
 /// What a client wants.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[expect(
@@ -91,7 +75,8 @@ impl Call {
     reason = "each is the call of `Filesystem` with that name, and so are its fields"
 )]
 pub enum Request {
-    /// Begins a session, or resumes one. [`Answer::Attached`].
+    /// Begins a session, or resumes one. [`Answer::Attached`]. The payload is the list of the numbers of the calls that are to be
+    /// carried out once and have no answer; nothing, of a client that does not say so.
     Attach {
         /// The session.
         session: Uuid,
@@ -166,7 +151,7 @@ pub enum Request {
     /// Is not answered. The client does not know the inodes of the payload any more: pairs of inode and the stamp of the
     /// last answer that named it.
     Forget,
-    /// Is not answered: the call with this number, which waits for a lock, is to fail.
+    /// Is not answered: the call with this number, which waits for a lock, is to fail if it has not got it.
     Cancel(u64),
     Lookup {
         parent: Ino,

@@ -4,12 +4,13 @@
 //!
 //! - `session`: a client's session, with the inodes that it knows, its open files and its locks;
 //! - `capabilities`: what each client caches; `changing`: a change invalidates that first;
-//! - `connection`: the calls of a connection, each carried out once; `job`: one of them; `outcome`: what it has come to;
+//! - `connection`: the calls of a connection; `calls`: each is carried out once; `job`: one of them; `outcome`: what it has come to;
 //! - `batch`: directories that are one client's alone, and what that client has made there;
 //! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `recovery`: the sessions of the server before this one go on; `unanswered`: its calls that come again;
 //! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about;
+//! - `moves`: what is moved out of the directory that a client sees;
 //! - `permits`: what the users of a client may do that is not trusted with that;
 //! - `pressure`: clients that know too much are asked to forget some of it.
 //!
@@ -19,6 +20,7 @@
 
 mod attributes;
 mod batch;
+mod calls;
 mod capabilities;
 mod changing;
 mod connection;
@@ -26,6 +28,7 @@ mod content;
 mod counters;
 mod job;
 mod level;
+mod moves;
 mod names;
 mod open_files;
 mod opens;
@@ -63,6 +66,7 @@ use changing::NameLocks;
 use connection::Connection;
 pub use counters::CallCounts;
 use counters::Counters;
+use moves::Moves;
 use open_files::OpenFiles;
 use pressure::Pressure;
 use recalls::Recalls;
@@ -156,6 +160,7 @@ pub(in crate::server) struct Shared {
     /// Tells clients this server from the one before it.
     incarnation: Uuid,
     names: NameLocks,
+    moves: Moves,
     open_files: OpenFiles,
     counters: Counters,
     started: Time,
@@ -219,6 +224,7 @@ impl Server {
             unanswered: Unanswered::default(),
             incarnation,
             names,
+            moves: Moves::default(),
             open_files,
             counters,
             started,
@@ -302,17 +308,18 @@ impl Server {
 }
 
 impl Shared {
-    /// The inode of a path from the root. No part of it is a symbolic link.
-    async fn resolve(&self, path: &str) -> Result<Ino, FsError> {
-        let mut ino = Ino::ROOT;
+    /// The directories on a path, from the root on. No part of it is a symbolic link.
+    async fn resolve(&self, path: &str) -> Result<Vec<Ino>, FsError> {
+        let (mut ino, mut directories) = (Ino::ROOT, vec![Ino::ROOT]);
         for name in path.split('/').filter(|name| !name.is_empty()) {
             let found = self.filesystem.find(ino, name.as_bytes()).await?;
             if found.kind != Kind::Directory {
                 return Err(FsError::NotDirectory);
             }
             ino = found.ino;
+            directories.push(ino);
         }
-        Ok(ino)
+        Ok(directories)
     }
 
     /// Ends a session, and releases what it holds.

@@ -381,6 +381,20 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
         None
     }
 
+    /// The user that calls for this one count for, if that is another one: permissions are those of that user.
+    fn acting(&self, _user: &Credentials) -> Option<Credentials> {
+        None
+    }
+
+    /// Fails unless the user of this handle may use an inode in these ways, which are those of [`crate::access`]. For a mount whose
+    /// kernel cannot check that, since all of its users act as another one.
+    ///
+    /// # Errors
+    /// [`FsError::Denied`]
+    async fn check_access(&self, _ino: Ino, _wanted: u16) -> Result<(), FsError> {
+        Ok(())
+    }
+
     /// The records that a server can keep in the filesystem, if these survive a crash as its files do.
     fn ledger(&self) -> Option<&dyn Ledger> {
         None
@@ -436,8 +450,15 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
         Ok(sessions.len())
     }
 
-    /// A number that shows that the server told this session of an inode: it cannot be guessed.
-    fn proof(&self, session: u64, ino: Ino) -> u64;
+    /// A number that shows that the server told this session of an inode in this generation: it cannot be guessed.
+    fn proof(&self, session: u64, ino: Ino, generation: u64) -> u64;
+
+    /// Records that a session was shut out of inodes: only proofs of the generation beside each are valid from now on. It is as
+    /// durable as changes are, in their order.
+    ///
+    /// # Errors
+    /// Those of the transactions.
+    async fn revoke(&self, session: u64, inodes: &[(Ino, u64)]) -> Result<(), FsError>;
 
     /// As [`Ledger::proof`], for inode numbers that were reserved for a session.
     fn proof_of_numbers(&self, session: u64, numbers: Range<u64>) -> u64;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::attributes::Timestamp;
+use crate::attributes::{Ino, Timestamp};
 
 /// A call that changes something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ pub struct SupersededCall {
 }
 
 /// A session.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SessionRecord {
     /// Its number.
     pub session: u64,
@@ -65,6 +65,8 @@ pub struct SessionRecord {
     pub info: Bytes,
     /// Its slots that were used.
     pub slots: Vec<SlotRecord>,
+    /// The inodes that it was shut out of, and the generation of the proofs that are valid since.
+    pub revoked: Vec<(Ino, u64)>,
 }
 
 /// Records a call in the transactions of its change.

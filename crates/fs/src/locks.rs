@@ -69,6 +69,29 @@ impl LockRange {
     /// All of a file.
     pub const ALL: LockRange = LockRange { first: 0, last: u64::MAX };
 
+    /// The bytes that both have.
+    pub fn intersection(&self, other: &LockRange) -> Option<LockRange> {
+        let (first, last) = (self.first.max(other.first), self.last.min(other.last));
+        (first <= last).then_some(LockRange { first, last })
+    }
+
+    /// The parts of it that none of these ranges has, which do not overlap.
+    pub fn without(&self, others: impl IntoIterator<Item = LockRange>) -> Vec<LockRange> {
+        let mut others: Vec<LockRange> =
+            others.into_iter().filter_map(|it| self.intersection(&it)).collect();
+        others.sort_unstable();
+        let (mut parts, mut next) = (Vec::new(), Some(self.first));
+        for LockRange { first, last } in others {
+            let Some(from) = next else { break };
+            if from < first {
+                parts.push(LockRange { first: from, last: first - 1 });
+            }
+            next = last.checked_add(1).filter(|next| *next <= self.last);
+        }
+        parts.extend(next.map(|first| LockRange { first, last: self.last }));
+        parts
+    }
+
     fn overlaps(&self, other: &LockRange) -> bool {
         self.first <= other.last && other.first <= self.last
     }
@@ -271,6 +294,29 @@ impl LockTable {
             state.held.get(&ino).into_iter().flat_map(Ranges::iter).copied().collect();
         held.sort_by_key(|lock| (lock.range, lock.owner));
         held
+    }
+
+    /// An owner's locks of an inode, of one kind.
+    pub fn owned(&self, ino: Ino, kind: LockKind, owner: LockOwner) -> Vec<Lock> {
+        let mut held = self.held_on(ino);
+        held.retain(|lock| lock.kind == kind && lock.owner == owner);
+        held
+    }
+
+    /// An owner has in the range of `lock` the locks again that it had there `before`.
+    pub fn restore(&self, ino: Ino, lock: &Lock, before: &[Lock]) {
+        let mut state = self.0.lock();
+        let ranges = state.held.entry(ino).or_default();
+        ranges.clear(lock.kind, lock.owner, lock.range);
+        for held in before {
+            if let Some(range) = held.range.intersection(&lock.range) {
+                ranges.set(&Lock { range, ..*held });
+            }
+        }
+        if ranges.is_empty() {
+            state.held.remove(&ino);
+        }
+        state.wake(ino);
     }
 
     /// Releases all locks.

@@ -1,6 +1,6 @@
 //! A call that outlives connections.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -14,92 +14,92 @@ use super::level::changed_by;
 use super::link::Link;
 use super::users::{self, User};
 use super::{LinkError, Shared};
-use crate::protocol::{Answer, Call, Effect, Reply, Request, Unanswered};
+use crate::protocol::{Answer, Call, Effect, MAX_ANSWERED, Reply, Request, Unanswered};
 
 /// The numbers of the calls without an answer.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     last: u64,
-    /// What each may have come to before it has an answer.
-    pending: BTreeMap<u64, Option<Unanswered>>,
+    /// Of those that are to be carried out once: what each may have come to before it has an answer.
+    once: BTreeMap<u64, Option<Unanswered>>,
+    /// How many there are of the others, whose answers the server does not keep.
+    others: usize,
+    /// Answered calls behind one without an answer, of which the server does not know that they were answered.
+    answered: VecDeque<u64>,
 }
 
 impl Numbers {
     pub(super) fn pending(&self) -> usize {
-        self.pending.len()
+        self.once.len() + self.others
     }
 
     /// The oldest call without an answer, or the next one.
     fn oldest(&self) -> u64 {
-        self.pending.first_key_value().map_or(self.last + 1, |(first, _)| *first)
+        self.once.first_key_value().map_or(self.last + 1, |(first, _)| *first)
     }
 
     /// The calls that may have come to something before they have answers.
     pub(super) fn unanswered(&self) -> Vec<Unanswered> {
-        self.pending.values().flatten().copied().collect()
+        self.once.values().flatten().copied().collect()
+    }
+
+    /// The calls that are to be carried out once, for the server on a new connection: it forgets the answers to all others.
+    pub(super) fn resume(&mut self) -> Vec<u64> {
+        self.answered.clear();
+        self.once.keys().copied().collect()
+    }
+
+    /// What the server is to know with a call that is sent now: [`Call::oldest`] and [`Call::answered`].
+    fn acknowledge(&mut self) -> (u64, Vec<u64>) {
+        let oldest = self.oldest();
+        self.answered.retain(|number| *number > oldest);
+        let some = self.answered.len().min(MAX_ANSWERED);
+        (oldest, self.answered.drain(..some).collect())
+    }
+
+    fn begin(&mut self, is_once: bool, slot: u16, effect: Option<Effect>) -> u64 {
+        self.last += 1;
+        let number = self.last;
+        match is_once {
+            true => {
+                let unanswered = effect.map(|effect| Unanswered { number, slot, effect });
+                self.once.insert(number, unanswered);
+            }
+            false => self.others += 1,
+        }
+        number
+    }
+
+    fn end(&mut self, number: u64, is_once: bool) {
+        if !is_once {
+            self.others -= 1;
+            return;
+        }
+        self.once.remove(&number);
+        if number > self.oldest() {
+            self.answered.push_back(number);
+        }
     }
 }
 
 /// The number of a call that has no answer yet.
-struct Number {
+pub(super) struct Number {
     shared: Arc<Shared>,
     number: u64,
+    is_once: bool,
 }
 
 impl Drop for Number {
     fn drop(&mut self) {
-        self.shared.numbers.lock().pending.remove(&self.number);
+        self.shared.numbers.lock().end(self.number, self.is_once);
     }
-}
-
-/// Has the server end a wait for a lock when its caller has gone.
-struct Wait<'a> {
-    number: &'a Number,
-    over: bool,
-}
-
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        let (shared, number) = (self.number.shared.clone(), self.number.number);
-        let is_told = match &*shared.link.borrow() {
-            Link::Up(channel) => cancel(channel, number),
-            _ => false,
-        };
-        if !is_told {
-            // The wait may go on at a server that this client cannot reach at the moment.
-            let env = shared.env.clone();
-            let telling = async move {
-                let connected = shared.connected(None, None).await;
-                if let Ok(channel) = connected {
-                    cancel(&channel, number);
-                }
-            };
-            env.spawn(telling).detach();
-        }
-    }
-}
-
-/// Tells the server to end a wait; whether there is a connection.
-fn cancel(channel: &Channel, number: u64) -> bool {
-    let is_sent = channel.tell(&Call::outside(Request::Cancel(number)), &[]).is_ok();
-    if is_sent {
-        channel.flush_soon();
-    }
-    is_sent
 }
 
 impl Shared {
-    fn number(self: &Arc<Self>, slot: u16, effect: Option<Effect>) -> Number {
-        let mut numbers = self.numbers.lock();
-        numbers.last += 1;
-        let number = numbers.last;
-        let unanswered = effect.map(|effect| Unanswered { number, slot, effect });
-        numbers.pending.insert(number, unanswered);
-        drop(numbers);
-        Number { shared: self.clone(), number }
+    fn number(self: &Arc<Self>, slot: u16, request: &Request, bytes: usize) -> Number {
+        let (effect, is_once) = (request.effect(bytes as u64), request.is_once());
+        let number = self.numbers.lock().begin(is_once, slot, effect);
+        Number { shared: self.clone(), number, is_once }
     }
 
     /// The connection, as soon as there is one other than `failed`. A call that was not sent waits no longer than its caller.
@@ -164,7 +164,7 @@ impl Shared {
         let named = request.touched().0.into_iter().flatten().collect();
         let caller = Interruption::current();
         let by = (slot, users::current());
-        self.call_while(caller.as_ref(), by, named, (request, payload), then).await
+        self.call_while((caller.as_ref(), std::future::pending()), by, named, (request, payload), then).await
     }
 
     /// Makes a call in a slot, for a user; `named` are the inodes that it names, and those that a batch makes.
@@ -175,13 +175,26 @@ impl Shared {
         call: (Request, Vec<Bytes>),
         then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(Reply, Bytes), FsError> {
-        self.call_while(None, by, named, call, then).await
+        self.call_until(by, named, call, then, std::future::pending()).await
     }
 
-    /// [`Shared::call_in`], which fails if its caller gives it up before it was sent.
+    /// As [`Shared::call_in`]; from `cancelled` on, the server is to fail the call if it waits for a lock. Its answer says whether
+    /// it had got that before.
+    pub(super) async fn call_until(
+        self: &Arc<Self>,
+        by: (Option<Arc<Slot>>, User),
+        named: Arc<[Ino]>,
+        call: (Request, Vec<Bytes>),
+        then: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<(Reply, Bytes), FsError> {
+        self.call_while((None, cancelled), by, named, call, then).await
+    }
+
+    /// As [`Shared::call_until`]. It fails if its caller gives it up before it was sent.
     async fn call_while(
         self: &Arc<Self>,
-        caller: Option<&Interruption>,
+        (caller, cancelled): (Option<&Interruption>, impl Future<Output = ()>),
         (slot, user): (Option<Arc<Slot>>, User),
         named: Arc<[Ino]>,
         (request, payload): (Request, Vec<Bytes>),
@@ -189,9 +202,9 @@ impl Shared {
     ) -> Result<(Reply, Bytes), FsError> {
         let slot_number = slot.as_ref().map_or(0, |slot| slot.number);
         let bytes: usize = payload.iter().map(Bytes::len).sum();
-        let number = self.number(slot_number, request.effect(bytes as u64));
-        let mut wait =
-            Wait { number: &number, over: !matches!(request, Request::Lock { wait: true, .. }) };
+        let number = self.number(slot_number, &request, bytes);
+        tokio::pin!(cancelled);
+        let mut is_cancelled = false;
         let generation = self.session.lock().generation;
         let mut failed: Option<Channel> = None;
         let is_once = request.is_once();
@@ -199,16 +212,16 @@ impl Shared {
         loop {
             let channel = self.connected(failed.as_ref(), caller).await?;
             if failed.is_some() && is_once && self.session.lock().generation != generation {
-                wait.over = true;
                 tracing::error!(
                     "a call was under way when the server ended the session; it may count or not"
                 );
                 return Err(LinkError::Evicted.into());
             }
-            let oldest = self.numbers.lock().oldest();
+            let (oldest, answered) = self.numbers.lock().acknowledge();
             let call = Call {
                 number: number.number,
                 oldest,
+                answered,
                 slot: slot_number,
                 before: None,
                 user: user.as_deref().cloned(),
@@ -235,9 +248,25 @@ impl Shared {
                 caller.inspect(|caller| caller.begin());
             }
             let purpose = name_of(&call.request);
-            match channel.call_then(purpose, &call, &payload, take).await {
+            let answering = channel.call_then(purpose, &call, &payload, take);
+            tokio::pin!(answering);
+            let mut is_told = false;
+            let answered = loop {
+                tokio::select! {
+                    biased;
+                    // Its first poll sends the call, and what cancels it comes behind it.
+                    answered = &mut answering => break answered,
+                    () = &mut cancelled, if !is_cancelled => is_cancelled = true,
+                    () = std::future::ready(()), if is_cancelled && !is_told => {}
+                }
+                let cancel = Call::outside(Request::Cancel(number));
+                if channel.tell(&cancel, &[]).is_ok() {
+                    channel.flush_soon();
+                }
+                is_told = true;
+            };
+            match answered {
                 Ok((reply, payload)) => {
-                    wait.over = true;
                     return match reply.answer {
                         Answer::Failed(error) => Err(error.into()),
                         _ => Ok((reply, payload)),
@@ -246,7 +275,7 @@ impl Shared {
                 Err(CallError::Overloaded(why)) => {
                     return Err(LinkError::Unreachable(why.to_owned()).into());
                 }
-                Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel),
+                Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel.clone()),
             }
         }
     }

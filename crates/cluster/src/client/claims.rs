@@ -95,11 +95,10 @@ impl Shared {
             |KeptCall { number, slot, user, request, payload, committed, .. }| {
                 let call = Call {
                     number: *number,
-                    oldest: 0,
                     slot: *slot,
                     before: Some(*committed),
                     user: user.as_deref().cloned(),
-                    request: (**request).clone(),
+                    ..Call::outside((**request).clone())
                 };
                 (call, payload.clone())
             },

@@ -16,6 +16,7 @@ use thalweg_net::keys::Squash;
 use super::link::Link;
 use super::{Client, LinkError, users};
 use crate::protocol::{Answer, Request};
+use crate::squash::acting;
 
 /// The server would refuse a longer name; one that exceeds a message would end the connection, again and again.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
@@ -301,6 +302,14 @@ impl Filesystem for Client {
                 Arc::new(Client { user: Some(user.clone()), ..self.clone() });
             own
         })
+    }
+
+    fn acting(&self, user: &Credentials) -> Option<Credentials> {
+        acting(self.shared.session.lock().squash, Some(user))
+    }
+
+    async fn check_access(&self, ino: Ino, wanted: u16) -> Result<(), FsError> {
+        self.act(self.shared.check_access(self, self.theirs(ino), wanted)).await
     }
 
     fn watch(&self, watcher: Watcher) {

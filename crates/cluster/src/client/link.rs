@@ -175,9 +175,12 @@ impl Shared {
         let SessionInfo { id, begun, server: before, .. } = self.session.lock().clone();
         let request = Request::Attach { session: id, resumes: begun };
         let call = Call::outside(request);
+        // The numbers of calls that are made from here on are sent behind this call.
+        let pending = postcard::to_allocvec(&self.numbers.lock().resume()).unwrap_or_default();
         let sent = self.env.now();
         let lost = |error| AttachError::Lost(io::Error::other(error));
-        let answer = channel.call::<_, Reply>(&call, &[]).await.map_err(lost)?.0.answer;
+        let answer =
+            channel.call::<_, Reply>(&call, &[pending.into()]).await.map_err(lost)?.0.answer;
         match answer {
             Answer::Attached {
                 root,
@@ -189,6 +192,14 @@ impl Shared {
                 server,
                 durable,
             } => {
+                if !self.fits(squash) {
+                    let why =
+                        "its users do not act as one any more; unmount it, and mount it again";
+                    return Err(AttachError::Lost(io::Error::new(
+                        io::ErrorKind::PermissionDenied,
+                        why,
+                    )));
+                }
                 let lease = Duration::from_millis(u64::from(lease));
                 let is_new = begun && before != server;
                 {

@@ -1,12 +1,9 @@
-//! Calls about open files and locks. Those of files that are this client's alone need none.
+//! Calls about open files. Those of files that are this client's alone need none.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_fs::{
-    Caller, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, OpenFlags, Opened,
-    PageCache,
-};
+use thalweg_fs::{Caller, FsError, Handle, Ino, LockKind, LockOwner, OpenFlags, Opened, PageCache};
 
 use super::cache::Cache;
 use super::opening::{Known, Opening, Opens};
@@ -16,7 +13,11 @@ use crate::protocol::{Answer, Reply, Request};
 impl Shared {
     /// Runs `then` if a file is this client's alone, and the server knows of no open of it: so none of its locks is at the
     /// server, and nothing of that changes meanwhile.
-    fn alone<T>(&self, ino: Ino, then: impl FnOnce(&mut Cache, &mut Opens) -> T) -> Option<T> {
+    pub(super) fn alone<T>(
+        &self,
+        ino: Ino,
+        then: impl FnOnce(&mut Cache, &mut Opens) -> T,
+    ) -> Option<T> {
         let mut cache = self.cache.lock();
         let mut opens = self.holdings.opens.lock();
         let is_alone = cache.may_open(ino, self.env.now()) && !opens.is_told(ino);
@@ -153,87 +154,6 @@ impl Shared {
         if let Err(error) = self.order(Request::Release { ino, handle }).await {
             // A file of a session that has ended was closed with it.
             tracing::debug!(%error, "a file was not closed at the server");
-        }
-    }
-
-    pub(super) async fn lock(
-        self: &Arc<Self>,
-        ino: Ino,
-        lock: Lock,
-        wait: bool,
-    ) -> Result<(), FsError> {
-        match self.alone(ino, |_, _| self.holdings.locks.try_lock(ino, &lock)) {
-            // The server knows which waits would wait for each other.
-            Some(Err(FsError::Locked)) if wait => {}
-            Some(locked) => return locked,
-            None => {}
-        }
-        self.tell_opens(&[ino]).await?;
-        // The server may have granted the lock before it heard that nothing waits for it any more.
-        let waiter = Arc::new(());
-        let (waits, own) = (Arc::downgrade(&waiter), self.clone());
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            if reply.answer != Answer::Done {
-                return;
-            }
-            // The server has decided; a claim of it is decided again.
-            if let Err(error) = shared.holdings.locks.try_lock(ino, &lock) {
-                tracing::warn!(%error, "a lock will not outlive the server");
-            }
-            if waits.strong_count() == 0 {
-                own.take_back(ino, lock);
-            }
-        };
-        let locked = self.call(Request::Lock { ino, lock, wait }, Vec::new(), take).await;
-        drop(waiter);
-        match locked?.0.answer {
-            Answer::Done => Ok(()),
-            _ => Err(LinkError::Unexpected.into()),
-        }
-    }
-
-    /// Releases a lock that was granted to a caller which does not wait any more.
-    fn take_back(self: &Arc<Self>, ino: Ino, lock: Lock) {
-        let shared = self.clone();
-        let releasing = async move {
-            if let Err(error) = shared.unlock(ino, lock.kind, lock.owner, lock.range).await {
-                tracing::debug!(%error, "a lock that nothing waited for was not released");
-            }
-        };
-        self.env.spawn(releasing).detach();
-    }
-
-    pub(super) async fn unlock(
-        self: &Arc<Self>,
-        ino: Ino,
-        kind: LockKind,
-        owner: LockOwner,
-        range: LockRange,
-    ) -> Result<(), FsError> {
-        let is_told = {
-            let opens = self.holdings.opens.lock();
-            self.holdings.locks.unlock(ino, kind, owner, range)?;
-            opens.is_told(ino) || !opens.is_quiet(ino)
-        };
-        if !is_told {
-            return Ok(());
-        }
-        self.tell_opens(&[ino]).await?;
-        self.order(Request::Unlock { ino, kind, owner, range }).await
-    }
-
-    pub(super) async fn conflicting_lock(
-        self: &Arc<Self>,
-        ino: Ino,
-        lock: Lock,
-    ) -> Result<Option<Lock>, FsError> {
-        if let Some(found) = self.alone(ino, |_, _| self.holdings.locks.conflict(ino, &lock)) {
-            return Ok(found);
-        }
-        self.tell_opens(&[ino]).await?;
-        match self.ask(Request::ConflictingLock { ino, lock }).await? {
-            (Answer::Lock(found), _) => Ok(found),
-            _ => Err(LinkError::Unexpected.into()),
         }
     }
 

@@ -29,7 +29,7 @@ impl Shared {
         let mut changes = vec![Changed::Attributes(ino)];
         // Zeros may follow, and the last page has other bytes behind its end.
         changes.extend(change.size.map(|_| Changed::Content { ino, from: 0, to: u64::MAX }));
-        let _change = self.begin(job, changes).await;
+        let _change = self.begin(job, changes).await?;
         let behind = change.size.map(|size| size..u64::MAX);
         let mut turn = match &behind {
             Some(_) => self.turn(job, ino).await,
@@ -52,14 +52,14 @@ impl Shared {
         value: Bytes,
         how: SetXattr,
     ) -> Result<Outcome, FsError> {
-        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
+        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await?;
         self.lose_group(job, ino, &name).await?;
         self.changing_quota(job, &name, job.filesystem.set_xattr(ino, &name, value, how)).await?;
         Ok(Outcome::done())
     }
 
     async fn remove_xattr(&self, job: &Job<'_>, ino: Ino, name: Bytes) -> Result<Outcome, FsError> {
-        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await;
+        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await?;
         self.changing_quota(job, &name, job.filesystem.remove_xattr(ino, &name)).await?;
         Ok(Outcome::done())
     }

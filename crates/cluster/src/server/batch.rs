@@ -86,7 +86,7 @@ impl Shared {
             return self.attributes(job, ino).await;
         }
         // The other clients drop what they cache of it.
-        drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Names(ino)]).await);
+        drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Names(ino)]).await?);
         let found = self.attributes(job, ino).await?;
         match &found.answer {
             Answer::Inode(it) if it.kind == Kind::Directory && it.links > 0 => {
@@ -195,7 +195,7 @@ impl Shared {
         self.check_events(job, &events)?;
         self.permit_events(job, &events).await?;
         let Some(ledger) = job.filesystem.ledger() else { return Err(FsError::NotSupported) };
-        let change = self.begin(job, changes_of(&events)).await;
+        let change = self.begin(job, changes_of(&events)).await?;
         if let Err(error) = ledger.apply(&events, charged).await {
             drop(change);
             // Its client sends each half again.

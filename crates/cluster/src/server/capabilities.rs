@@ -349,6 +349,24 @@ impl Capabilities {
         table.holders.get(&ino).is_some_and(|it| it.iter().any(|(holder, ..)| *holder != session))
     }
 
+    /// Whether a session caches something of an inode.
+    pub(super) fn is_held(&self, session: u64, ino: Ino) -> bool {
+        let table = self.0.lock();
+        table.holders.get(&ino).is_some_and(|it| it.iter().any(|(holder, ..)| *holder == session))
+    }
+
+    /// What a session has to release so that nothing is its alone.
+    pub(super) fn owned_by(&self, session: u64) -> Vec<Changed> {
+        let mut table = self.0.lock();
+        let is_owner = |(holder, held, _): &(u64, Held, Time)| *holder == session && held.exclusive;
+        let owned = table.holders.iter().filter(|(_, holders)| holders.iter().any(is_owner));
+        let mut owned: Vec<Ino> = owned.map(|(ino, _)| *ino).collect();
+        owned.sort_unstable();
+        let owned: Vec<Changed> = owned.into_iter().map(Changed::Exclusive).collect();
+        table.share_recalled(&[(session, owned.clone())]);
+        owned
+    }
+
     /// The sessions that cache something of an inode: what, and since when.
     pub(super) fn holders(&self, ino: Ino) -> Vec<(u64, Held, Time)> {
         self.0.lock().holders.get(&ino).map(|holders| holders.to_vec()).unwrap_or_default()

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use thalweg_env::FixedState;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
 
 use super::capabilities::Capabilities;
 use super::counters::add;
@@ -59,6 +59,8 @@ pub(super) struct Change<'a> {
     job: &'a Job<'a>,
     /// If the filesystem keeps records.
     undurable: Option<(&'a Undurable, Items)>,
+    /// What it changes is not moved out of its client's root meanwhile.
+    _executing: Option<OwnedRwLockReadGuard<()>>,
 }
 
 impl Drop for Change<'_> {
@@ -80,30 +82,51 @@ impl Drop for Change<'_> {
 
 impl Shared {
     /// Begins changes by a call: returns when no other client caches what they change.
-    pub(super) async fn begin<'a>(&'a self, by: &'a Job<'a>, changes: Vec<Changed>) -> Change<'a> {
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]: it was moved out of the client's root.
+    pub(super) async fn begin<'a>(
+        &'a self,
+        by: &'a Job<'a>,
+        changes: Vec<Changed>,
+    ) -> Result<Change<'a>, FsError> {
         self.begin_with(by, changes, &[]).await
     }
 
     /// As [`Shared::begin`]; the call's own client has to drop what it caches of `surprising` inodes, too: it did not
     /// know that its call concerns these.
+    ///
+    /// # Errors
+    /// As [`Shared::begin`].
     pub(super) async fn begin_with<'a>(
         &'a self,
         by: &'a Job<'a>,
         changes: Vec<Changed>,
         surprising: &[Ino],
-    ) -> Change<'a> {
+    ) -> Result<Change<'a>, FsError> {
         let serial = by.session.serial;
         let undurable = self.filesystem.ledger().map(|_| (&self.undurable, items(&changes)));
         if let Some((undurable, items)) = &undurable {
             undurable.begin(serial, items);
         }
         let invalid = self.capabilities.begin(serial, &changes, surprising);
-        let change = Change { capabilities: &self.capabilities, changes, job: by, undurable };
+        let (capabilities, _executing) = (&self.capabilities, None);
+        let mut change = Change { capabilities, changes, job: by, undurable, _executing };
         // What is made again was invalidated the first time, and no client has seen it since.
         if !invalid.is_empty() && !by.is_again() {
             self.invalidate(by, invalid).await;
         }
-        change
+        // A call that only takes back what is another client's alone goes on to change something else.
+        let is_change = |it: &Changed| !matches!(it, Changed::Exclusive(_));
+        if by.session.is_confined() && change.changes.iter().any(is_change) {
+            change._executing = Some(by.session.executing.clone().read_owned().await);
+            let inodes: SmallVec<[Option<Ino>; 4]> =
+                change.changes.iter().map(|it| Some(it.ino())).collect();
+            if by.session.has_lost(&inodes) {
+                return Err(FsError::Stale);
+            }
+        }
+        Ok(change)
     }
 
     pub(super) async fn invalidate(&self, by: &Job<'_>, invalid: Vec<(u64, Vec<Changed>)>) {

@@ -13,12 +13,15 @@ use thalweg_net::serving::Serving;
 use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
+use super::calls::Admission;
 use super::counters::add;
 use super::job::{Job, Place};
 use super::outcome::{Outcome, encode, grant};
-use super::session::{Admission, Session};
+use super::session::{Session, SessionState};
 use super::{Ending, Shared, Visitor};
-use crate::protocol::{Answer, Call, Grants, MAX_FORGOTTEN, Reply, Request, RoomGrant, SLOTS};
+use crate::protocol::{
+    Answer, Call, Grants, MAX_ANSWERED, MAX_FORGOTTEN, Reply, Request, RoomGrant, SLOTS,
+};
 
 /// The part of a connection's budget that a call takes.
 const CALL_COST: u64 = 1;
@@ -42,6 +45,39 @@ impl Drop for Connection {
     }
 }
 
+/// What a client sees of what its call is about.
+#[derive(Clone, Copy, Debug)]
+struct Sight {
+    named: [Option<Ino>; 2],
+    /// How many inodes the client had lost when the call began.
+    lost: u64,
+}
+
+impl Sight {
+    fn of(session: &Session, request: &Request) -> Sight {
+        let lost = if session.is_confined() { session.state.lock().lost() } else { 0 };
+        Sight { named: request.touched().0, lost }
+    }
+
+    /// Whether some of that was moved out of the client's root since the call began.
+    fn is_lost(&self, state: &SessionState, outcome: &Outcome) -> bool {
+        let has_lost = state.lost() > self.lost;
+        // Where a batch has made inodes is not known here.
+        let is_named = |ino: &Ino| state.is_revoked(*ino);
+        has_lost && (self.named.iter().flatten().any(is_named) || !outcome.made.is_empty())
+    }
+}
+
+/// The calls for whose answers a client waits that resumes its session, if it says so.
+fn pending_of(payload: &[u8]) -> io::Result<Option<Vec<u64>>> {
+    if payload.is_empty() {
+        return Ok(None);
+    }
+    let mut pending: Vec<u64> = postcard::from_bytes(payload).map_err(io::Error::other)?;
+    pending.sort_unstable();
+    Ok(Some(pending))
+}
+
 /// An answer that allows nothing.
 fn plain(answer: Answer) -> Reply {
     Reply {
@@ -60,7 +96,8 @@ impl Handler for Connection {
         let call: Call = incoming.decode().map_err(io::Error::other)?;
         let Incoming { id, payload, .. } = incoming;
         if let Request::Attach { session, resumes } = call.request {
-            let answer = self.attach(session, resumes).await;
+            let pending = pending_of(&payload)?;
+            let answer = self.attach(session, resumes, pending).await;
             self.channel.answer(id, &plain(answer), &[]);
             return Ok(());
         }
@@ -85,7 +122,7 @@ impl Handler for Connection {
                 self.channel.flush();
                 self.shared.end(&session, Ending::Detached);
             }
-            Request::Cancel(number) => session.end_wait(number),
+            Request::Cancel(number) => session.cancel_wait(number),
             Request::Forget => self.forget(&session, &payload)?,
             _ if id == UNANSWERED => {
                 return Err(io::Error::other("invalid request: its kind wants an answer"));
@@ -113,7 +150,7 @@ impl Connection {
         Connection { shared, channel, serving, visitor, session: Mutex::new(None) }
     }
 
-    async fn attach(&self, id: Uuid, resumes: bool) -> Answer {
+    async fn attach(&self, id: Uuid, resumes: bool, pending: Option<Vec<u64>>) -> Answer {
         let shared = &self.shared;
         let found = shared.sessions.lock().get(&id).cloned();
         let session = match found {
@@ -128,6 +165,7 @@ impl Connection {
         };
         session.state.lock().heard = shared.env.now();
         session.connect(self.channel.clone());
+        pending.into_iter().for_each(|pending| session.acknowledge_others(&pending));
         let old = self.session.lock().replace(session.clone());
         drop(old);
         Answer::Attached {
@@ -144,7 +182,7 @@ impl Connection {
 
     async fn begin(&self, id: Uuid) -> Result<Arc<Session>, FsError> {
         let shared = &self.shared;
-        let root = shared.resolve(&self.visitor.path).await?;
+        let path = shared.resolve(&self.visitor.path).await?;
         if shared.sessions.lock().len() >= shared.options.sessions {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
@@ -152,15 +190,24 @@ impl Connection {
         let session = Session::new(
             (id, serial),
             self.visitor.clone(),
-            root,
+            path,
             shared.env.now(),
             &shared.pressure,
         );
         let session = Arc::new(session);
-        let mut sessions = shared.sessions.lock();
-        shared.filesystem.reference(root);
-        sessions.insert(id, session.clone());
-        drop(sessions);
+        {
+            let mut sessions = shared.sessions.lock();
+            shared.filesystem.reference(session.root);
+            sessions.insert(id, session.clone());
+        }
+        // A rename may have come between that did not know of the session.
+        match shared.resolve(&self.visitor.path).await {
+            Ok(path) if path == session.path => {}
+            found => {
+                shared.end(&session, Ending::Detached);
+                return Err(found.err().unwrap_or(FsError::NotFound));
+            }
+        }
         tracing::info!(client = self.visitor.name, path = self.visitor.path, "a session began");
         Ok(session)
     }
@@ -209,15 +256,20 @@ impl Connection {
         call: Call,
         payload: Bytes,
     ) -> io::Result<()> {
-        let Call { number, oldest, slot, user, request, .. } = call;
+        let Call { number, oldest, answered, slot, user, request, .. } = call;
         if slot >= SLOTS {
             return Err(io::Error::other("invalid request: there is no such slot"));
         }
+        if answered.len() > MAX_ANSWERED {
+            return Err(io::Error::other("invalid request: it acknowledges too many answers"));
+        }
         drop(session.again.lock().take());
-        self.shared.has_no_older(&session, oldest);
+        self.shared.sends_no_more(&session, oldest, &answered);
+        session.acknowledge(oldest, &answered);
         let is_once = request.is_once();
         if is_once {
-            match session.admit(number, oldest, id) {
+            let admission = session.state.lock().calls.admit(number, id);
+            match admission {
                 Admission::New => {}
                 Admission::Known(reply, payload) => {
                     self.channel.answer(id, &reply, &payload);
@@ -229,8 +281,13 @@ impl Connection {
                 }
             }
         }
+        let level_wait = match &request {
+            Request::Level { wait: Some(_), .. } => session.begin_level_wait(),
+            _ => None,
+        };
         let cost = match &request {
             Request::Lock { wait: true, .. } => 0,
+            _ if level_wait.is_some() => 0,
             Request::Read { len, .. } => CALL_COST + u64::from(*len) / BYTES_OF_A_CALL,
             _ => CALL_COST + payload.len() as u64 / BYTES_OF_A_CALL,
         };
@@ -238,13 +295,16 @@ impl Connection {
         let (kind, began) = (name_of(&request), shared.env.now());
         shared.begins(&session, &payload);
         let work = async move {
+            let _waits = level_wait;
             shared.recovery.over().await;
             let work = (user, request, payload);
+            let sight = Sight::of(&session, &work.1);
             let result = shared.perform(&session, Place { number, slot }, work).await;
             let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
             let (number, failed) =
                 (is_once.then_some(number), matches!(outcome.answer, Answer::Failed(_)));
-            if let Err(outcome) = shared.finish(&session, number, (&channel, id), outcome) {
+            if let Err(outcome) = shared.finish(&session, (number, sight), (&channel, id), outcome)
+            {
                 shared.undo(&session, *outcome).await;
             }
             number.into_iter().for_each(|number| shared.has_answer(session.serial, number));
@@ -336,11 +396,12 @@ impl Shared {
     }
 
     /// Grants what may be cached of an outcome, and answers. Both happen while no change can begin, so that an
-    /// invalidation follows the answer in flight to the client. The outcome comes back if the session has ended.
+    /// invalidation follows the answer in flight to the client. The outcome comes back, to be undone, if the session has ended, or
+    /// what the call is about was moved out of the client's sight.
     fn finish(
         &self,
         session: &Session,
-        number: Option<u64>,
+        (number, sight): (Option<u64>, Sight),
         (channel, id): (&Channel, u64),
         mut outcome: Outcome,
     ) -> Result<(), Box<Outcome>> {
@@ -349,6 +410,9 @@ impl Shared {
         if state.has_ended {
             return Err(Box::new(outcome));
         }
+        let stale = Outcome::of(Answer::Failed(FsError::Stale.into()));
+        let lost = sight.is_lost(&state, &outcome);
+        let lost = lost.then(|| Box::new(std::mem::replace(&mut outcome, stale)));
         let grants = match self.is_refused(state.asked) {
             true => Grants::default(),
             false => {
@@ -366,7 +430,7 @@ impl Shared {
             self.filesystem.reference(*ino);
         }
         let extra = outcome.referenced.filter(|ino| !new.contains(ino));
-        let proof = self.prove(session, &mut outcome);
+        let proof = self.prove(session, &state, &mut outcome);
         if let Some(entries) = &outcome.entries {
             outcome.payload = vec![encode(entries)];
         }
@@ -383,7 +447,7 @@ impl Shared {
             None => channel.answer(id, &reply, &outcome.payload),
             Some(number) => {
                 if let Some((id, present)) =
-                    state.done(number, &reply, &outcome.payload).zip(state.channel.clone())
+                    state.calls.done(number, &reply, &outcome.payload).zip(state.channel.clone())
                 {
                     present.answer(id, &reply, &outcome.payload);
                     present.flush_soon();
@@ -400,18 +464,18 @@ impl Shared {
             let serial = session.serial;
             self.env.spawn(async move { shared.close(serial, file).await }).detach();
         }
-        Ok(())
+        lost.map_or(Ok(()), Err)
     }
 
     /// Proves that the client is told of the inodes in an outcome.
-    fn prove(&self, session: &Session, outcome: &mut Outcome) -> u64 {
+    fn prove(&self, session: &Session, state: &SessionState, outcome: &mut Outcome) -> u64 {
         let Some(ledger) = self.filesystem.ledger() else { return 0 };
+        let proof = |ino: Ino| ledger.proof(session.serial, ino, state.generation(ino));
         for entry in outcome.entries.iter_mut().flatten() {
-            if let Some((attributes, _, proof)) = &mut entry.attributes {
-                *proof = ledger.proof(session.serial, attributes.ino);
+            if let Some((attributes, _, shown)) = &mut entry.attributes {
+                *shown = proof(attributes.ino);
             }
         }
-        let proof = |ino: Ino| ledger.proof(session.serial, ino);
         match &outcome.answer {
             Answer::Inode(attributes) => proof(attributes.ino),
             Answer::Made => {

@@ -41,7 +41,7 @@ impl Shared {
             }
             Request::Copy { from, to, len } => {
                 let changes = bytes_change(to.0, to.1, to.1.saturating_add(len));
-                let _change = self.begin(job, changes).await;
+                let _change = self.begin(job, changes).await?;
                 let range = to.1..to.1.saturating_add(len);
                 let with = Replacement::Copy(from.0, from.1);
                 let copied = self.replace(job, (to.0, range), &with).await;
@@ -99,7 +99,7 @@ impl Shared {
             // Where the end is, is not known before; pages behind it hold zeros.
             WriteAt::End => (0, u64::MAX),
         };
-        let _change = self.begin(job, bytes_change(ino, from, to)).await;
+        let _change = self.begin(job, bytes_change(ino, from, to)).await?;
         let WriteAt::Offset(offset) = at else {
             let turn = self.turn(job, ino).await;
             let len = data.len() as u64;
@@ -119,7 +119,7 @@ impl Shared {
         how: Allocation,
     ) -> Result<Outcome, FsError> {
         let changes = bytes_change(ino, offset, offset.saturating_add(len));
-        let _change = self.begin(job, changes).await;
+        let _change = self.begin(job, changes).await?;
         let range = offset..offset.saturating_add(len);
         self.replace(job, (ino, range), &Replacement::Space(how)).await?;
         Ok(Outcome::done())

@@ -87,7 +87,7 @@ impl Shared {
         let is_directory = new.node == Node::Directory;
         let since = self.capabilities.now();
         let _names = self.names.lock(&[(parent, &name)]).await;
-        let change = self.begin(job, name_changes(parent, &name).to_vec()).await;
+        let change = self.begin(job, name_changes(parent, &name).to_vec()).await?;
         let made = job.filesystem.create(parent, &name, &new).await?;
         self.filesystem.reference(made.ino);
         drop(change);
@@ -111,7 +111,7 @@ impl Shared {
         let _names = self.names.lock(&[(parent, &name)]).await;
         let mut changes = name_changes(parent, &name).to_vec();
         changes.push(Changed::Attributes(ino));
-        let _change = self.begin(job, changes).await;
+        let _change = self.begin(job, changes).await?;
         let linked = job.filesystem.link(ino, parent, &name).await?;
         Ok(Outcome::of(Answer::Inode(linked.attributes)))
     }
@@ -124,16 +124,19 @@ impl Shared {
         is_directory: bool,
     ) -> Result<Outcome, FsError> {
         // What the name leads to is not known before the directory is no other client's alone.
-        let _shared = self.begin(job, vec![Changed::Exclusive(parent)]).await;
+        let _shared = self.begin(job, vec![Changed::Exclusive(parent)]).await?;
         let _names = self.names.lock(&[(parent, &name)]).await;
         let mut changes = name_changes(parent, &name).to_vec();
         let target = self.target(parent, &name).await?;
         changes.extend(target.map(Changed::Attributes));
         self.permit_removal(job, parent, target, is_directory).await?;
         let surprising = target.filter(|_| target != expected);
-        let _change = self.begin_with(job, changes, surprising.as_slice()).await;
+        let _change = self.begin_with(job, changes, surprising.as_slice()).await?;
         match is_directory {
-            true => job.filesystem.remove_directory(parent, &name).await?,
+            true => {
+                job.filesystem.remove_directory(parent, &name).await?;
+                target.into_iter().for_each(|directory| self.root_is_gone(job, directory));
+            }
             false => job.filesystem.unlink(parent, &name).await?,
         }
         if let Some(ino) = target {
@@ -150,8 +153,9 @@ impl Shared {
         how: Rename,
         expected: [Option<Ino>; 2],
     ) -> Result<Outcome, FsError> {
+        let moving = self.begin_move(job, [from.0, to.0], how).await?;
         let parents = [from.0, to.0].map(Changed::Exclusive);
-        let _shared = self.begin(job, parents.to_vec()).await;
+        let _shared = self.begin(job, parents.to_vec()).await?;
         let _names = self.names.lock(&[(from.0, &from.1), (to.0, &to.1)]).await;
         let (mut changes, mut surprising) = (Vec::new(), Vec::new());
         let targets = [self.target(from.0, &from.1).await?, self.target(to.0, &to.1).await?];
@@ -163,8 +167,10 @@ impl Shared {
             changes.extend(target.map(Changed::Attributes));
             surprising.extend(target.filter(|_| target != expected));
         }
-        let _change = self.begin_with(job, changes, &surprising).await;
-        job.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await?;
+        let _change = self.begin_with(job, changes, &surprising).await?;
+        let moved = if how == Rename::Exchange { targets } else { [targets[0], None] };
+        let rename = async || job.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await;
+        self.make_move(job, moving, moved, rename).await?;
         if let Some(ino) = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it))
         {
             self.tell_removed(job, RemovedInode { parent: to.0, name: to.1, ino }).await;

@@ -111,7 +111,7 @@ impl Shared {
             return Ok(false);
         }
         if self.capabilities.is_held_by_others(serial, ino) {
-            drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await);
+            drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await?);
         }
         Ok(true)
     }
@@ -181,21 +181,22 @@ impl Shared {
             let locked = tokio::select! {
                 biased;
                 locked = self.filesystem.lock(ino, &lock, true) => locked,
-                _ = cancelled => Err(FsError::Locked),
+                // By its caller, or since the file was moved out of the client's root.
+                _ = cancelled => Err(session.knows(ino).err().unwrap_or(FsError::Locked)),
             };
             session.end_wait(number);
             locked?;
         } else {
             self.filesystem.lock(ino, &lock, false).await?;
         }
-        let has_ended = {
+        let (is_open, has_ended) = {
             let mut state = session.state.lock();
-            state.locked(lock.handle, self.env.now());
-            state.has_ended
+            (state.locked(lock.handle, self.env.now()), state.has_ended)
         };
-        // The session may have ended, and released its locks, in the meantime.
-        if has_ended {
+        // The file may have been closed while the call waited; the session may have ended, and released its locks.
+        if has_ended || wait && !is_open {
             self.filesystem.release(ino, lock.handle).await;
+            return Err(FsError::Stale);
         }
         Ok(Outcome::done())
     }

@@ -78,6 +78,11 @@ impl Recovery {
         self.expected.lock().len()
     }
 
+    /// A session has ended that may have been expected.
+    pub(super) fn is_gone(&self, session: u64) {
+        self.is_back(session);
+    }
+
     fn is_back(&self, session: u64) {
         self.expected.lock().remove(&session);
         self.moved.notify_waiters();
@@ -109,14 +114,14 @@ impl Shared {
     pub(super) async fn expect_sessions(&self) -> Result<Option<Time>, FsError> {
         let Some(ledger) = self.filesystem.ledger() else { return Ok(None) };
         let (mut invalid, mut lease) = (Vec::new(), self.options.lease);
-        for SessionRecord { session: number, info, slots } in ledger.sessions().await? {
+        for SessionRecord { session: number, info, slots, revoked } in ledger.sessions().await? {
             let Some((id, visitor, granted)) = visitor_of(&info) else {
                 invalid.push(number);
                 continue;
             };
             lease = lease.max(granted);
-            let root = match self.resolve(&visitor.path).await {
-                Ok(root) => root,
+            let path = match self.resolve(&visitor.path).await {
+                Ok(path) => path,
                 Err(FsError::NotFound | FsError::NotDirectory) => {
                     tracing::warn!(client = visitor.name, "the directory of a client is gone");
                     invalid.push(number);
@@ -124,10 +129,11 @@ impl Shared {
                 }
                 Err(error) => return Err(error),
             };
-            let session = Session::new((id, number), visitor, root, self.env.now(), &self.pressure);
+            let session = Session::new((id, number), visitor, path, self.env.now(), &self.pressure);
+            session.state.lock().set_revoked(revoked);
             *session.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
             *session.again.lock() = Some(HashMap::default());
-            self.filesystem.reference(root);
+            self.filesystem.reference(session.root);
             self.recovery.expected.lock().insert(number);
             self.sessions.lock().insert(id, Arc::new(session));
         }
@@ -233,7 +239,12 @@ impl Shared {
                 self.grant_again(session, ino, held);
                 continue;
             }
-            if ledger.proof(session.serial, ino) != proof || stamp == u64::MAX {
+            let generation = session.state.lock().generation(ino);
+            if ledger.proof(session.serial, ino, generation) != proof || stamp == u64::MAX {
+                // It was told of the inode before that was moved out of its root, or lies.
+                if generation > 0 {
+                    continue;
+                }
                 return Err(FsError::Stale);
             }
             if session.state.lock().claim(ino, stamp) {

@@ -104,7 +104,7 @@ impl Server {
         let shared = &self.shared;
         let path = path.trim_end_matches('/');
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let parent = shared.resolve(parent).await?;
+        let parent = shared.resolve(parent).await?.last().copied().unwrap_or(Ino::ROOT);
         let found = match name {
             "" => shared.filesystem.attributes(parent).await?.attributes,
             name => shared.filesystem.find(parent, name.as_bytes()).await?.attributes,

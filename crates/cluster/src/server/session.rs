@@ -1,22 +1,21 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::{HashMap, Time};
+use thalweg_env::{HashMap, HashSet, Time};
 use thalweg_fs::ledger::{Committed, SlotRecord};
 use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner, OpenFlags};
 use thalweg_net::channel::Channel;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, RwLock, oneshot};
 use uuid::Uuid;
 
 use super::Visitor;
+use super::calls::Calls;
 use super::counters::SessionCounters;
 use super::pressure::{Asked, Pressure};
-use crate::protocol::{FromServer, Grants, Reply};
+use crate::protocol::FromServer;
 
 /// A session.
 #[derive(Debug)]
@@ -27,6 +26,8 @@ pub(super) struct Session {
     pub(super) visitor: Visitor,
     /// The directory that its client sees as the root.
     pub(super) root: Ino,
+    /// The directories on its path, from the filesystem's root to its own. The session ends when one of them is moved.
+    pub(super) path: Vec<Ino>,
     /// By slots, the last calls that an earlier incarnation of the server has recorded.
     pub(super) recorded: Mutex<HashMap<u16, SlotRecord>>,
     /// By numbers, the calls that were made again here, until the client knows that it has claimed everything.
@@ -35,6 +36,8 @@ pub(super) struct Session {
     pub(super) counters: SessionCounters,
     /// A connection came or went, or the session has ended.
     pub(super) moved: Notify,
+    /// Changes under way, of a client that does not see everything.
+    pub(super) executing: Arc<RwLock<()>>,
 }
 
 #[derive(Debug)]
@@ -52,17 +55,21 @@ pub(super) struct SessionState {
     kept: u64,
     /// The inodes that the client knows, and the stamp of the last answer that named each.
     told: HashMap<Ino, u64>,
+    /// Inodes that were moved out of the client's root, and the generation in which each was: it may have been told of some again.
+    revoked: HashMap<Ino, u64>,
+    /// How often that happened here.
+    lost: u64,
     handles: HashMap<Handle, OpenFile>,
     /// The client was asked to forget inodes, and still knows too many.
     pub(super) asked: Option<Asked>,
     pressure: Arc<Pressure>,
-    calls: BTreeMap<u64, CallState>,
-    /// The client knows the answers to all calls before this one.
-    oldest: u64,
+    pub(super) calls: Calls,
     /// Waits for locks, by the numbers of the calls.
     waits: HashMap<u64, LockWait>,
     /// Recalls of the room that the client was promised.
     room_recalls: u64,
+    /// Calls that wait for a level.
+    level_waits: usize,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
     numbers: Vec<(Range<u64>, bool)>,
 }
@@ -90,31 +97,8 @@ pub(super) struct LockWait {
     _end: oneshot::Sender<()>,
 }
 
-/// Maximum number of unacknowledged calls of a session.
-const MAX_CALLS: usize = 1 << 16;
-/// Most calls of a session that wait for locks.
+/// Most calls of a session that wait for locks, and most that wait for levels beside its other calls.
 const MAX_WAITS: usize = 1 << 12;
-
-/// A call that must not be carried out twice.
-#[derive(Debug)]
-enum CallState {
-    /// It runs; the answer goes to this call of the present connection.
-    Running(Option<u64>),
-    Done(Box<Reply>, Vec<Bytes>),
-}
-
-/// What is to be done with a call.
-#[derive(Debug)]
-pub(super) enum Admission {
-    /// Carry it out.
-    New,
-    /// Answer this.
-    Known(Box<Reply>, Vec<Bytes>),
-    /// Nothing: it runs, or the client knows the answer.
-    Ignored,
-    /// End the connection: the client acknowledges no answers.
-    TooMany,
-}
 
 /// What an ended session held.
 #[derive(Debug, Default)]
@@ -128,11 +112,12 @@ impl Session {
     pub(super) fn new(
         (id, serial): (Uuid, u64),
         visitor: Visitor,
-        root: Ino,
+        path: Vec<Ino>,
         now: Time,
         pressure: &Arc<Pressure>,
     ) -> Session {
         pressure.add(1);
+        let root = path.last().copied().unwrap_or(Ino::ROOT);
         let state = SessionState {
             channel: None,
             heard: now,
@@ -141,29 +126,45 @@ impl Session {
             stamp: 0,
             kept: 0,
             told: HashMap::from_iter([(root, u64::MAX)]),
+            revoked: HashMap::default(),
+            lost: 0,
             handles: HashMap::default(),
             asked: None,
             pressure: pressure.clone(),
-            calls: BTreeMap::new(),
-            oldest: 0,
+            calls: Calls::default(),
             waits: HashMap::default(),
             room_recalls: 0,
+            level_waits: 0,
             numbers: Vec::new(),
         };
         let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
         let (state, counters) = (Mutex::new(state), SessionCounters::default());
-        Session { id, serial, visitor, root, recorded, again, state, counters, moved }
+        let executing = Arc::default();
+        Session {
+            id,
+            serial,
+            visitor,
+            root,
+            path,
+            recorded,
+            again,
+            state,
+            counters,
+            moved,
+            executing,
+        }
+    }
+
+    /// Whether its client sees a part of the filesystem only.
+    pub(super) fn is_confined(&self) -> bool {
+        self.root != Ino::ROOT
     }
 
     /// The client has a new connection: it sends its calls again. Ends the old one.
     pub(super) fn connect(&self, channel: Channel) {
         let old = {
             let mut state = self.state.lock();
-            for call in state.calls.values_mut() {
-                if let CallState::Running(answers) = call {
-                    *answers = None;
-                }
-            }
+            state.calls.connect();
             state.channel.replace(channel)
         };
         if let Some(old) = old {
@@ -185,36 +186,18 @@ impl Session {
         self.recorded.lock().values().any(|it| it.number == number)
     }
 
-    /// What is to be done with call `number`, which is call `id` of the connection.
-    pub(super) fn admit(&self, number: u64, oldest: u64, id: u64) -> Admission {
+    /// The client knows the answers to all calls before `oldest`, and to these.
+    pub(super) fn acknowledge(&self, oldest: u64, answered: &[u64]) {
         let mut state = self.state.lock();
-        state.oldest = state.oldest.max(oldest);
-        while let Some(first) = state.calls.first_entry() {
-            if *first.key() >= oldest || matches!(first.get(), CallState::Running(_)) {
-                break;
-            }
-            first.remove();
-        }
-        if number < state.oldest {
-            return Admission::Ignored;
-        }
-        let is_full = state.calls.len() >= MAX_CALLS;
-        match state.calls.get_mut(&number) {
-            None if is_full => Admission::TooMany,
-            None => {
-                state.calls.insert(number, CallState::Running(Some(id)));
-                Admission::New
-            }
-            Some(CallState::Running(answers)) => {
-                *answers = Some(id);
-                Admission::Ignored
-            }
-            Some(CallState::Done(reply, payload)) => {
-                // What was granted with the lost answer may have been invalidated since.
-                let reply = Reply { grants: Grants::default(), ..(**reply).clone() };
-                Admission::Known(Box::new(reply), payload.clone())
-            }
-        }
+        let unwanted = state.calls.acknowledge(oldest, answered);
+        unwanted.iter().for_each(|number| drop(state.waits.remove(number)));
+    }
+
+    /// The client waits for the answers to these calls, in their order, and to no other one that it has made.
+    pub(super) fn acknowledge_others(&self, pending: &[u64]) {
+        let mut state = self.state.lock();
+        let unwanted = state.calls.acknowledge_others(pending);
+        unwanted.iter().for_each(|number| drop(state.waits.remove(number)));
     }
 
     /// Whether the client knows an inode: it may use no other one.
@@ -226,6 +209,12 @@ impl Session {
             true => Ok(()),
             false => Err(FsError::Stale),
         }
+    }
+
+    /// Whether one of these inodes was moved out of the client's root, and the client does not know it any more.
+    pub(super) fn has_lost(&self, inodes: &[Option<Ino>]) -> bool {
+        let state = self.state.lock();
+        inodes.iter().flatten().any(|ino| state.is_revoked(*ino))
     }
 
     /// The file behind a handle.
@@ -279,7 +268,7 @@ impl Session {
     /// Call `number` waits for a lock from now on; a way to end the wait.
     ///
     /// # Errors
-    /// [`FsError::TooManyLocks`].
+    /// [`FsError::TooManyLocks`]; [`FsError::Locked`] when it is not to wait any more.
     pub(super) fn wait(
         &self,
         number: u64,
@@ -288,6 +277,9 @@ impl Session {
     ) -> Result<oneshot::Receiver<()>, FsError> {
         let (_end, receiver) = oneshot::channel();
         let mut state = self.state.lock();
+        if state.calls.is_cancelled(number) {
+            return Err(FsError::Locked);
+        }
         if state.waits.len() >= MAX_WAITS {
             return Err(FsError::TooManyLocks);
         }
@@ -295,9 +287,34 @@ impl Session {
         Ok(receiver)
     }
 
-    /// The wait of a call is over, or is to be over.
+    /// The wait of a call is over.
     pub(super) fn end_wait(&self, number: u64) {
         self.state.lock().waits.remove(&number);
+    }
+
+    /// A call is not to wait for a lock any more, also if it has not begun to.
+    pub(super) fn cancel_wait(&self, number: u64) {
+        let mut state = self.state.lock();
+        state.calls.cancel(number);
+        state.waits.remove(&number);
+    }
+
+    /// A call that waits for a level begins; `None` when there are so many that it counts as any other.
+    pub(super) fn begin_level_wait(self: &Arc<Self>) -> Option<LevelWait> {
+        let mut state = self.state.lock();
+        let is_one = state.level_waits < MAX_WAITS;
+        state.level_waits += usize::from(is_one);
+        is_one.then(|| LevelWait(self.clone()))
+    }
+}
+
+/// A call that waits for a level, until this is dropped.
+#[derive(Debug)]
+pub(super) struct LevelWait(Arc<Session>);
+
+impl Drop for LevelWait {
+    fn drop(&mut self) {
+        self.0.state.lock().level_waits -= 1;
     }
 }
 
@@ -347,6 +364,55 @@ impl SessionState {
         is_last
     }
 
+    /// The client does not know an inode any more, which leaves its root; the stamp of the last answer that named it, if it knew it.
+    pub(super) fn revoke(&mut self, ino: Ino) -> Option<u64> {
+        let stamp = self.told.get(&ino).copied().filter(|stamp| *stamp != u64::MAX)?;
+        self.told.remove(&ino);
+        self.pressure.remove(1);
+        let generation = self.stamp.max(1);
+        self.revoked.insert(ino, generation);
+        self.lost += 1;
+        self.waits.retain(|_, wait| wait.ino != ino);
+        Some(stamp)
+    }
+
+    /// The client knows a revoked inode after all.
+    pub(super) fn know_again(&mut self, ino: Ino, stamp: u64) {
+        if !self.has_ended && self.told.insert(ino, stamp).is_none() {
+            self.pressure.add(1);
+        }
+    }
+
+    /// Of each inode that an earlier server has revoked, the generation.
+    pub(super) fn set_revoked(&mut self, revoked: Vec<(Ino, u64)>) {
+        self.stamp = revoked.iter().map(|(_, generation)| *generation).fold(self.stamp, u64::max);
+        self.revoked = revoked.into_iter().collect();
+    }
+
+    /// Whether an inode was revoked, and the client was not told of it again.
+    pub(super) fn is_revoked(&self, ino: Ino) -> bool {
+        self.revoked.contains_key(&ino) && !self.told.contains_key(&ino)
+    }
+
+    /// How often an inode was revoked by this server.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// The generation in which an inode was last revoked; 0 if it never was. Proofs are of a generation.
+    pub(super) fn generation(&self, ino: Ino) -> u64 {
+        self.revoked.get(&ino).copied().unwrap_or_default()
+    }
+
+    /// Its open files of these inodes, which are to be closed.
+    #[must_use = "they are to be closed"]
+    pub(super) fn close_all(&mut self, inodes: &HashSet<Ino>) -> Vec<OpenFile> {
+        self.handles
+            .extract_if(|_, file| inodes.contains(&file.ino))
+            .map(|(_, file)| file)
+            .collect()
+    }
+
     /// The client keeps a change with this version.
     pub(super) fn keep(&mut self, version: u64) {
         self.kept = self.kept.max(version);
@@ -383,11 +449,6 @@ impl SessionState {
         self.numbers.retain(|(range, _)| !range.is_empty());
     }
 
-    /// Whether a call is carried out now.
-    pub(super) fn runs(&self, number: u64) -> bool {
-        matches!(self.calls.get(&number), Some(CallState::Running(_)))
-    }
-
     /// Whether the client has a file open under this handle.
     pub(super) fn has_handle(&self, handle: Handle) -> bool {
         self.handles.contains_key(&handle)
@@ -401,15 +462,6 @@ impl SessionState {
 
     pub(super) fn close(&mut self, handle: Handle) -> Option<OpenFile> {
         self.handles.remove(&handle)
-    }
-
-    /// A call that is carried out once has its answer. Returns the call of the present connection that waits for it.
-    pub(super) fn done(&mut self, number: u64, reply: &Reply, payload: &[Bytes]) -> Option<u64> {
-        match self.calls.insert(number, CallState::Done(Box::new(reply.clone()), payload.to_vec()))
-        {
-            Some(CallState::Running(answers)) => answers,
-            _ => None,
-        }
     }
 
     /// Ends the session; what it held, the first time.
@@ -431,10 +483,10 @@ impl SessionState {
         Some(Estate { files, inodes: told.into_keys().collect(), numbers })
     }
 
-    /// A lock was taken through an open file, whose handle in the filesystem is `at`.
-    pub(super) fn locked(&mut self, at: Handle, now: Time) {
+    /// A lock was taken through an open file, whose handle in the filesystem is `at`; whether it is open still.
+    pub(super) fn locked(&mut self, at: Handle, now: Time) -> bool {
         let file = self.handles.values_mut().find(|file| file.at == at);
-        file.into_iter().for_each(|file| file.locked = Some(now));
+        file.map(|file| file.locked = Some(now)).is_some()
     }
 
     /// Whether the client knows an inode, its open files of it, and its calls that wait for locks on it, by their numbers.
@@ -447,7 +499,6 @@ impl SessionState {
 
     /// How many inodes it knows, how many files it has open, and how many calls that are carried out once run.
     pub(super) fn holds(&self) -> (usize, usize, usize) {
-        let running = self.calls.values().filter(|call| matches!(call, CallState::Running(_)));
-        (self.told.len(), self.handles.len(), running.count())
+        (self.told.len(), self.handles.len(), self.calls.running())
     }
 }

@@ -271,14 +271,15 @@ impl Shared {
         self.release(self.unanswered.take(number..=number, |_| true));
     }
 
-    /// A client sends no call again that is older than this one, and does not run.
-    pub(super) fn has_no_older(&self, session: &Session, oldest: u64) {
+    /// A client sends no call again that is older than `oldest` or one of these, and does not run.
+    pub(super) fn sends_no_more(&self, session: &Session, oldest: u64, answered: &[u64]) {
         if self.unanswered.state.lock().calls.is_empty() {
             return;
         }
         let state = session.state.lock();
-        let numbers = (session.serial, 0)..(session.serial, oldest);
-        let made = self.unanswered.take(numbers, |number| !state.runs(number));
+        let all = (session.serial, 0)..=(session.serial, u64::MAX);
+        let is_over = |number| number < oldest || answered.contains(&number);
+        let made = self.unanswered.take(all, |number| is_over(number) && !state.calls.runs(number));
         drop(state);
         self.release(made);
     }

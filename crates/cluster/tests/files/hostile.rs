@@ -44,7 +44,7 @@ impl Handler for Invalidations {
 }
 
 fn call(number: u64, request: Request) -> Call {
-    Call { number, oldest: 0, slot: 0, before: None, user: None, request }
+    Call { number, ..Call::outside(request) }
 }
 
 impl Peer {
@@ -185,14 +185,7 @@ fn numbers_of_calls_that_go_backwards_harm_nobody() {
             name: Bytes::from_static(name),
             new: new(Node::File),
         };
-        let first = Call {
-            number: 100,
-            oldest: 90,
-            slot: 0,
-            before: None,
-            user: None,
-            request: create(b"a"),
-        };
+        let first = Call { oldest: 90, ..call(100, create(b"a")) };
         let made = peer.try_ask(&first).await.unwrap();
         assert!(matches!(made, Answer::Inode(_)));
         // A repeated call is answered as before.

@@ -17,7 +17,7 @@
 //! 0     | Usage  | inode | lane      UsageRecord: the usage under it, to be summed over lanes
 //! 0     | Reservations               the block of the data with the table of reservations
 //! 0     | Session | number           what a server has written down of a client's session
-//! 0     | Session | number | slot    number and outcome of the last call of a slot
+//! 0     | Session | number | rest    number and outcome of the last call of a slot, and others (`sessions`)
 //! 0     | Removed | inode           its stored reach: the content, kept elsewhere, is to be removed
 //! ```
 //!

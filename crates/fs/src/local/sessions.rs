@@ -40,12 +40,24 @@ const MAX_INFO: usize = 1024;
 pub(super) const MAX_ADDRESS: usize = 256;
 /// Records that one transaction removes.
 const REMOVED_AT_ONCE: usize = 512;
+/// Records of revoked inodes that one transaction makes.
+const REVOKED_AT_ONCE: usize = 256;
 
 /// What keys of records of tails have behind the session.
 pub(super) const TAILS: [u8; 4] = [0; 4];
 
+/// What keys of records of revoked inodes have behind the session.
+const REVOKED: [u8; 5] = [0; 5];
+
 pub(super) fn session_key(session: u64) -> Vec<u8> {
     key(0, Tag::Session, &session.to_be_bytes())
+}
+
+fn revoked_key(session: u64, ino: Ino) -> Vec<u8> {
+    let mut key = session_key(session);
+    key.extend_from_slice(&REVOKED);
+    key.extend_from_slice(&ino.0.to_be_bytes());
+    key
 }
 
 fn slot_key(session: u64, slot: u16) -> Vec<u8> {
@@ -65,6 +77,8 @@ pub(super) enum Record {
     Address,
     /// It stores tails of this file.
     Tail(Ino),
+    /// It was shut out of this inode; proofs of this generation are valid since.
+    Revoked(Ino, u64),
 }
 
 /// The session of a record's key, and which record it is; `None` when the record is invalid.
@@ -77,6 +91,11 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     }
     if rest == [0; 3] {
         return (value.len() <= MAX_ADDRESS).then_some((session, Record::Address));
+    }
+    if let Some(ino) = rest.strip_prefix(&REVOKED).filter(|ino| ino.len() == size_of::<Ino>()) {
+        let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
+        let generation = U64::read_from_bytes(value).ok()?;
+        return Some((session, Record::Revoked(ino, generation.get())));
     }
     if let Some(ino) = rest.strip_prefix(&TAILS) {
         let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
@@ -196,47 +215,64 @@ impl Ledger for Local {
     }
 
     async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError> {
-        let sessions: Vec<SessionRecord> = self
-            .look(async |txn| {
-                let mut op = self.op(&txn);
-                let range = key(0, Tag::Session, &[])..key_behind(0, Tag::Session);
-                let mut sessions: Vec<SessionRecord> = Vec::new();
-                for (key, value) in op.range(range, usize::MAX).await? {
-                    let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
-                    match parse_record(&key, &value).ok_or_else(bad)? {
-                        (session, Record::Info) => {
-                            sessions.push(SessionRecord {
-                                session,
-                                info: value,
-                                slots: Vec::new(),
-                            });
-                        }
-                        (_, Record::Address | Record::Tail(_)) => {}
-                        (session, Record::Slot(slot)) => {
-                            if sessions.last().is_none_or(|it| it.session != session) {
-                                let info = Bytes::new();
-                                sessions.push(SessionRecord { session, info, slots: Vec::new() });
-                            }
-                            sessions.last_mut().into_iter().for_each(|it| it.slots.push(slot));
-                        }
-                    }
+        let read = self.look(async |txn| {
+            let mut op = self.op(&txn);
+            let range = key(0, Tag::Session, &[])..key_behind(0, Tag::Session);
+            let mut sessions: Vec<SessionRecord> = Vec::new();
+            for (key, value) in op.range(range, usize::MAX).await? {
+                let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
+                let (session, record) = parse_record(&key, &value).ok_or_else(bad)?;
+                if matches!(record, Record::Address | Record::Tail(_)) {
+                    continue;
                 }
-                Ok(sessions)
-            })
-            .await?;
+                // The first record of a session is its own, unless a crash has left others.
+                if sessions.last().is_none_or(|it| it.session != session) {
+                    sessions.push(SessionRecord { session, ..SessionRecord::default() });
+                }
+                let Some(last) = sessions.last_mut() else { continue };
+                match record {
+                    Record::Info => last.info = value,
+                    Record::Slot(slot) => last.slots.push(slot),
+                    Record::Revoked(ino, generation) => last.revoked.push((ino, generation)),
+                    Record::Address | Record::Tail(_) => {}
+                }
+            }
+            Ok(sessions)
+        });
+        let sessions = read.await?;
         if !sessions.is_empty() && !self.inner.options.read_only {
             self.inner.count_rooms().await?;
         }
         Ok(sessions)
     }
 
-    fn proof(&self, session: u64, ino: Ino) -> u64 {
+    fn proof(&self, session: u64, ino: Ino, generation: u64) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.inner.hash_key);
-        // No name of a file has this byte: places of names tell nothing of proofs.
-        hasher.write(b"/");
+        // No name of a file has these bytes: places of names tell nothing of proofs.
+        hasher.write(if generation == 0 { b"/" } else { b"//" });
         hasher.write(&session.to_le_bytes());
         hasher.write(&ino.0.to_le_bytes());
+        if generation > 0 {
+            hasher.write(&generation.to_le_bytes());
+        }
         hasher.finish()
+    }
+
+    async fn revoke(&self, session: u64, inodes: &[(Ino, u64)]) -> Result<(), FsError> {
+        for some in inodes.chunks(REVOKED_AT_ONCE) {
+            self.change(async |txn| {
+                let mut op = self.op(&txn);
+                if op.get(&session_key(session)).await?.is_some() {
+                    for (ino, generation) in some {
+                        let generation = U64::from(*generation);
+                        op.put(revoked_key(session, *ino), generation.as_bytes().to_vec());
+                    }
+                }
+                Ok(((), op.finish().await?))
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     fn proof_of_numbers(&self, session: u64, numbers: Range<u64>) -> u64 {

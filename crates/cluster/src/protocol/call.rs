@@ -1,0 +1,42 @@
+//! A call, with what the server needs to carry it out once.
+
+use serde::{Deserialize, Serialize};
+use thalweg_fs::Credentials;
+use thalweg_fs::ledger::Committed;
+
+use super::Request;
+
+/// A call of a client.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Call {
+    /// Its number in the session.
+    pub number: u64,
+    /// All calls with lower numbers were answered, or their answers are not wanted: the server forgets them.
+    pub oldest: u64,
+    /// So were these of the later ones, which the client has not said before. At most [`MAX_ANSWERED`](super::MAX_ANSWERED).
+    pub answered: Vec<u64>,
+    /// Of a call that changes something: the slot that it uses, less than [`SLOTS`](super::SLOTS).
+    pub slot: u16,
+    /// The change was answered by a server before this one, and is made again unless the server has it.
+    pub before: Option<Committed>,
+    /// The user that it is made for; `None` for one that the client makes for itself. [`Answer::Attached::squash`](super::Answer::Attached::squash) says what
+    /// the server makes of it.
+    pub user: Option<Credentials>,
+    /// What is to be done.
+    pub request: Request,
+}
+
+impl Call {
+    /// A call outside of the order of calls.
+    pub fn outside(request: Request) -> Call {
+        Call {
+            number: 0,
+            oldest: 0,
+            answered: Vec::new(),
+            slot: 0,
+            before: None,
+            user: None,
+            request,
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! What is moved out of the directory that a client sees as its root.
+//!
+//! A client names inodes, and the server remembers which ones it was told of: no call asks where an inode lies. So a rename
+//! that takes something out of a client's root *revokes* it first: the client does not know the inode any more, nor those below
+//! it, drops what it caches of them, and its open files of them are closed. A record of that makes worthless what the client
+//! would show the next server as proof. A client whose root itself is moved, or a directory above it, loses its session.
+//!
+//! Only a rename that crosses the root of a client that does not see everything takes the time for that, which is in
+//! proportion to the entries below what is moved.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use thalweg_env::{HashMap, HashSet};
+use thalweg_fs::{Cookie, FsError, Ino, Kind, Rename};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::job::Job;
+use super::session::Session;
+use super::{Ending, Shared};
+use crate::protocol::{Changed, MAX_ENTRIES};
+
+/// Entries that are looked at for another name of a file with several names, one of which leaves a client's root. A file whose
+/// other name is not found among these is revoked: the client can look it up again.
+const MAX_SEARCHED: usize = 1 << 16;
+/// Most changes in one invalidation.
+const MAX_CHANGES: usize = 1024;
+
+/// Keeps renames between directories away while one of them crosses a client's root.
+#[derive(Debug, Default)]
+pub(super) struct Moves(RwLock<()>);
+
+/// A rename, as far as it matters to clients that do not see everything.
+#[derive(Debug, Default)]
+pub(super) struct Move<'a> {
+    _steady: Option<RwLockReadGuard<'a, ()>>,
+    _alone: Option<RwLockWriteGuard<'a, ()>>,
+    /// The clients that could lose sight of something.
+    confined: Vec<Arc<Session>>,
+    /// Those that lose sight of the first inode of the rename, and of the second one.
+    leaves: [Vec<Arc<Session>>; 2],
+}
+
+/// What a session does not know any more.
+#[derive(Debug)]
+struct Revoked {
+    session: Arc<Session>,
+    /// The inodes, and the stamps of the last answers that named them.
+    inodes: Vec<(Ino, u64)>,
+}
+
+impl Shared {
+    /// The sessions whose roots are below that of a client. Nothing that it renames leaves the root of another one.
+    fn confined(&self, by: &Session) -> Vec<Arc<Session>> {
+        let sessions = self.sessions.lock();
+        let is_below = |it: &&Arc<Session>| it.root != by.root && it.path.contains(&by.root);
+        sessions.values().filter(is_below).cloned().collect()
+    }
+
+    /// A directory, and those above it.
+    async fn above(&self, directory: Ino) -> Result<Vec<Ino>, FsError> {
+        let mut above = vec![directory];
+        let mut at = directory;
+        while at != Ino::ROOT {
+            at = self.filesystem.parent(at).await?;
+            above.push(at);
+        }
+        Ok(above)
+    }
+
+    /// A rename from one directory to another one begins.
+    pub(super) async fn begin_move(
+        &self,
+        job: &Job<'_>,
+        [from, to]: [Ino; 2],
+        how: Rename,
+    ) -> Result<Move<'_>, FsError> {
+        let mut moving = Move { confined: self.confined(job.session), ..Move::default() };
+        if moving.confined.is_empty() || from == to {
+            return Ok(moving);
+        }
+        moving._steady = Some(self.moves.0.read().await);
+        self.find_leaving(&mut moving, [from, to], how).await?;
+        if moving.leaves.iter().any(|leaves| !leaves.is_empty()) {
+            moving._steady = None;
+            moving._alone = Some(self.moves.0.write().await);
+            self.find_leaving(&mut moving, [from, to], how).await?;
+        }
+        Ok(moving)
+    }
+
+    async fn find_leaving(
+        &self,
+        moving: &mut Move<'_>,
+        [from, to]: [Ino; 2],
+        how: Rename,
+    ) -> Result<(), FsError> {
+        let (from, to) = (self.above(from).await?, self.above(to).await?);
+        let leaves = |one: &[Ino], other: &[Ino]| {
+            let confined = moving.confined.iter();
+            let leaves = confined.filter(|it| one.contains(&it.root) && !other.contains(&it.root));
+            leaves.cloned().collect::<Vec<_>>()
+        };
+        let back = if how == Rename::Exchange { leaves(&to, &from) } else { Vec::new() };
+        moving.leaves = [leaves(&from, &to), back];
+        Ok(())
+    }
+
+    /// Makes a rename of these inodes, of which the first one is moved, and the second one if they are exchanged. What leaves a
+    /// client's root is revoked before.
+    pub(super) async fn make_move(
+        &self,
+        job: &Job<'_>,
+        moving: Move<'_>,
+        targets: [Option<Ino>; 2],
+        rename: impl AsyncFnOnce() -> Result<(), FsError>,
+    ) -> Result<(), FsError> {
+        let mut revoked = Vec::new();
+        let renamed = match self.revoke_leaving(job, &moving, targets, &mut revoked).await {
+            Ok(()) => rename().await,
+            Err(error) => Err(error),
+        };
+        match renamed {
+            Ok(()) => self.close_revoked(revoked).await,
+            Err(_) => revoked.into_iter().for_each(|Revoked { session, inodes }| {
+                let mut state = session.state.lock();
+                inodes.into_iter().for_each(|(ino, stamp)| state.know_again(ino, stamp));
+            }),
+        }
+        if renamed.is_ok() {
+            let moved =
+                |it: &&Arc<Session>| targets.iter().flatten().any(|ino| it.path.contains(ino));
+            let moved = moving.confined.iter().filter(moved);
+            moved.for_each(|session| self.end_moved(session, "its directory was moved"));
+        }
+        renamed
+    }
+
+    async fn revoke_leaving(
+        &self,
+        job: &Job<'_>,
+        moving: &Move<'_>,
+        targets: [Option<Ino>; 2],
+        revoked: &mut Vec<Revoked>,
+    ) -> Result<(), FsError> {
+        // What is made again was revoked the first time, and the record of that has survived.
+        if job.is_again() {
+            return Ok(());
+        }
+        for (leaves, target) in moving.leaves.iter().zip(targets) {
+            if let Some(target) = target.filter(|_| !leaves.is_empty()) {
+                self.revoke(job, leaves, target, revoked).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A directory was removed: clients that see it as their root have none.
+    pub(super) fn root_is_gone(&self, job: &Job<'_>, directory: Ino) {
+        let gone = self.confined(job.session).into_iter().filter(|it| it.root == directory);
+        gone.for_each(|session| self.end_moved(&session, "its directory was removed"));
+    }
+
+    fn end_moved(&self, session: &Arc<Session>, why: &'static str) {
+        self.end(session, Ending::Evicted(why));
+        self.recovery.is_gone(session.serial);
+    }
+
+    /// Sessions lose an inode with all below it.
+    async fn revoke(
+        &self,
+        job: &Job<'_>,
+        sessions: &[Arc<Session>],
+        top: Ino,
+        revoked: &mut Vec<Revoked>,
+    ) -> Result<(), FsError> {
+        // What these clients have made there by themselves is to be here first.
+        let owned = sessions.iter().map(|it| (it.serial, self.capabilities.owned_by(it.serial)));
+        let owned: Vec<_> = owned.filter(|(_, owned)| !owned.is_empty()).collect();
+        if !owned.is_empty() {
+            self.invalidate(job, owned).await;
+        }
+        let first = revoked.len();
+        let empty =
+            |session: &Arc<Session>| Revoked { session: session.clone(), inodes: Vec::new() };
+        revoked.extend(sessions.iter().map(empty));
+        let revoked = &mut revoked[first..];
+        let found = self.revoke_below(top, revoked).await?;
+        self.revoke_files(top, &found, revoked).await?;
+        for Revoked { session, inodes } in revoked.iter() {
+            // Changes of these that have passed the check.
+            drop(session.executing.write().await);
+            self.drop_revoked(job, session, inodes).await;
+            if let Some(ledger) = self.filesystem.ledger().filter(|_| !inodes.is_empty()) {
+                let records: Vec<(Ino, u64)> = {
+                    let state = session.state.lock();
+                    inodes.iter().map(|(ino, _)| (*ino, state.generation(*ino))).collect()
+                };
+                ledger.revoke(session.serial, &records).await?;
+            }
+        }
+        // Its clients would make their changes of these again, and could not.
+        self.make_durable().await
+    }
+
+    /// Revokes the directories, from the top on: the sessions are told of no inode below one that was revoked. The other inodes, and how
+    /// many names each has there.
+    async fn revoke_below(
+        &self,
+        top: Ino,
+        revoked: &mut [Revoked],
+    ) -> Result<HashMap<Ino, u32>, FsError> {
+        let mut files: HashMap<Ino, u32> = HashMap::default();
+        if self.filesystem.attributes(top).await?.attributes.kind != Kind::Directory {
+            files.insert(top, 1);
+            return Ok(files);
+        }
+        let mut directories = VecDeque::from([top]);
+        while let Some(directory) = directories.pop_front() {
+            revoked.iter_mut().for_each(|it| it.take(directory));
+            let mut from = Cookie::START;
+            loop {
+                let some =
+                    self.filesystem.read_directory(directory, from, MAX_ENTRIES, false).await?;
+                let Some(last) = some.last() else { break };
+                from = last.cookie;
+                for entry in some {
+                    match entry.kind {
+                        Kind::Directory => directories.push_back(entry.ino),
+                        _ => *files.entry(entry.ino).or_default() += 1,
+                    }
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Revokes files that have no other name below the session's root.
+    async fn revoke_files(
+        &self,
+        top: Ino,
+        found: &HashMap<Ino, u32>,
+        revoked: &mut [Revoked],
+    ) -> Result<(), FsError> {
+        for it in revoked {
+            let known = |ino: &Ino| it.session.knows(*ino).is_ok();
+            let mut named = HashSet::default();
+            for (ino, names) in found.iter().filter(|(ino, _)| known(ino)) {
+                if self.filesystem.attributes(*ino).await?.attributes.links > *names {
+                    named.insert(*ino);
+                }
+            }
+            if !named.is_empty() {
+                let stays = self.named_below(it.session.root, top, &named).await?;
+                named.retain(|ino| stays.contains(ino));
+            }
+            let mut leaves: Vec<Ino> = found.keys().copied().collect();
+            leaves.sort_unstable();
+            leaves.into_iter().filter(|ino| !named.contains(ino)).for_each(|ino| it.take(ino));
+        }
+        Ok(())
+    }
+
+    /// The ones of these files that have a name below a directory, and not below another one.
+    async fn named_below(
+        &self,
+        directory: Ino,
+        except: Ino,
+        wanted: &HashSet<Ino>,
+    ) -> Result<HashSet<Ino>, FsError> {
+        let (mut directories, mut searched) = (VecDeque::from([directory]), 0);
+        let mut named = HashSet::default();
+        while let Some(directory) = directories.pop_front() {
+            let mut from = Cookie::START;
+            loop {
+                let some =
+                    self.filesystem.read_directory(directory, from, MAX_ENTRIES, false).await?;
+                let Some(last) = some.last() else { break };
+                from = last.cookie;
+                searched += some.len();
+                for entry in some.iter().filter(|entry| entry.ino != except) {
+                    match entry.kind {
+                        Kind::Directory => directories.push_back(entry.ino),
+                        _ if wanted.contains(&entry.ino) => drop(named.insert(entry.ino)),
+                        _ => {}
+                    }
+                }
+                if named.len() == wanted.len() || searched >= MAX_SEARCHED {
+                    return Ok(named);
+                }
+            }
+        }
+        Ok(named)
+    }
+
+    /// A client drops what it caches of revoked inodes.
+    async fn drop_revoked(&self, job: &Job<'_>, session: &Arc<Session>, inodes: &[(Ino, u64)]) {
+        let held = inodes.iter().filter(|(ino, _)| self.capabilities.is_held(session.serial, *ino));
+        let changes = held.flat_map(|(ino, _)| {
+            [
+                Changed::Exclusive(*ino),
+                Changed::Attributes(*ino),
+                Changed::Names(*ino),
+                Changed::Pages(*ino),
+            ]
+        });
+        let changes: Vec<Changed> = changes.collect();
+        for some in changes.chunks(MAX_CHANGES) {
+            self.invalidate(job, vec![(session.serial, some.to_vec())]).await;
+        }
+    }
+
+    /// The rename is made: what was open of revoked inodes is closed.
+    async fn close_revoked(&self, revoked: Vec<Revoked>) {
+        for Revoked { session, inodes } in revoked {
+            let gone: HashSet<Ino> = inodes.iter().map(|(ino, _)| *ino).collect();
+            let files = session.state.lock().close_all(&gone);
+            for file in files {
+                self.close(session.serial, file).await;
+            }
+            for ino in gone {
+                self.capabilities.forget(session.serial, ino);
+                self.filesystem.unreference(ino, 1);
+            }
+        }
+    }
+}
+
+impl Revoked {
+    /// The session does not know an inode any more.
+    fn take(&mut self, ino: Ino) {
+        let taken = self.session.state.lock().revoke(ino);
+        self.inodes.extend(taken.map(|stamp| (ino, stamp)));
+    }
+}

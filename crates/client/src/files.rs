@@ -30,10 +30,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use parking_lot::RwLock;
 use thalweg_env::server_threads;
-use thalweg_fs::access::{AccessLists, Rules};
-use thalweg_fs::{
-    Attributes, Credentials, FsError, LockKind, LockOwner, Node, Rename, SetXattr, Statistics,
-};
+use thalweg_fs::access::{AccessLists, Actor, Rules};
+use thalweg_fs::{Attributes, Credentials, FsError, LockOwner, Node, Rename, SetXattr, Statistics};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::RwLock as RwGate;
 
@@ -153,11 +151,6 @@ impl Filesystem {
         LockOwner::local(self.shared.owners.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The kind of locks of whole files.
-    fn whole_lock(&self) -> Result<LockKind, FileError> {
-        Ok(if self.opened()?.is_shared() { LockKind::Posix } else { LockKind::Bsd })
-    }
-
     /// Runs a call.
     fn run<T>(
         &self,
@@ -169,7 +162,9 @@ impl Filesystem {
             false => None,
         };
         let files = own.as_deref().unwrap_or(&*opened.files);
-        let rules = Rules { files, user: self.user.actor(), lists: &self.shared.lists };
+        let acting = opened.files.acting(&self.credentials);
+        let user = acting.as_ref().map_or_else(|| self.user.actor(), Actor::of);
+        let rules = Rules { files, user, lists: &self.shared.lists };
         let view = UserView { rules, umask: self.user.umask };
         self.shared.runtime.block_on(work(view))
     }

@@ -33,6 +33,8 @@ pub(crate) struct KernelOptions {
     pub(crate) flags: libc::c_ulong,
     /// All users may use the mount.
     pub(crate) allow_other: bool,
+    /// The kernel checks what users may do.
+    pub(crate) checks_permissions: bool,
 }
 
 impl KernelOptions {
@@ -56,7 +58,8 @@ impl KernelOptions {
 
     /// The options that mount(2) and fusermount3 know by the same words.
     fn words(&self) -> Vec<String> {
-        let mut words = vec!["default_permissions".to_owned()];
+        let mut words = Vec::new();
+        words.extend(self.checks_permissions.then(|| "default_permissions".to_owned()));
         words.extend(self.subtype.map(|subtype| format!("subtype={subtype}")));
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
         words
@@ -252,7 +255,8 @@ mod tests {
 
     fn options(source: &str, flags: libc::c_ulong) -> KernelOptions {
         let source = source.to_owned();
-        KernelOptions { source, subtype: Some("thalweg"), flags, allow_other: true }
+        let (subtype, checks_permissions) = (Some("thalweg"), true);
+        KernelOptions { source, subtype, flags, allow_other: true, checks_permissions }
     }
 
     #[test]

@@ -269,6 +269,7 @@ impl MountOptions {
             // SAFETY: the call only reads the process's identity and cannot fail.
             allow_other: self.allow_other.unwrap_or(unsafe { libc::geteuid() } == 0),
             writeback_cache: self.writeback_cache,
+            checks_users: false,
             suid: self.suid.unwrap_or(true),
             dev: self.dev.unwrap_or(true),
             exec: self.exec.unwrap_or(true),

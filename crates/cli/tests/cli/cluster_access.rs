@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::cluster::Scene;
-use crate::files::text;
+use crate::files::{text, wait_until};
 use crate::run::{good, has, json};
 
 /// The user and group that squashed users are.
@@ -133,6 +133,82 @@ fn users_of_a_mount_are_themselves_with_all_their_groups() {
     let found: Vec<_> = clients.as_array().unwrap().iter().map(|it| &it["squash"]).collect();
     assert_eq!(found, ["none", "root"]);
     assert_eq!(clients[1]["nobody"], "65534:65534");
+}
+
+#[test]
+fn a_user_can_use_what_it_has_made_where_all_are_one() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    if !has("setpriv") {
+        return;
+    }
+    fs::set_permissions(scene.home.path("."), Permissions::from_mode(0o755)).unwrap();
+    let office = scene.mount("office", "/", "--rw");
+    furnish(&office);
+    let all = ["--path", "/", "--rw", "--squash", "all"];
+    let guest = scene.mount_with("guest", "/", &scene.token_with("guest", &all));
+    let script = "
+        cd open
+        echo 1 >f; echo 2 >>f; cat f; chmod 600 f; cat f; truncate -s 1 f; touch f; mv f g; ln g h
+        (umask 77; mkdir d); echo 1 >d/f; mkdir d/e; mv d/f d/e/g; ls d/e; (cd d/e; cat g; test -r g; test ! -x g)
+        cp /bin/true program; ./program";
+    assert!(as_user(&guest, TEAM, script));
+    // What a user has made, every other one can use, and so can root.
+    assert_eq!(fs::read(guest.join("open/d/e/g")).unwrap(), b"1\n");
+    fs::write(guest.join("open/g"), "by root").unwrap();
+    assert!(as_user(&guest, USER, "grep -q 'by root' open/h"));
+    for name in ["g", "d", "program"] {
+        let it = fs::metadata(office.join("open").join(name)).unwrap();
+        assert_eq!((it.uid(), it.gid()), (NOBODY, NOBODY), "{name}");
+    }
+    // What the user nobody may not do, none of them may, whatever is cached: also the one that it would belong to.
+    let office_script = "chmod 0 open/g; mkdir -m 700 open/private; echo x >open/private/f";
+    let mut command = Command::new("sh");
+    good(command.args(["-ec", office_script]).current_dir(&office));
+    for script in [
+        "cat open/g",
+        "echo x >>open/g",
+        "cat secret",
+        "test -r secret",
+        "cat home/x",
+        "ls home",
+        "cd home",
+        "echo x >shown",
+        "rm shown",
+        "rm sticky/roots",
+        "ls open/private",
+        "cat open/private/f",
+        "echo x >new",
+        "mkdir team/d",
+        "chown 4001 open/h",
+        "mknod open/n c 1 3",
+    ] {
+        for _ in 0..2 {
+            assert!(!as_user(&guest, TEAM, script), "{script}");
+        }
+    }
+    assert!(as_user(
+        &guest,
+        TEAM,
+        "./program; cat shown >/dev/null; test -r shown; test ! -w shown"
+    ));
+    assert_eq!(errno(fs::read(guest.join("secret"))), Some(libc::EACCES));
+    no_device_is_opened_and_no_other_user_is_trusted(&scene, &office, &guest);
+}
+
+fn no_device_is_opened_and_no_other_user_is_trusted(scene: &Scene, office: &Path, guest: &Path) {
+    good(Command::new("mknod").arg(office.join("open/zero")).args(["-m", "666", "c", "1", "5"]));
+    assert_eq!(errno(fs::read(guest.join("open/zero"))), Some(libc::EACCES));
+    // With other users, nothing that the kernel has not checked is done.
+    good(&mut scene.client(&["revoke", "guest"]));
+    let key = good(&mut scene.with("guest", &["key", "show"]));
+    let line = format!("{} guest / rw squash=none\n", key.trim());
+    let clients = scene.home.path("server").join("authorized_clients");
+    fs::write(&clients, format!("{}{line}", text(&clients))).unwrap();
+    wait_until(|| {
+        let found = errno(fs::read(guest.join("secret")));
+        assert!(found.is_some(), "it was read");
+        found == Some(libc::EIO)
+    });
 }
 
 #[test]

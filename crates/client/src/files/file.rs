@@ -353,11 +353,6 @@ impl File {
         Ok(self.filesystem.opened()?.env.clone())
     }
 
-    /// The kind of [`File::lock`].
-    pub(super) fn whole_lock(&self) -> Result<LockKind, FileError> {
-        self.filesystem.whole_lock()
-    }
-
     pub(super) fn unlock_range(&self, kind: LockKind, range: LockRange) -> Result<(), FileError> {
         self.run(async |view| Ok(view.files.unlock(self.ino(), kind, self.owner, range).await?))
     }

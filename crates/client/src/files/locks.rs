@@ -15,14 +15,13 @@ impl File {
         Lock { kind, owner: self.owner, handle: self.handle(), pid, mode, range }
     }
 
-    /// Takes a lock of the whole file, or with `None` releases it, as flock(2): the open file owns it. On a shared
-    /// filesystem it is a lock of all bytes, as in a mount of one, and excludes those of [`File::lock_range`] too.
+    /// Takes a lock of the whole file, or with `None` releases it, as flock(2): the open file owns it. It does not
+    /// exclude those of [`File::lock_range`].
     ///
     /// # Errors
     /// [`FsError::Locked`] when the time is over; [`FsError::TooManyLocks`].
     pub fn lock(&self, mode: Option<LockMode>, wait: Option<Duration>) -> Result<(), FileError> {
-        let kind = self.whole_lock()?;
-        self.set_lock(kind, mode, LockRange::ALL, wait)
+        self.set_lock(LockKind::Bsd, mode, LockRange::ALL, wait)
     }
 
     /// Takes a lock of a range of bytes, or with `None` releases it, as `F_OFD_SETLK` of fcntl(2): the open file owns it,

@@ -117,11 +117,6 @@ impl Opened {
         }
     }
 
-    /// Whether a server has it.
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self.source, Source::Shared(_))
-    }
-
     /// Makes everything durable, and closes it.
     pub(super) async fn close(&self) -> Result<(), OpenError> {
         match &self.source {

@@ -282,13 +282,13 @@ async fn two_clients_of_a_server_see_each_others_changes() {
         file.append(b"!").unwrap();
         let other = two.open_file(b"d/g", How { write: true, ..How::READ }, 0).unwrap();
         assert_eq!(other.read(9).unwrap().concat(), b"hello!");
-        // As on a mount of it, locks of whole files exclude those of ranges.
+        // As on a mount of it, locks of whole files and those of ranges do not know each other.
         file.lock(Some(LockMode::Exclusive), NO_WAIT).unwrap();
         assert_eq!(errno(other.lock(Some(LockMode::Shared), NO_WAIT)), libc::EAGAIN);
         let range = LockRange { first: 5, last: 9 };
-        assert_eq!(errno(other.lock_range(Some(LockMode::Shared), range, NO_WAIT)), libc::EAGAIN);
-        file.lock(None, NO_WAIT).unwrap();
         other.lock_range(Some(LockMode::Shared), range, NO_WAIT).unwrap();
+        file.lock(None, NO_WAIT).unwrap();
+        other.lock(Some(LockMode::Exclusive), NO_WAIT).unwrap();
         // A file that another client removes lives while it is open here.
         one.unlink(b"d/g").unwrap();
         assert_eq!(other.read_at(9, 0).unwrap().concat(), b"hello!");

@@ -104,6 +104,7 @@ pub fn mount(
         subtype: None,
         flags: libc::MS_NODEV | libc::MS_NOSUID | libc::MS_NOEXEC | read_only,
         allow_other: false,
+        checks_permissions: true,
     };
     let disk = Disk {
         served: Arc::new(Served {

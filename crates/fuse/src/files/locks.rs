@@ -4,13 +4,14 @@
 //! this mount see them. With [`Locks`](super::Locks) the kernel forwards them to the filesystem, where other mounts
 //! and other machines see them.
 //!
-//! The FUSE library does not say whether a request is of flock or of fcntl. So where both are forwarded, a lock
-//! of flock is a POSIX lock of the whole file, as NFS does it (flock(2)): the two kinds then exclude each other.
+//! Locks of flock and of fcntl do not know each other, as on Linux's own filesystems: a program that takes both of one file does not
+//! wait for itself. The FUSE library does not pass on the flag by which the kernel tells them apart; [`kind_of`] finds it behind
+//! the header of the request.
 //!
 //! Any signal that its thread handles ends a wait for a lock ([`patience`](super::patience)).
 
 use fuser::{Errno, FileHandle, ReplyEmpty, ReplyLock, Request};
-use thalweg_fs::{Ino, Lock, LockMode, LockOwner, LockRange};
+use thalweg_fs::{Ino, Lock, LockKind, LockMode, LockOwner, LockRange};
 
 use super::adapter::Adapter;
 use super::opening::KernelHandle;
@@ -18,25 +19,6 @@ use super::patience::Signals;
 use crate::errno::of_filesystem;
 
 impl Adapter {
-    /// The lock that the kernel wants, or `None` for an unlock.
-    pub(super) fn wanted_lock(
-        &self,
-        (file, owner): (FileHandle, fuser::LockOwner),
-        (start, end): (u64, u64),
-        mode: i32,
-        pid: u32,
-    ) -> Result<Option<Lock>, Errno> {
-        let lock = |mode| Lock {
-            kind: self.locks.kind(),
-            owner: LockOwner::local(owner.0),
-            handle: KernelHandle::of(file).handle,
-            pid,
-            mode,
-            range: range(start, end),
-        };
-        Ok(wanted_mode(mode)?.map(lock))
-    }
-
     /// Answers with a lock that excludes the wanted one.
     pub(super) fn show_lock(
         &self,
@@ -64,12 +46,12 @@ impl Adapter {
     pub(super) fn release_lock(
         &self,
         request: &Request,
-        ino: Ino,
+        (ino, kind): (Ino, LockKind),
         owner: fuser::LockOwner,
         range: LockRange,
         reply: ReplyEmpty,
     ) {
-        let (kind, owner) = (self.locks.kind(), LockOwner::local(owner.0));
+        let owner = LockOwner::local(owner.0);
         self.by(request).run_empty("unlock", reply, move |served| async move {
             served.filesystem.unlock(ino, kind, owner, range).await
         });
@@ -114,6 +96,88 @@ impl Adapter {
                 Err(errno) => reply.error(errno),
             }
         });
+    }
+}
+
+/// The lock that the kernel wants, or `None` for an unlock.
+///
+/// # Errors
+/// `EINVAL`
+pub(super) fn wanted_lock(
+    kind: LockKind,
+    (file, owner): (FileHandle, fuser::LockOwner),
+    (start, end): (u64, u64),
+    mode: i32,
+    pid: u32,
+) -> Result<Option<Lock>, Errno> {
+    let lock = |mode| Lock {
+        kind,
+        owner: LockOwner::local(owner.0),
+        handle: KernelHandle::of(file).handle,
+        pid,
+        mode,
+        range: range(start, end),
+    };
+    Ok(wanted_mode(mode)?.map(lock))
+}
+
+/// The first bytes of each request: `fuse_in_header` of `linux/fuse.h`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct RequestHeader {
+    len: u32,
+    opcode: u32,
+    unique: u64,
+    node: u64,
+    uid: u32,
+    gid: u32,
+    pid: u32,
+    rest: u32,
+}
+
+/// What follows in a request for a lock: `fuse_lk_in`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct LockRequest {
+    handle: u64,
+    owner: u64,
+    start: u64,
+    end: u64,
+    mode: i32,
+    pid: u32,
+    flags: u32,
+    padding: u32,
+}
+
+// The library's request is the kernel's header, in the buffer where the whole request was received.
+const _: () = assert!(size_of::<RequestHeader>() == size_of::<Request>());
+
+/// The flag of a lock of flock: `FUSE_LK_FLOCK`.
+const FLOCK: u32 = 1;
+
+/// The kind of the lock that a request is about.
+pub(super) fn kind_of(
+    request: &Request,
+    (handle, owner): (FileHandle, fuser::LockOwner),
+    (start, end): (u64, u64),
+) -> LockKind {
+    let at = std::ptr::from_ref(request).expose_provenance();
+    // SAFETY: `Request` is a transparent wrapper of the header, of this size and alignment.
+    let header = unsafe { *std::ptr::with_exposed_provenance::<RequestHeader>(at) };
+    let len = size_of::<RequestHeader>() + size_of::<LockRequest>();
+    if header.len as usize != len || header.unique != request.unique().0 {
+        return LockKind::Posix;
+    }
+    let behind = at + size_of::<RequestHeader>();
+    // SAFETY: the library borrows the header from the buffer that the kernel has filled, whose address was given to read(2); it
+    // refuses a request that is shorter than the length in its header.
+    let lock = unsafe { std::ptr::with_exposed_provenance::<LockRequest>(behind).read_unaligned() };
+    // What the library says is there shows that it is there.
+    let is_there =
+        (lock.handle, lock.owner) == (handle.0, owner.0) && (lock.start, lock.end) == (start, end);
+    match is_there && lock.flags & FLOCK != 0 {
+        true => LockKind::Bsd,
+        false => LockKind::Posix,
     }
 }
 

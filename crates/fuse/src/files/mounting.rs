@@ -26,7 +26,9 @@ impl Adapter {
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
         // Without these, the kernel would not apply the filesystem's permissions.
-        let mut needed = InitFlags::FUSE_DONT_MASK | InitFlags::FUSE_POSIX_ACL;
+        let mut needed = InitFlags::FUSE_DONT_MASK;
+        // The second one has the kernel check them.
+        needed.set(InitFlags::FUSE_POSIX_ACL, !self.served().checks_users);
         needed.set(InitFlags::FUSE_POSIX_LOCKS, self.locks.has_posix());
         needed.set(InitFlags::FUSE_FLOCK_LOCKS, self.locks.has_bsd());
         config.add_capabilities(needed).map_err(|missing| {

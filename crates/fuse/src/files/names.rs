@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fuser::{Errno, INodeNo, RenameFlags, ReplyCreate, ReplyEmpty, ReplyEntry, Request};
+use thalweg_fs::access::SEARCH;
 use thalweg_fs::{FsError, Ino, Lookup, NewNode, Node, Rename};
 
 use super::adapter::Adapter;
@@ -50,6 +51,7 @@ impl Adapter {
             reply,
             |served| async move {
                 let epoch = served.known.epoch();
+                served.check(parent, SEARCH).await?;
                 Ok(match served.filesystem.lookup(parent, &name).await? {
                     Lookup::Found(found) => served.tell_name(parent, &name, &found, epoch),
                     Lookup::Absent(valid) => {

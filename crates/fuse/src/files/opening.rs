@@ -1,6 +1,7 @@
 //! Open files, in the kernel's terms.
 
 use fuser::{FileHandle, FopenFlags, Request};
+use thalweg_fs::access::{READ, SEARCH, WRITE};
 use thalweg_fs::{Caller, FsError, Handle, Ino, OpenFlags, Opened, PageCache};
 
 use super::served::Served;
@@ -21,6 +22,18 @@ pub(super) fn open_flags(flags: i32) -> OpenFlags {
         // O_SYNC includes this bit.
         sync: flags & libc::O_DSYNC != 0,
     }
+}
+
+/// The kernel's flag of an open of a program that is to be executed: `__FMODE_EXEC`.
+const EXECUTES: i32 = 0x20;
+
+/// What a user must be allowed to do with a file that is opened with the flags of open(2).
+pub(super) fn wanted_access(flags: i32) -> u16 {
+    if flags & EXECUTES != 0 {
+        return SEARCH;
+    }
+    let OpenFlags { read, write, .. } = open_flags(flags);
+    (if read { READ } else { 0 }) | (if write { WRITE } else { 0 })
 }
 
 /// An open file as the kernel knows it: the filesystem's handle, and whether the kernel caches its pages.

@@ -20,6 +20,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// The kernel collects writes and hands them over later, page by page.
     pub writeback_cache: bool,
+    /// The filesystem checks what users may do, and the kernel does not: it would let every user open devices, so that none can be.
+    pub checks_users: bool,
     /// Set-user-id and set-group-id count.
     pub suid: bool,
     /// Devices can be opened.
@@ -52,6 +54,7 @@ impl Default for MountOptions {
             read_only: false,
             allow_other: false,
             writeback_cache: false,
+            checks_users: false,
             suid: true,
             dev: true,
             exec: true,
@@ -72,7 +75,7 @@ impl MountOptions {
         let flags = [
             (self.read_only, libc::MS_RDONLY),
             (!self.suid, libc::MS_NOSUID),
-            (!self.dev, libc::MS_NODEV),
+            (!self.dev || self.checks_users, libc::MS_NODEV),
             (!self.exec, libc::MS_NOEXEC),
             (self.sync, libc::MS_SYNCHRONOUS),
             (self.dirsync, libc::MS_DIRSYNC),
@@ -83,6 +86,7 @@ impl MountOptions {
             subtype: Some("thalweg"),
             flags: flags.iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag),
             allow_other: self.allow_other,
+            checks_permissions: !self.checks_users,
         }
     }
 }
@@ -97,19 +101,11 @@ pub enum Locks {
     Posix,
     /// Those of flock.
     Bsd,
-    /// Both, those of flock as POSIX locks of the whole file.
+    /// Both. As on Linux, they do not know each other.
     Both,
 }
 
 impl Locks {
-    /// The kind of a lock that the kernel asks for.
-    pub(super) fn kind(self) -> LockKind {
-        match self {
-            Locks::Bsd => LockKind::Bsd,
-            Locks::Kernel | Locks::Posix | Locks::Both => LockKind::Posix,
-        }
-    }
-
     /// Whether locks of fcntl are forwarded: they end at each close of a descriptor.
     pub(super) fn has_posix(self) -> bool {
         matches!(self, Locks::Posix | Locks::Both)

@@ -6,18 +6,19 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo, IoctlFlags,
-    KernelConfig, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, FopenFlags, INodeNo,
+    IoctlFlags, KernelConfig, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use thalweg_fs::{AttributeChange, Ino, LockOwner, Node};
+use thalweg_fs::access::{READ, SEARCH, WRITE};
+use thalweg_fs::{AttributeChange, Ino, LockKind, LockOwner, Node};
 
 use super::adapter::Adapter;
 use super::attributes::{file_attr, time_change, validity};
-use super::locks;
+use super::locks::{self, wanted_lock};
 use super::names::bytes_of;
-use super::opening::{KernelHandle, caller, open_flags};
+use super::opening::{KernelHandle, caller, open_flags, wanted_access};
 
 impl fuser::Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -186,10 +187,14 @@ impl fuser::Filesystem for Adapter {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let (caller, open, flush) = (caller(request), open_flags(flags.0), self.locks.has_posix());
+        let wanted = wanted_access(flags.0);
         self.of(request).run_or_undo(
             "open",
             reply,
-            move |served| async move { served.open(&caller, Ino(ino.0), open, flush).await },
+            move |served| async move {
+                served.check(Ino(ino.0), wanted).await?;
+                served.open(&caller, Ino(ino.0), open, flush).await
+            },
             |reply, (handle, how)| reply.opened(handle.file(), how),
             move |served, (handle, _)| async move {
                 served.filesystem.release(Ino(ino.0), handle.handle).await;
@@ -202,7 +207,10 @@ impl fuser::Filesystem for Adapter {
         self.of(request).run_or_undo(
             "opendir",
             reply,
-            move |served| async move { served.filesystem.open(&caller, Ino(ino.0), open).await },
+            move |served| async move {
+                served.check(Ino(ino.0), READ).await?;
+                served.filesystem.open(&caller, Ino(ino.0), open).await
+            },
             |reply, opened| {
                 let handle = KernelHandle { handle: opened.handle, is_direct: false };
                 reply.opened(handle.file(), FopenFlags::empty());
@@ -241,6 +249,13 @@ impl fuser::Filesystem for Adapter {
         self.release(request, ino, handle, flags, None, false, reply);
     }
 
+    fn access(&self, request: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
+        let wanted = mask.bits() as u16 & (READ | WRITE | SEARCH);
+        self.of(request).run_empty("access", reply, move |served| async move {
+            served.check(Ino(ino.0), wanted).await
+        });
+    }
+
     fn getlk(
         &self,
         request: &Request,
@@ -253,7 +268,8 @@ impl fuser::Filesystem for Adapter {
         _pid: u32,
         reply: ReplyLock,
     ) {
-        let lock = self.wanted_lock((handle, owner), (start, end), mode, request.pid());
+        // Only fcntl asks who has a lock.
+        let lock = wanted_lock(LockKind::Posix, (handle, owner), (start, end), mode, request.pid());
         self.show_lock(request, Ino(ino.0), lock, reply);
     }
 
@@ -270,14 +286,15 @@ impl fuser::Filesystem for Adapter {
         wait: bool,
         reply: ReplyEmpty,
     ) {
-        let lock = match self.wanted_lock((handle, owner), (start, end), mode, pid) {
+        let kind = locks::kind_of(request, (handle, owner), (start, end));
+        let lock = match wanted_lock(kind, (handle, owner), (start, end), mode, pid) {
             Ok(lock) => lock,
             Err(errno) => return reply.error(errno),
         };
         let ino = Ino(ino.0);
         match lock {
             Some(lock) => self.take_lock(request, ino, lock, wait, reply),
-            None => self.release_lock(request, ino, owner, locks::range(start, end), reply),
+            None => self.release_lock(request, (ino, kind), owner, locks::range(start, end), reply),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use fuser::{FileAttr, Generation, ReplyEntry};
 use parking_lot::Mutex;
-use thalweg_fs::{Answer, Change, Filesystem, Ino, Statistics, Validity};
+use thalweg_fs::{Answer, Change, Filesystem, FsError, Ino, Statistics, Validity};
 
 use super::attributes::{file_attr, nothing, validity};
 use super::coherence::Coherence;
@@ -33,19 +33,30 @@ pub(crate) struct Served {
     pub(super) last: Arc<LastKnown>,
     /// Notifies the kernel, on a thread of its own. Set before the first request.
     coherence: Arc<OnceLock<Coherence>>,
+    /// The kernel does not check what users may do.
+    pub(super) checks_users: bool,
 }
 
 impl Served {
-    pub(super) fn new(filesystem: Arc<dyn Filesystem>) -> Served {
+    pub(super) fn new(filesystem: Arc<dyn Filesystem>, checks_users: bool) -> Served {
         let known = Arc::new(Known::new(&*filesystem));
         let (grace, last, coherence) = Default::default();
-        Served { filesystem, known, grace, last, coherence }
+        Served { filesystem, known, grace, last, coherence, checks_users }
+    }
+
+    /// Fails unless the user of the request may use an inode in these ways, if the kernel has not checked that.
+    pub(super) async fn check(&self, ino: Ino, wanted: u16) -> Result<(), FsError> {
+        match self.checks_users {
+            true => self.filesystem.check_access(ino, wanted).await,
+            false => Ok(()),
+        }
     }
 
     /// The same state, for requests of one user: with the filesystem for that user.
     pub(super) fn with(&self, filesystem: Arc<dyn Filesystem>) -> Served {
         let (known, grace, last) = (self.known.clone(), self.grace.clone(), self.last.clone());
-        Served { filesystem, known, grace, last, coherence: self.coherence.clone() }
+        let (coherence, checks_users) = (self.coherence.clone(), self.checks_users);
+        Served { filesystem, known, grace, last, coherence, checks_users }
     }
 
     /// Before the first request: how the kernel is told things.

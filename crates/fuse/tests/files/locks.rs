@@ -178,6 +178,42 @@ fn two_processes_lock_a_file() {
 }
 
 #[test]
+fn locks_of_flock_and_of_fcntl_do_not_know_each_other() {
+    for locks in [Locks::Kernel, Locks::Bsd, Locks::Posix, Locks::Both] {
+        let Some(rig) = mounted(locks) else { return };
+        let path = file(&rig);
+        let (mut one, mut two) = (Other::new(&path), Other::new(&path));
+        // One process takes both, in either order and by either call.
+        for (first, second) in [
+            ("flock exclusive", "fcntl-wait exclusive 0 0"),
+            ("fcntl exclusive 0 0", "flock-wait exclusive"),
+            ("flock shared", "fcntl exclusive 0 0"),
+            ("fcntl shared 0 0", "flock exclusive"),
+        ] {
+            assert_eq!((one.call(first), one.call(second)), (0, 0), "{locks:?}: {first}");
+            assert_eq!(two.call("flock exclusive"), libc::EAGAIN, "{locks:?}: {first}");
+            assert_eq!(two.call("fcntl exclusive 0 0"), libc::EAGAIN, "{locks:?}: {first}");
+            assert_eq!(one.call("flock none"), 0);
+            assert_eq!(two.call("fcntl exclusive 0 0"), libc::EAGAIN, "{locks:?}: {first}");
+            assert_eq!((two.call("flock exclusive"), two.call("flock none")), (0, 0));
+            assert_eq!((one.call("flock exclusive"), one.call("fcntl none 0 0")), (0, 0));
+            assert_eq!(two.call("flock exclusive"), libc::EAGAIN, "{locks:?}: {first}");
+            assert_eq!(two.call("fcntl exclusive 0 0"), 0, "{locks:?}: {first}");
+            assert_eq!((two.call("fcntl none 0 0"), one.call("flock none")), (0, 0));
+        }
+        // Two processes that have one each get the other one only from each other.
+        assert_eq!((one.call("flock exclusive"), two.call("fcntl exclusive 0 0")), (0, 0));
+        assert_eq!(
+            (one.call("fcntl shared 0 0"), two.call("flock shared")),
+            (libc::EAGAIN, libc::EAGAIN)
+        );
+        // A close ends the locks of fcntl at once.
+        assert_eq!(two.call("close"), 0);
+        assert_eq!(one.call("fcntl exclusive 0 0"), 0, "{locks:?}");
+    }
+}
+
+#[test]
 fn a_process_waits_for_a_lock() {
     for locks in [Locks::Kernel, Locks::Bsd, Locks::Posix, Locks::Both] {
         let Some(rig) = mounted(locks) else { return };

@@ -32,6 +32,7 @@ impl Mounts {
         let options = fuse::MountOptions {
             locks: Locks::Both,
             writeback_cache: false,
+            checks_users: client.checks_for_kernel(),
             read_ahead,
             soft: request.options.away.soft(),
             ..defaults

@@ -192,6 +192,8 @@ fn locks_of_both_kinds_do_not_know_each_other() {
         let a = Arc::new(scene.client("a").await);
         let b = calling(&scene, "b").await;
         let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+        // As a kernel does with what it has open.
+        a.client.reference(file);
         let handle = open(&a.client, file).await;
         for _ in 0..2 {
             for wait in [false, true] {
@@ -202,6 +204,7 @@ fn locks_of_both_kinds_do_not_know_each_other() {
                 assert_eq!(a.client.locks(file).len(), 2);
             }
             b.client.find(Ino::ROOT, b"f").await.unwrap();
+            b.client.reference(file);
             let other = open(&b.client, file).await;
             for lock in [whole(other, 1), flock(other, LockMode::Shared)] {
                 let refused = b.client.lock(file, &lock, false).await;
@@ -227,6 +230,7 @@ fn locks_of_both_kinds_do_not_know_each_other() {
             assert!(matches!(refused, Err(FsError::Locked)), "{refused:?}");
             assert_eq!(a.client.locks(file), []);
             b.client.release(file, other).await;
+            b.client.unreference(file, 1);
         }
     });
 }

@@ -103,61 +103,56 @@ impl History {
         of.or(first).map(|timeline| timeline.id)
     }
 
-    /// The last version of the timeline at `place`, on a volume whose newest version is `newest`.
-    fn end(&self, place: usize, newest: Version) -> Version {
-        self.0.get(place + 1).map_or(newest, |next| next.from.min(newest))
+    /// The version from which the timeline after the one at `place` goes on, which no later version of that one survives.
+    fn next_from(&self, place: usize) -> Option<Version> {
+        self.0.get(place + 1).map(|next| next.from)
     }
 
-    /// How a version of a timeline relates to a volume with this history whose newest version is `newest`.
+    /// How a version of a timeline relates to a volume with this history whose newest version is `newest`. A follower
+    /// hears of its primary's timelines before it reaches their versions: up to the version from which the next timeline
+    /// goes on, the versions above `newest` are the volume's future.
     pub fn relation(&self, timeline: Uuid, version: Version, newest: Version) -> Relation {
         let Some(place) = self.0.iter().position(|own| own.id == timeline) else {
             return Relation::Strange;
         };
-        let (from, end) = (self.0[place].from, self.end(place, newest));
-        let is_newest = place + 1 == self.0.len();
-        match version {
-            _ if version < from => Relation::Strange,
-            _ if version <= end => Relation::Past,
-            _ if is_newest => Relation::Future,
-            _ => Relation::Apart(end),
+        match self.next_from(place) {
+            _ if version < self.0[place].from => Relation::Strange,
+            Some(end) if version > end => Relation::Apart(end),
+            _ if version <= newest => Relation::Past,
+            _ => Relation::Future,
         }
+    }
+
+    /// The places of the last common timeline: in `other`, and here.
+    fn common(&self, other: &History) -> Option<(usize, usize)> {
+        let place = |id| self.0.iter().position(|own| own.id == id);
+        let mut theirs = other.0.iter().enumerate().rev();
+        theirs.find_map(|(at, timeline)| Some((at, place(timeline.id)?)))
     }
 
     /// The version from which a volume with the history `other` and the newest version `version` goes on from a state of
     /// this one, whose newest version is `newest`; `None` if they have no timeline in common.
     pub fn branch(&self, other: &History, version: Version, newest: Version) -> Option<Version> {
-        let place = |id| self.0.iter().position(|own| own.id == id);
-        let mut theirs = other.0.iter().enumerate().rev();
-        let (theirs, ours) = theirs.find_map(|(at, timeline)| Some((at, place(timeline.id)?)))?;
+        let (theirs, ours) = self.common(other)?;
         // The next timeline counts even if the other volume has not reached it.
-        let others_end = other.0.get(theirs + 1).map_or(version, |next| next.from);
-        Some(self.end(ours, newest).min(others_end))
+        let others_end = other.next_from(theirs).unwrap_or(version);
+        let end = self.next_from(ours).map_or(newest, |next| next.min(newest));
+        Some(end.min(others_end))
     }
 
-    /// How a volume with the history `other` whose newest version is `version` relates to this one.
+    /// How a volume with the history `other` whose newest version is `version` relates to this one, whose newest version
+    /// is `newest`. Either may have been told of timelines that it has not reached.
     pub fn relation_of(&self, other: &History, version: Version, newest: Version) -> Relation {
-        let place = |id| self.0.iter().position(|own| own.id == id);
-        let common = other
-            .0
-            .iter()
-            .enumerate()
-            .rev()
-            .find_map(|(theirs, timeline)| Some((theirs, place(timeline.id)?)));
-        let Some((theirs, ours)) = common else { return Relation::Strange };
-        let (end, others_end) = (self.end(ours, newest), other.end(theirs, version));
-        let at = end.min(others_end);
-        let is_newest = ours + 1 == self.0.len();
+        let Some((theirs, ours)) = self.common(other) else { return Relation::Strange };
+        let (next, others_next) = (self.next_from(ours), other.next_from(theirs));
+        // Up to this version the two have one history, however far each of them has come.
+        let shared = next.into_iter().chain(others_next).min().unwrap_or(Version(u64::MAX));
         match version {
-            _ if version < self.0[ours].from => {
-                // It has been told of a timeline that it has not reached.
-                match version >= self.0.first().map_or(Version(0), |first| first.from) {
-                    true => Relation::Past,
-                    false => Relation::Strange,
-                }
-            }
-            _ if version <= at => Relation::Past,
-            _ if is_newest && newest <= others_end => Relation::Future,
-            _ => Relation::Apart(at),
+            _ if version < self.0[0].from => Relation::Strange,
+            _ if version <= newest.min(shared) => Relation::Past,
+            // This volume has not come to where the two part, and may come to the state of the other.
+            _ if newest <= shared && (next.is_none() || version <= shared) => Relation::Future,
+            _ => Relation::Apart(shared),
         }
     }
 }
@@ -216,6 +211,27 @@ mod tests {
     }
 
     #[test]
+    fn versions_that_a_follower_has_not_reached_are_its_future_up_to_the_next_timeline() {
+        let all = history(&[(1, 0), (2, 10), (3, 20)]);
+        for newest in [0, 5, 10, 15] {
+            for (number, from, end) in [(1, 0, 10), (2, 10, 20)] {
+                for version in from..=end {
+                    let relation = all.relation(id(number), Version(version), Version(newest));
+                    let expected = match version <= newest {
+                        true => Relation::Past,
+                        false => Relation::Future,
+                    };
+                    assert_eq!(relation, expected, "{version} of {number} at {newest}");
+                }
+                let lost = all.relation(id(number), Version(end + 1), Version(newest));
+                assert_eq!(lost, Relation::Apart(Version(end)), "{number} at {newest}");
+            }
+            let last = all.relation(id(3), Version(21), Version(newest));
+            assert_eq!(last, Relation::Future, "at {newest}");
+        }
+    }
+
+    #[test]
     fn histories_are_compared_at_their_last_common_timeline() {
         let ours = history(&[(1, 0), (2, 10)]);
         let relation = |other: &[(u128, u64)], version| {
@@ -236,6 +252,26 @@ mod tests {
             (&[(1, 0), (2, 10), (9, 15)], 17, Relation::Future),
             (&[(7, 0)], 3, Relation::Strange),
             (&[], 3, Relation::Strange),
+        ] {
+            assert_eq!(relation(other, version), expected, "{other:?} at {version}");
+        }
+    }
+
+    #[test]
+    fn a_volume_that_is_behind_its_own_history_is_compared_by_that() {
+        let ours = history(&[(1, 0), (2, 10)]);
+        let relation = |other: &[(u128, u64)], version| {
+            ours.relation_of(&history(other), Version(version), Version(5))
+        };
+        for (other, version, expected) in [
+            (&[(1, 0)][..], 5, Relation::Past),
+            (&[(1, 0)], 8, Relation::Future),
+            (&[(1, 0)], 12, Relation::Apart(Version(10))),
+            (&[(1, 0), (2, 10)], 8, Relation::Future),
+            (&[(1, 0), (2, 10)], 12, Relation::Future),
+            (&[(1, 0), (9, 7)], 6, Relation::Future),
+            (&[(1, 0), (9, 7)], 8, Relation::Apart(Version(7))),
+            (&[(1, 0), (9, 3)], 4, Relation::Apart(Version(3))),
         ] {
             assert_eq!(relation(other, version), expected, "{other:?} at {version}");
         }

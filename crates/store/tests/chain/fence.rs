@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Lba, Lineage, Position, StoreError, Version};
 use thalweg_store::chain::{Chain, ChainError, Fence, Followed};
-use thalweg_store::stale::{Unserved, Upstream, Versioned};
+use thalweg_store::device::DeviceRef;
+use thalweg_store::stale::{Needs, Unserved, Upstream, Versioned};
 use thalweg_store::txn::{Begin, Transact, TransactionManager, TxnError};
 use uuid::Uuid;
 
@@ -126,6 +128,62 @@ fn a_position_is_waited_for_or_refused() {
         chain.rollback("here").await.unwrap();
         let refused = chain.reached(lost).await.unwrap_err();
         assert!(refused.to_string().contains("another way since version 2"), "{refused}");
+    });
+}
+
+/// An opening of a primary writes `count` versions, durably; the position after the last.
+async fn opening_of(env: &Env, devices: &[DeviceRef], count: u64) -> Position {
+    let chain = open(env, devices, false).await.unwrap();
+    chain.begin_history().await.unwrap();
+    for lba in 1..=count {
+        chain.apply(list(lba, lba).into_vec()).await.unwrap();
+    }
+    let position = chain.position().unwrap();
+    chain.close().await.unwrap();
+    position
+}
+
+#[test]
+fn a_follower_is_waited_for_at_versions_of_timelines_that_have_ended_at_its_primary() {
+    run(6, |env| async move {
+        let (theirs, own) = (devices(&env, false).await, devices(&env, true).await);
+        let first = opening_of(&env, &theirs, 4).await;
+        let second = opening_of(&env, &theirs, 3).await;
+        assert_ne!(first.timeline, second.timeline);
+        let primary = open(&env, &theirs, false).await.unwrap();
+        let history = primary.begin_history().await.unwrap();
+        let follower = Arc::new(open(&env, &own, true).await.unwrap());
+        submit(&follower, 1, 1).await.unwrap();
+        follower.adopt(&history, 0, None).await.unwrap();
+        let waiting = [first, second].map(|position| {
+            let follower = follower.clone();
+            env.spawn(async move { follower.reached(position).await })
+        });
+        let versions = Versioned::new(&env, Arc::new(Followed::new(follower.clone())));
+        let versions = versions.following(Arc::new(Upstream::default()));
+        for after in [first, second] {
+            // A session that has seen it asks another node, or waits.
+            let needs = Needs { low: after.version, after: Some(after), ..Needs::default() };
+            let refused = needs.range(&versions.node(&needs)).unwrap_err();
+            assert_eq!(refused, Unserved::Behind(after.version));
+        }
+        // What the primary's crash has lost comes never, and that is known at once.
+        let lost = Position { version: first.version.next(), ..first };
+        let refused = follower.reached(lost).await.unwrap_err();
+        let why = format!("another way since version {}", first.version);
+        assert!(refused.to_string().contains(&why), "{refused}");
+        let needs = Needs { after: Some(lost), ..Needs::default() };
+        let refused = needs.range(&versions.node(&needs)).unwrap_err();
+        assert_eq!(refused, Unserved::Apart(lost.version));
+        env.sleep(std::time::Duration::from_millis(5)).await;
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+        for version in 2..=second.version.0 {
+            submit(&follower, version, 1).await.unwrap();
+        }
+        follower.sync(second.version).await.unwrap();
+        for waiting in waiting {
+            waiting.await.unwrap().unwrap();
+        }
     });
 }
 

@@ -169,6 +169,8 @@ pub struct Options {
     pub repair: bool,
     /// Whether to open a volume that follows another one, to take that one's changes.
     pub follow: bool,
+    /// Whether to open a volume to change its devices, and nothing that is stored on them: it may follow another one or not.
+    pub for_devices: bool,
     /// The limits of its transactions. A chained volume's own settings override them.
     pub transactions: txn::Options,
     /// The run-time options of an in-place volume.
@@ -213,7 +215,8 @@ impl AnyVolume {
             }
             VolumePath::Folder(folder) => {
                 let kinds = options.kinds.clone();
-                let chain = chain::Options { follow: options.follow, ..chain::Options::default() };
+                let (follow, as_labelled) = (options.follow, options.for_devices);
+                let chain = chain::Options { follow, as_labelled, ..chain::Options::default() };
                 let options = pool::OpenOptions {
                     chain,
                     read_only: options.read_only,

@@ -158,6 +158,7 @@ impl Pool {
         let opened = Chain::open(env, put.parts, options.chain.clone()).await;
         let (chain, recovered) = opened.map_err(|error| name_missing(error, absent))?;
         let chain = Arc::new(chain);
+        options.chain.follow = !options.read_only && chain.label().follows;
         put.warnings.iter().for_each(|warning| tracing::warn!(volume = manifest.name, "{warning}"));
         let store: Arc<dyn BlockStore> = match options.read_only {
             true => Arc::new(Frozen::newest(chain.clone()).map_err(ChainError::from)?),

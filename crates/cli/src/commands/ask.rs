@@ -39,9 +39,10 @@ pub(crate) async fn ask(
     if let Some(mut client) = client {
         return client.ask(&request, &*report).await;
     }
-    let opened = match looks {
-        true => Opened::open_read_only(env, target).await?,
-        false => Opened::open(env, target).await?,
+    let opened = match (looks, request.changes_devices()) {
+        (true, _) => Opened::open_read_only(env, target).await?,
+        (false, true) => Opened::open_for_devices(env, target).await?,
+        (false, false) => Opened::open(env, target).await?,
     };
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Request));
     let volume = session.volumes[0].clone();

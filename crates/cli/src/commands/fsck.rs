@@ -83,12 +83,19 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
         return Err(Failure::new(format!("{} is mounted or served", target.name))
             .help("unmount it, or end its server, then check it"));
     }
-    let how = How { repair, salvage: args.repair, data: args.data };
+    let mut how = How { repair, salvage: args.repair, data: args.data };
     let opened = match (repair, args.repair) {
         (_, true) => Opened::open_damaged(env, &target).await?,
-        (true, _) => Opened::open(env, &target).await?,
+        (true, _) => Opened::open_for_devices(env, &target).await?,
         (false, _) => Opened::open_read_only(env, &target).await?,
     };
+    if opened.is_replica() {
+        if args.repair {
+            opened.close().await?;
+            return Err(replica_is_not_repaired(&args.volume));
+        }
+        how.repair = false;
+    }
     let checked = {
         let report = progress::for_user(args.json);
         check::check(env, &opened, !args.automatic, how, &*report).await
@@ -101,6 +108,13 @@ pub(crate) async fn run(env: &Env, args: Fsck) -> Outcome<u8> {
         false => show(&checked, &target),
     }
     Ok(code_of(&checked, args.automatic))
+}
+
+/// The filesystem of a replica is that of its primary.
+fn replica_is_not_repaired(volume: &str) -> Failure {
+    Failure::new(format!("{volume} is a replica, and its filesystem is repaired at its primary")).help(format!(
+        "leave out -y to check it; thalweg volume scrub {volume} repairs what its own drives have lost"
+    ))
 }
 
 /// Checks a snapshot, through the volume's server if it has one.

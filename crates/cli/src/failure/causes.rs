@@ -27,6 +27,10 @@ use crate::holder;
 const HOW_TO_BUILD: &str = "images in a pool of a Ceph cluster need a program with librados: make build-ceph, \
      or cargo build --release -p thalweg --features librados";
 
+/// What to do where users were to write a replica.
+const FOLLOWS: &str = "write at its primary; thalweg replica run follows that, and thalweg volume scrub, rebuild, replace and \
+     extend --link look after the replica's own drives";
+
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
         Failure::of(&error)
@@ -146,6 +150,7 @@ impl From<PoolError> for Failure {
             }
             PoolError::Missing { .. } => Some("thalweg dump DEVICE shows whose a device is"),
             PoolError::Unfinished { .. } => Some("thalweg volume destroy FOLDER --yes"),
+            PoolError::Chain(ChainError::Follows) => Some(FOLLOWS),
             PoolError::Chain(ChainError::Loss(_)) => {
                 Some("--dry-run shows them; --accept-loss goes on without them")
             }

@@ -69,11 +69,19 @@ impl Opened {
         Opened::with(env, target, &Options { follow: true, ..Options::default() }).await
     }
 
+    /// Opens a volume, which may follow another one, to change its devices and nothing that is stored on them.
+    pub(crate) async fn open_for_devices(env: &Env, target: &Target) -> Outcome<Opened> {
+        let journal = target.journal.clone();
+        let options = Options { for_devices: true, journal, ..Options::default() };
+        Opened::with(env, target, &options).await
+    }
+
     /// Opens a volume for a repair. If the journal is damaged in the middle, the transactions before the damage
-    /// are replayed.
+    /// are replayed. One that follows another volume is opened, too, and takes no changes.
     pub(crate) async fn open_damaged(env: &Env, target: &Target) -> Outcome<Opened> {
         let journal = target.journal.clone();
-        Opened::with(env, target, &Options { repair: true, journal, ..Options::default() }).await
+        let options = Options { repair: true, for_devices: true, journal, ..Options::default() };
+        Opened::with(env, target, &options).await
     }
 
     async fn with(env: &Env, target: &Target, options: &Options) -> Outcome<Opened> {
@@ -137,6 +145,11 @@ impl Opened {
             },
         };
         Some(format!("{found}; they are recovered in memory, and nothing is written"))
+    }
+
+    /// Whether it follows another volume.
+    pub(crate) fn is_replica(&self) -> bool {
+        self.chained().is_some_and(|pool| pool.chain().label().follows)
     }
 
     /// Whether its devices may be changed, though it may be read-only because it follows another volume.

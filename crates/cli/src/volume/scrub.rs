@@ -81,6 +81,8 @@ impl Opened {
         repair: bool,
         report: &dyn Report,
     ) -> Outcome<Scrubbed> {
+        // What is stored on a replica comes from its primary.
+        let repair = repair && !self.is_read_only();
         // Before the scrub, so that it finds these blocks whole; and again after it, if they could not be
         // read before.
         let mut damaged = self.catalogue_damage(repair).await;
@@ -119,7 +121,7 @@ impl Opened {
                 let found = pool.chain().scrub(&progress).await?;
                 let replaced = found.repaired + found.maps_replaced + found.labels_replaced;
                 let is_repaired = replaced > 0 || found.checkpoint_replaced;
-                let is_left = is_repaired && self.is_read_only();
+                let is_left = is_repaired && pool.chain().is_only_looked_at();
                 Scrubbed {
                     report: serde_json::to_value(&found)?,
                     is_damaged: found.damaged > 0 || is_left,
@@ -150,6 +152,7 @@ impl Opened {
         let _one_at_a_time = self.begin_change()?;
         let mut found = self.scrub(Mend::No, true, report).await?.report;
         found["degraded"] = self.degraded().into();
+        found["replica"] = self.is_replica().into();
         Ok(found)
     }
 }

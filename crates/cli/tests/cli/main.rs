@@ -36,6 +36,7 @@ mod replica;
 mod replica_changes;
 mod replica_clients;
 mod replica_follow;
+mod replica_idle;
 mod replica_kills;
 mod resize;
 mod run;

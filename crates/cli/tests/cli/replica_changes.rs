@@ -139,7 +139,7 @@ fn a_damaged_block_of_a_replica_comes_from_the_primary() {
 }
 
 /// The state of a device of the replica, by the end of its path.
-fn state(scene: &Scene, path: &str) -> Value {
+pub(crate) fn state(scene: &Scene, path: &str) -> Value {
     let status = json(&mut thalweg(["status", &scene.replica(), "--json"]));
     fn find<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
         match value {

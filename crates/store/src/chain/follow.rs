@@ -198,14 +198,14 @@ impl Chain {
 }
 
 /// Reads the label; refuses to write to a volume that follows another one, except for changes from there.
-pub(super) async fn read_label(parts: &Parts, options: &Options) -> Result<Label, ChainError> {
+pub(super) async fn read_label(parts: &Parts, options: &mut Options) -> Result<Label, ChainError> {
     let label = Label::read(&*parts.map).await?;
-    let invalid = |why: &str| Err(ChainError::Invalid(why.to_owned()));
+    if options.as_labelled {
+        options.follow = label.follows;
+    }
     match (label.follows, options.follow) {
-        (true, false) if !options.read_only => invalid(
-            "the volume follows another one, and its changes come from there; open it read-only, or promote it",
-        ),
-        (false, true) => invalid("the volume follows no other one"),
+        (true, false) if !options.read_only => Err(ChainError::Follows),
+        (false, true) => Err(ChainError::Invalid("the volume follows no other one".to_owned())),
         (false, false) if !options.read_only => fence::refuse_fenced(&label).map(|()| label),
         _ => Ok(label),
     }

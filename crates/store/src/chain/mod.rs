@@ -159,6 +159,9 @@ pub enum ChainError {
     /// The request is invalid for this chain.
     #[error("{0}")]
     Invalid(String),
+    /// The volume is a replica, and was to be written by users.
+    #[error("the volume follows another one, and what is stored on it comes from there alone")]
+    Follows,
     /// A replica of the volume has become its primary.
     #[error(
         "the volume was fenced: a replica of it was promoted (term {term}), and goes on from {from}. Open it read-only; \

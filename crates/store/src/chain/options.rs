@@ -70,6 +70,8 @@ pub struct Options {
     pub read_only: bool,
     /// Whether the chain follows another one: its versions are given, and users' changes are refused.
     pub follow: bool,
+    /// Whether [`Options::follow`] is as the label says: for a task that changes devices, and nothing that is stored on them.
+    pub as_labelled: bool,
     /// Deltas that may follow a base in the checkpoint area; a full half ends them earlier.
     pub max_deltas: u32,
 }
@@ -91,6 +93,7 @@ impl Default for Options {
             please_cache_blocks: 16 * 1024,
             read_only: false,
             follow: false,
+            as_labelled: false,
             max_deltas: 256,
         }
     }

@@ -270,14 +270,14 @@ pub(super) fn build(
 pub(super) async fn open(
     env: &Env,
     parts: Parts,
-    options: Options,
+    mut options: Options,
 ) -> Result<(Chain, Recovered), ChainError> {
     let parts = match options.read_only {
         // A cache's writes to its device would stay in memory.
         true => Parts { tail_cache: None, body_cache: None, ..parts },
         false => parts,
     };
-    let label = follow::read_label(&parts, &options).await?;
+    let label = follow::read_label(&parts, &mut options).await?;
     let mut state = empty_state(label, &parts)?;
     check_sizes(&state.label, &parts)?;
     // After a crash of this process alone, the devices' caches may hold writes that are not yet durable.

@@ -46,8 +46,12 @@ pub(crate) async fn run(env: &Env, args: &Scrub) -> Outcome<u8> {
     }
     if !args.json {
         println!(
-            "No copy of {lost} blocks is right. thalweg fsck -d VOLUME says which files they belong to; \
-             a block that is written anew is whole again."
+            "No copy of {lost} blocks is right. thalweg fsck -d VOLUME says which files they belong to; {}",
+            match report["replica"] == true {
+                true =>
+                    "while `thalweg replica run` reaches the primary, a scrub fetches them from there.",
+                false => "a block that is written anew is whole again.",
+            }
         );
     }
     Ok(LOST)

@@ -142,7 +142,7 @@ pub struct Statistics {
     pub block: u32,
     /// Blocks for files and metadata.
     pub blocks: u64,
-    /// Free blocks of these.
+    /// Free blocks of these, as far as the volume below has room for them.
     pub free: u64,
     /// Inodes in use, and the maximum.
     pub inodes: (u64, u64),

@@ -309,6 +309,13 @@ pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
         true
     }
 
+    /// How many more blocks can be written where nothing is stored: fewer than hold nothing while snapshots keep contents that
+    /// newer ones have replaced. `None` when each block of the store can be written. Versions that are given up before a
+    /// write fails for lack of room do not count.
+    fn room(&self) -> Option<u64> {
+        None
+    }
+
     /// The most blocks that [`BlockStore::apply`] takes at once.
     fn max_transaction(&self) -> usize {
         usize::MAX

@@ -370,7 +370,10 @@ impl Filesystem for Local {
                 }
                 // The table of reservations is no file's.
                 let table = u64::from(self.inner.table.get().is_some());
-                (self.inner.area.blocks() - table, self.inner.space.free())
+                // Snapshots of the volume may keep what files had: then a write fails before all free blocks are used.
+                let free = self.inner.space.free();
+                let room = self.inner.volume.room().unwrap_or(free);
+                (self.inner.area.blocks() - table, free.min(room))
             }
         };
         Ok(Statistics {

@@ -20,6 +20,7 @@ mod model;
 mod numbers;
 mod quota;
 mod rescue;
+mod room;
 mod salvage;
 #[path = "../steps/mod.rs"]
 mod steps;

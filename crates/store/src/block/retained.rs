@@ -281,6 +281,10 @@ impl BlockStore for Retained {
         self.store.holds_take_room()
     }
 
+    fn room(&self) -> Option<u64> {
+        self.store.room()
+    }
+
     fn max_transaction(&self) -> usize {
         self.store.max_transaction()
     }

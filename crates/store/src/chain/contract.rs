@@ -67,6 +67,10 @@ impl BlockStore for Chain {
         write::is_full(&self.inner)
     }
 
+    fn room(&self) -> Option<u64> {
+        self.inner.state.lock().room_beside_snapshots()
+    }
+
     fn max_transaction(&self) -> usize {
         write::max_transaction(&self.inner)
     }

@@ -109,6 +109,10 @@ impl Transact for Client {
         Some(store.name(store.synced()?))
     }
 
+    fn room(&self) -> Option<u64> {
+        self.shared.inner.store.room()
+    }
+
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
         let store = &self.shared.inner.store;
         Ok((store.epoch(), store.versions(lba).await?))

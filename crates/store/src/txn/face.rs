@@ -82,6 +82,10 @@ impl BlockStore for TransactionManager {
         self.inner.store.please_cache(lba);
     }
 
+    fn room(&self) -> Option<u64> {
+        self.inner.store.room()
+    }
+
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.inner.store.versions(lba).await
     }
@@ -131,6 +135,10 @@ impl Transact for TransactionManager {
 
     fn synced(&self) -> Option<EpochVersion> {
         Transact::synced(&self.client)
+    }
+
+    fn room(&self) -> Option<u64> {
+        Transact::room(&self.client)
     }
 
     async fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {

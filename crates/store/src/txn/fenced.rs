@@ -128,6 +128,10 @@ impl BlockStore for Fenced {
         BlockStore::synced(&self.manager)
     }
 
+    fn room(&self) -> Option<u64> {
+        BlockStore::room(&self.manager)
+    }
+
     fn please_cache(&self, lba: Lba) {
         self.manager.please_cache(lba);
     }

@@ -23,10 +23,12 @@
  *   -ENOENT     no transaction was released under this handle; no such volume
  *   -ESTALE     the version is not kept, or was lost in a crash
  *   -ENOTCONN   the volume's server is gone; whether an unanswered commit took effect is unknown
+ *   -EBADFD     a parent of this process has opened the volume: open it in this process
  *   -EBUSY      another process has the volume open, and does not serve it
  *   -ENOSPC     the volume is full
  *   -EBADMSG    a stored block does not match its checksum
- *   -EROFS      the volume refuses writes since a device failed, or since a replica has replaced it
+ *   -EROFS      the volume refuses writes since a device failed, or since a replica has replaced it; it is a replica that
+ *               no process runs
  *   -EIO        a device failed, or too few replicas have a change that is durable here
  *   -ENODATA    the volume has had no replica, and so has no position
  *
@@ -61,8 +63,9 @@
  * visible to all users of the filesystem when a call returns, and survive a crash after tw_file_fsync(), of the directory
  * too, or tw_fs_sync().
  *
- * A volume, a filesystem and a file may be used by all threads at once. A child of fork() must not use those of its
- * parent.
+ * A volume, a filesystem and a file may be used by all threads at once. A child of fork() cannot use what its parent has
+ * open: each call on that fails with -EBADFD at once. It may close it, or exit: both change nothing of the parent's, nor its
+ * transactions and locks. A child opens the volume or the filesystem for itself.
  */
 
 #ifndef THALWEG_H

@@ -49,6 +49,7 @@ impl From<TxnError> for Failure {
             TxnError::Unserved(Unserved::TooOld) => libc::ETIME,
             TxnError::Unserved(Unserved::Apart(_)) => libc::EREMCHG,
             TxnError::Disconnected(_) => libc::ENOTCONN,
+            TxnError::Forked(_) => libc::EBADFD,
             TxnError::Store(error) => of_store(error),
         };
         Failure { number, text: error.to_string() }
@@ -120,6 +121,7 @@ impl From<PoolError> for Failure {
             }
             PoolError::NoVolume { .. } => libc::ENOENT,
             PoolError::Missing { .. } => libc::ENODEV,
+            PoolError::Chain(ChainError::Follows) => libc::EROFS,
             PoolError::Chain(_) => libc::EBADMSG,
             _ => libc::EINVAL,
         };

@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::RwLock;
+use thalweg_env::process::{Forked, OfProcess, watch_forks};
 use thalweg_env::server_threads;
 use thalweg_fs::access::{AccessLists, Actor, Rules};
 use thalweg_fs::{Attributes, Credentials, FsError, LockOwner, Node, Rename, SetXattr, Statistics};
@@ -53,9 +54,12 @@ const STALE_TRIES: usize = 16;
 
 /// An open filesystem, as one user sees it. Clones are the same filesystem and user. It is closed with
 /// [`Filesystem::close`], or when the last clone and the last open file are dropped.
+///
+/// It is of the process that opened it, with its open files. In a child that this process forks each call fails at once with
+/// [`FileError::Forked`]; closing and dropping them there has no effect on the filesystem, the parent, and its locks.
 #[derive(Clone)]
 pub struct Filesystem {
-    shared: Arc<Shared>,
+    shared: Arc<OfProcess<Shared>>,
     user: Arc<User>,
     /// The user, for a server.
     credentials: Arc<Credentials>,
@@ -74,9 +78,15 @@ struct Shared {
     runtime: Runtime,
 }
 
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("opened", &*self.opened.read()).finish_non_exhaustive()
+    }
+}
+
 impl fmt::Debug for Filesystem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Filesystem").field("opened", &*self.shared.opened.read()).finish()
+        f.debug_struct("Filesystem").field("shared", &*self.shared).finish()
     }
 }
 
@@ -99,13 +109,15 @@ impl Filesystem {
             Some(user) => user.clone(),
             None => User::of_process()?,
         };
+        watch_forks()?;
         let threads = server_threads();
         let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
         let opened = runtime.block_on(Opened::open(place, options))?;
         let opened = RwLock::new(Some(Arc::new(opened)));
         let (lists, owners) = (AccessLists::default(), AtomicU64::new(1));
         let removals = RwGate::new(());
-        let shared = Arc::new(Shared { opened, lists, removals, owners, runtime });
+        let shared = Shared { opened, lists, removals, owners, runtime };
+        let shared = Arc::new(OfProcess::new(shared));
         Ok(Filesystem::of(shared, user))
     }
 
@@ -114,7 +126,7 @@ impl Filesystem {
         Filesystem::of(self.shared.clone(), user)
     }
 
-    fn of(shared: Arc<Shared>, user: User) -> Filesystem {
+    fn of(shared: Arc<OfProcess<Shared>>, user: User) -> Filesystem {
         let credentials = Arc::new(user.credentials());
         Filesystem { shared, user: Arc::new(user), credentials }
     }
@@ -130,8 +142,9 @@ impl Filesystem {
     /// # Errors
     /// Those of the filesystem or a device. Synced changes are safe all the same.
     pub fn close(&self) -> Result<(), OpenError> {
-        let Some(opened) = self.shared.opened.write().take() else { return Ok(()) };
-        self.shared.runtime.block_on(opened.close())
+        let Ok(shared) = self.shared.get() else { return Ok(()) };
+        let Some(opened) = shared.opened.write().take() else { return Ok(()) };
+        shared.runtime.block_on(opened.close())
     }
 
     /// Whether changes are refused.
@@ -142,13 +155,21 @@ impl Filesystem {
         Ok(self.opened()?.files.is_read_only())
     }
 
+    /// Whether this process has opened it, and not a parent of this one.
+    ///
+    /// # Errors
+    /// [`Forked`], which says which one has.
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.shared.get().map(|_| ())
+    }
+
     fn opened(&self) -> Result<Arc<Opened>, FileError> {
-        self.shared.opened.read().clone().ok_or(FileError::Closed)
+        self.shared.get()?.opened.read().clone().ok_or(FileError::Closed)
     }
 
     /// The owner of a new file's locks.
-    fn lock_owner(&self) -> LockOwner {
-        LockOwner::local(self.shared.owners.fetch_add(1, Ordering::Relaxed))
+    fn lock_owner(&self) -> Result<LockOwner, FileError> {
+        Ok(LockOwner::local(self.shared.get()?.owners.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Runs a call.
@@ -156,6 +177,7 @@ impl Filesystem {
         &self,
         work: impl AsyncFnOnce(UserView<'_>) -> Result<T, FileError>,
     ) -> Result<T, FileError> {
+        let shared = self.shared.get()?;
         let opened = self.opened()?;
         let own = match opened.files.checks_users() {
             true => opened.files.for_user(&self.credentials),
@@ -164,9 +186,9 @@ impl Filesystem {
         let files = own.as_deref().unwrap_or(&*opened.files);
         let acting = opened.files.acting(&self.credentials);
         let user = acting.as_ref().map_or_else(|| self.user.actor(), Actor::of);
-        let rules = Rules { files, user, lists: &self.shared.lists };
+        let rules = Rules { files, user, lists: &shared.lists };
         let view = UserView { rules, umask: self.user.umask };
-        self.shared.runtime.block_on(work(view))
+        shared.runtime.block_on(work(view))
     }
 
     /// Runs a call on paths. It is tried again when an inode is removed between two of its steps.
@@ -190,8 +212,9 @@ impl Filesystem {
         &self,
         work: impl AsyncFn(UserView<'_>) -> Result<T, FileError>,
     ) -> Result<T, FileError> {
+        let removals = &self.shared.get()?.removals;
         self.run_on_path(async |view| {
-            let _gate = self.shared.removals.write().await;
+            let _gate = removals.write().await;
             work(view).await
         })
     }
@@ -201,12 +224,12 @@ impl Filesystem {
     /// # Errors
     /// As open(2).
     pub fn open_file(&self, path: &[u8], how: How, mode: u16) -> Result<File, FileError> {
-        let removals = &self.shared.removals;
+        let removals = &self.shared.get()?.removals;
         let inode = self.run_on_path(async |view| {
             let _gate = removals.read().await;
             view.open(path, how, mode).await
         })?;
-        Ok(File::new(self.clone(), how, inode))
+        File::new(self.clone(), how, inode)
     }
 
     /// Opens a directory to list it; with `detailed`, entries have attributes.

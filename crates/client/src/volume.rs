@@ -1,6 +1,8 @@
 //! An open volume, and what each thread is in the middle of.
 
 mod blocks;
+mod guard;
+mod own;
 mod positions;
 mod raw;
 mod sessions;
@@ -10,12 +12,14 @@ mod stores;
 use std::cell::RefCell;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
+use futures::executor::block_on;
 use parking_lot::Mutex;
 use thalweg_cluster::client::AttachError;
 use thalweg_cluster::replica::nodes::{self, Nodes, NodesOptions};
+use thalweg_env::process::{Forked, OfProcess, watch_forks};
 use thalweg_env::{Env, HashMap, server_threads};
 use thalweg_fs::FsError;
 use thalweg_ipc::remote::RemoteError;
@@ -30,6 +34,9 @@ use thalweg_store::txn::{
 };
 use tokio::runtime::{Builder, Runtime};
 use uuid::Uuid;
+
+use guard::Guarded;
+use own::Own;
 
 pub use sessions::{SessionCell, SessionError};
 
@@ -131,7 +138,8 @@ impl Middle {
     }
 }
 
-type Bound = Mutex<Middle>;
+/// The state of a thread, for the process that began its transaction.
+type Bound = OfProcess<Mutex<Middle>>;
 
 static VOLUMES: AtomicU64 = AtomicU64::new(0);
 
@@ -141,17 +149,16 @@ thread_local! {
 }
 
 /// An open volume. Dropping it aborts the transactions of all threads.
+///
+/// It is of the process that opened it. In a child that this process forks each call fails at once with
+/// [`TxnError::Forked`]; closing and dropping it there has no effect on the volume, the parent, and its transactions.
 pub struct Volume {
     id: u64,
-    env: Env,
+    is_served: bool,
     transact: Arc<dyn Transact>,
     /// Its blocks, if it has no partitions.
     whole: Raw,
-    bound: Mutex<Vec<Weak<Bound>>>,
-    /// The volume, if this process has opened it.
-    own: Option<AnyVolume>,
-    /// Dropped last: the other fields need it.
-    runtime: Runtime,
+    own: OfProcess<Own>,
 }
 
 impl fmt::Debug for Volume {
@@ -162,7 +169,9 @@ impl fmt::Debug for Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        self.abort_all();
+        if let Ok(own) = self.own.get() {
+            own.abort_all();
+        }
     }
 }
 
@@ -208,6 +217,7 @@ impl Volume {
     /// # Errors
     /// [`OpenError`].
     pub fn open_with(path: &Path, options: &Options) -> Result<Volume, OpenError> {
+        watch_forks()?;
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let (env, connection) = runtime.block_on(async {
             let env = Env::real();
@@ -233,12 +243,31 @@ impl Volume {
     fn new(
         env: Env,
         transact: Arc<dyn Transact>,
-        own: Option<AnyVolume>,
+        volume: Option<AnyVolume>,
         runtime: Runtime,
     ) -> Volume {
         let id = VOLUMES.fetch_add(1, Ordering::Relaxed);
+        let transact: Arc<dyn Transact> = Arc::new(Guarded::new(&env, transact));
         let whole = Raw::whole(transact.clone());
-        Volume { id, env, transact, whole, bound: Mutex::default(), own, runtime }
+        let is_served = volume.is_none();
+        let own = OfProcess::new(Own { env, bound: Mutex::default(), volume, runtime });
+        Volume { id, is_served, transact, whole, own }
+    }
+
+    /// What this process has of it.
+    ///
+    /// # Errors
+    /// [`TxnError::Forked`]
+    fn own(&self) -> Result<&Own, TxnError> {
+        Ok(self.own.get()?)
+    }
+
+    /// Whether this process has opened it, and not a parent of this one.
+    ///
+    /// # Errors
+    /// [`Forked`], which says which one has.
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.own.get().map(|_| ())
     }
 
     /// Aborts the transactions of all threads. A volume that this process has opened is closed and refuses
@@ -247,25 +276,21 @@ impl Volume {
     /// # Errors
     /// Errors of a device; committed transactions are safe all the same.
     pub fn close(&self) -> Result<(), open::OpenError> {
-        self.abort_all();
-        match &self.own {
-            Some(own) => self.runtime.block_on(own.close()),
+        let Ok(own) = self.own.get() else { return Ok(()) };
+        own.abort_all();
+        match &own.volume {
+            Some(volume) => own.runtime.block_on(volume.close()),
             None => Ok(()),
-        }
-    }
-
-    fn abort_all(&self) {
-        for bound in self.bound.lock().drain(..).filter_map(|bound| bound.upgrade()) {
-            *bound.lock() = Middle::default();
         }
     }
 
     /// Whether another process serves the volume.
     pub fn is_served(&self) -> bool {
-        self.own.is_none()
+        self.is_served
     }
 
-    /// The number of blocks, of [`BLOCK_SIZE`](thalweg_store::block::BLOCK_SIZE) bytes each.
+    /// The number of blocks, of [`BLOCK_SIZE`](thalweg_store::block::BLOCK_SIZE) bytes each; 0 in a child of the process
+    /// that opened it.
     pub fn blocks(&self) -> u64 {
         self.transact.blocks()
     }
@@ -275,31 +300,43 @@ impl Volume {
         &self.transact
     }
 
-    /// Runs a task to its end.
+    /// Runs a task to its end. In a child of the process that opened the volume no thread drives the task: what it asks of the
+    /// volume fails at once.
     pub fn wait<F: Future>(&self, task: F) -> F::Output {
-        self.runtime.block_on(task)
+        match self.own.get() {
+            Ok(own) => own.runtime.block_on(task),
+            Err(_) => block_on(task),
+        }
+    }
+
+    /// Runs a task of this process's volume to its end.
+    fn run<T, E: From<TxnError>>(&self, task: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.own()?.runtime.block_on(task)
     }
 
     /// What this thread is in the middle of.
-    fn bound(&self) -> Arc<Bound> {
-        BOUND.with_borrow_mut(|threads| {
+    fn bound(&self) -> Result<Arc<Bound>, TxnError> {
+        let own = self.own()?;
+        Ok(BOUND.with_borrow_mut(|threads| {
             if let Some(bound) = threads.get(&self.id) {
                 return bound.clone();
             }
-            let bound = Arc::<Bound>::default();
+            let bound = Arc::new(Bound::new(Mutex::default()));
             // Drops the entries of closed volumes: only this thread refers to them.
             threads.retain(|_, bound| Arc::weak_count(bound) > 0);
             threads.insert(self.id, bound.clone());
-            let mut all = self.bound.lock();
+            let mut all = own.bound.lock();
             all.retain(|bound| bound.strong_count() > 0);
             all.push(Arc::downgrade(&bound));
             bound
-        })
+        }))
     }
 
-    /// The number of open pairs of begin and end of this thread.
+    /// The number of open pairs of begin and end of this thread; none in a child of the process that opened the volume.
     pub fn depth(&self) -> usize {
-        self.bound().lock().nest.depth()
+        let bound = self.bound();
+        let depth = |bound: Arc<Bound>| Ok(bound.get()?.lock().nest.depth());
+        bound.and_then(depth).unwrap_or(0)
     }
 
     /// Begins a transaction; inside a transaction, opens an inner pair, which changes nothing.
@@ -308,8 +345,8 @@ impl Volume {
     /// As [`Transact::begin`], and the error that has ended the enclosing transaction. [`TxnError::Invalid`] inside
     /// a transaction that reads another version than [`Begin::at`].
     pub fn begin(&self, begin: Begin) -> Result<(), TxnError> {
-        let bound = self.bound();
-        let mut middle = bound.lock();
+        let bound = self.bound()?;
+        let mut middle = bound.get().map_err(TxnError::from)?.lock();
         if let (Some(at), Some(outer)) = (begin.at, middle.nest.running()?)
             && outer.version() != at
         {
@@ -325,7 +362,7 @@ impl Volume {
             true => self.wait(self.transact.contention().turn()),
             false => Turn::default(),
         };
-        let transaction = self.wait(self.transact.begin(begin))?;
+        let transaction = self.run(self.transact.begin(begin))?;
         middle.turn = turn;
         middle.nest.enter(transaction)
     }
@@ -336,9 +373,9 @@ impl Volume {
     /// [`TxnError::Ended`] when no pair is open. [`TxnError::Store`] and [`TxnError::Disconnected`]: whether
     /// the transaction committed is unknown.
     pub fn end(&self) -> Result<Outcome, TxnError> {
-        let bound = self.bound();
+        let bound = self.bound()?;
         let (transaction, turn) = {
-            let mut middle = bound.lock();
+            let mut middle = bound.get()?.lock();
             match middle.nest.end()? {
                 End::Inner => return Ok(Outcome::Committed(None)),
                 End::Failed(fate) => {
@@ -348,10 +385,10 @@ impl Volume {
                 End::Commit(transaction) => (transaction, middle.take_turn()),
             }
         };
-        match self.wait(turn.commit(&*transaction, Durability::Synced)) {
+        match self.run(turn.commit(&*transaction, Durability::Synced)) {
             Ok(version) => Ok(Outcome::Committed(Some(version))),
             Err(error) if error.is_retryable() => {
-                bound.lock().again = true;
+                bound.get()?.lock().again = true;
                 Ok(Outcome::Aborted(error))
             }
             Err(error) => Err(error),
@@ -363,9 +400,9 @@ impl Volume {
     /// # Errors
     /// [`TxnError::Ended`] when nothing was begun.
     pub fn abort(&self) -> Result<(), TxnError> {
-        let bound = self.bound();
+        let bound = self.bound()?;
         let (running, turn) = {
-            let mut middle = bound.lock();
+            let mut middle = bound.get()?.lock();
             (middle.nest.abort()?, middle.take_turn())
         };
         if let Some(transaction) = running {
@@ -382,8 +419,8 @@ impl Volume {
     /// [`TxnError::Ended`] when no pair is open, [`TxnError::Invalid`] inside an inner pair, and the error
     /// that has ended the transaction.
     pub fn release(&self) -> Result<Handle, TxnError> {
-        let bound = self.bound();
-        let mut middle = bound.lock();
+        let bound = self.bound()?;
+        let mut middle = bound.get().map_err(TxnError::from)?.lock();
         let transaction = middle.nest.release()?;
         middle.take_turn();
         let released = self.wait(transaction.release());
@@ -400,10 +437,10 @@ impl Volume {
     /// # Errors
     /// As [`Transact::takeover`], and [`TxnError::Invalid`] inside another transaction.
     pub fn takeover(&self, handle: Handle) -> Result<(), TxnError> {
-        let bound = self.bound();
-        let mut middle = bound.lock();
+        let bound = self.bound()?;
+        let mut middle = bound.get().map_err(TxnError::from)?.lock();
         middle.nest.check_outside()?;
-        let transaction = self.wait(self.transact.takeover(handle))?;
+        let transaction = self.run(self.transact.takeover(handle))?;
         middle.raw.clear();
         middle.nest.enter(transaction)
     }
@@ -416,8 +453,8 @@ impl Volume {
         &self,
         inside: impl FnOnce(&Arc<dyn Transaction>) -> Result<T, E>,
     ) -> Result<Option<T>, E> {
-        let bound = self.bound();
-        let mut middle = bound.lock();
+        let bound = self.bound()?;
+        let mut middle = bound.get().map_err(TxnError::from)?.lock();
         let Some(transaction) = middle.nest.running()? else { return Ok(None) };
         let result = inside(transaction);
         if let Some(why) = result.as_ref().err().and_then(Fate::preempted) {
@@ -447,6 +484,6 @@ impl Volume {
     /// # Errors
     /// As [`Transact::versions`].
     pub fn versions(&self, lba: Lba) -> Result<(Epoch, Vec<BlockVersion>), TxnError> {
-        self.wait(self.transact.versions(lba))
+        self.run(self.transact.versions(lba))
     }
 }

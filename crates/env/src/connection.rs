@@ -3,13 +3,19 @@
 
 use std::fmt;
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use crate::process::ClosedInChildren;
 
 /// A byte stream in both directions.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -43,13 +49,82 @@ pub trait Listener: Send + Sync + 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
+/// A socket, or a half of one, that children of this process do not share: each closes it. See [`ClosedInChildren`].
+#[derive(Debug)]
+pub struct Unshared<S> {
+    /// Dropped before the socket is closed.
+    closed: Arc<ClosedInChildren>,
+    socket: S,
+}
+
+impl<S: AsFd> Unshared<S> {
+    /// A socket that children close.
+    pub fn new(socket: S) -> Unshared<S> {
+        Unshared { closed: Arc::new(ClosedInChildren::new(&socket)), socket }
+    }
+}
+
+impl Unshared<UnixStream> {
+    /// The two halves.
+    pub fn into_split(self) -> (Unshared<OwnedReadHalf>, Unshared<OwnedWriteHalf>) {
+        let (reader, writer) = self.socket.into_split();
+        let closed = self.closed;
+        (
+            Unshared { closed: closed.clone(), socket: reader },
+            Unshared { closed: closed, socket: writer },
+        )
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Unshared<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_read(cx, into)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Unshared<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_shutdown(cx)
+    }
+}
+
 /// The listener of a Unix socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnixConnector(pub PathBuf);
 
 impl Connector for UnixConnector {
     fn connect(&self) -> Connecting<'_> {
-        Box::pin(async { Ok(Box::new(UnixStream::connect(&self.0).await?) as BoxStream) })
+        Box::pin(async {
+            Ok(Box::new(Unshared::new(UnixStream::connect(&self.0).await?)) as BoxStream)
+        })
     }
 }
 
@@ -62,7 +137,7 @@ impl Connector for TcpConnector {
         Box::pin(async {
             let stream = TcpStream::connect(self.0).await?;
             prepare(&stream)?;
-            Ok(Box::new(stream) as BoxStream)
+            Ok(Box::new(Unshared::new(stream)) as BoxStream)
         })
     }
 }

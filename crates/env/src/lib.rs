@@ -13,6 +13,7 @@
 //! - `tenure`: how long the holder of something may act, [`Tenure`];
 //! - [`connection`]: byte streams between processes: [`Connector`](connection::Connector),
 //!   [`Listener`](connection::Listener);
+//! - [`process`]: this process and the children that it forks;
 //! - [`memory`]: how much memory the machine has left;
 //! - [`watch`]: a value that tasks watch for changes;
 //! - `blocking`: threads that may block; `hash`: maps and sets with a fixed order.
@@ -30,6 +31,7 @@ mod group;
 mod hash;
 pub mod memory;
 mod node;
+pub mod process;
 mod push;
 mod task;
 mod tenure;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_env::connection::Stream;
+use thalweg_env::connection::{Stream, Unshared};
 use thalweg_env::{Env, Task};
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_net::frame;
@@ -27,7 +27,6 @@ use thalweg_store::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Ver
 use thalweg_store::stale::{Cost, Needs, Standing, VersionRange};
 use thalweg_store::txn::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
 
 use self::transaction::RemoteTransaction;
 use crate::protocol::{self, Answer, HELLO, MAX_ANSWER_PAYLOAD, Request, Welcome};
@@ -60,9 +59,9 @@ impl Connection {
     /// [`TxnError::Disconnected`] with the reason.
     pub async fn open(env: &Env, folder: &Path) -> Result<Option<Connection>, TxnError> {
         match socket::connect(folder, SOCKET).await.map_err(lost)? {
-            Some(stream) => {
-                Connection::between(env, stream, UnixStream::into_split).await.map(Some)
-            }
+            Some(stream) => Connection::between(env, Unshared::new(stream), Unshared::into_split)
+                .await
+                .map(Some),
             None => Ok(None),
         }
     }

@@ -61,6 +61,8 @@ impl From<TxnError> for WireError {
             TxnError::Disconnected(why) => WireError::Disconnected(short(why)),
             TxnError::Gone(version) => WireError::GoneAt(version),
             TxnError::Unserved(why) => WireError::Unserved(why),
+            // It is of the process that reads it, and is never sent.
+            TxnError::Forked(why) => WireError::Disconnected(short(why.to_string())),
             TxnError::Store(error) => WireError::of_store(error),
         }
     }

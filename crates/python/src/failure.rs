@@ -53,6 +53,12 @@ create_exception!(
     "The volume has gone another way than the session saw it: begin a new session."
 );
 create_exception!(thalweg, Disconnected, Error, "The volume's server is gone.");
+create_exception!(
+    thalweg,
+    Forked,
+    Error,
+    "A parent of this process has opened it: open it here anew."
+);
 create_exception!(thalweg, NotPermitted, Error, "Keys are missing, or the server refuses them.");
 create_exception!(thalweg, Damaged, Error, "Stored data is damaged.");
 
@@ -71,6 +77,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("TooOld", py.get_type::<TooOld>())?;
     module.add("Apart", py.get_type::<Apart>())?;
     module.add("Disconnected", py.get_type::<Disconnected>())?;
+    module.add("Forked", py.get_type::<Forked>())?;
     module.add("NotPermitted", py.get_type::<NotPermitted>())?;
     module.add("Damaged", py.get_type::<Damaged>())
 }
@@ -94,6 +101,7 @@ pub(crate) fn txn_error(error: TxnError) -> PyErr {
         TxnError::Unserved(stale::Unserved::TooOld) => TooOld::new_err(text),
         TxnError::Unserved(stale::Unserved::Apart(_)) => Apart::new_err(text),
         TxnError::Disconnected(_) => Disconnected::new_err(text),
+        TxnError::Forked(_) => Forked::new_err(text),
         TxnError::Store(StoreError::Invalid(_)) => Invalid::new_err(text),
         TxnError::Store(StoreError::NoSpace) => NoSpace::new_err(text),
         TxnError::Store(StoreError::Corrupt { .. }) => Damaged::new_err(text),

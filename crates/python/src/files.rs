@@ -13,6 +13,7 @@ use pyo3::types::PyBytes;
 use thalweg_client::{
     Directory, File, FileError, FilesOptions, Filesystem, How, OpenError, SeekTo, Times, User,
 };
+use thalweg_env::process::OfProcess;
 use thalweg_fs::{
     Allocation, Attributes, FsError, Kind, LockMode, LockRange, Node, Rename, SetXattr, TimeChange,
     Timestamp,
@@ -158,15 +159,18 @@ impl Files {
 
     fn list(&self, py: Python<'_>, path: &[u8]) -> PyResult<Listing> {
         let directory = self.run(py, &[path], |files| files.open_directory(path, false))?;
-        Ok(Listing { directory: Mutex::new(directory) })
+        Ok(Listing { directory: OfProcess::new(Mutex::new(directory)) })
     }
 
     fn stat(&self, py: Python<'_>, path: &[u8], follow: bool) -> PyResult<Stat> {
         Ok(stat(&self.run(py, &[path], |files| files.attributes(path, follow))?))
     }
 
-    fn access(&self, py: Python<'_>, path: &[u8], mode: u16) -> bool {
-        py.detach(|| self.files.access(path, true, mode)).is_ok()
+    fn access(&self, py: Python<'_>, path: &[u8], mode: u16) -> PyResult<bool> {
+        self.run(py, &[path], |files| {
+            files.check_process()?;
+            Ok(files.access(path, true, mode).is_ok())
+        })
     }
 
     fn mkdir(&self, py: Python<'_>, path: &[u8], mode: u32) -> PyResult<()> {
@@ -312,7 +316,8 @@ impl Files {
 /// The entries of a directory: names, inodes and types.
 #[pyclass(frozen, module = "thalweg._thalweg")]
 pub(crate) struct Listing {
-    directory: Mutex<Directory>,
+    /// Of this process: in a child, a thread that only the parent has may hold the lock.
+    directory: OfProcess<Mutex<Directory>>,
 }
 
 #[pymethods]
@@ -322,13 +327,14 @@ impl Listing {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, u64, u32)>> {
-        let next = py.detach(|| self.directory.lock().next_entry());
+        let next = py.detach(|| self.directory.get()?.lock().next_entry());
         let next = next.map_err(|error| os_error(&error, &[]))?;
         Ok(next.map(|it| (PyBytes::new(py, &it.name), it.ino.0, type_of(it.kind))))
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let closed = py.detach(|| self.directory.lock().file().close());
+        let Ok(directory) = self.directory.get() else { return Ok(()) };
+        let closed = py.detach(|| directory.lock().file().close());
         closed.map_err(|error| os_error(&error, &[]))
     }
 }

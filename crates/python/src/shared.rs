@@ -5,12 +5,13 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use pyo3::prelude::*;
 use thalweg_client::Volume;
+use thalweg_env::process::{self, OfProcess};
 
-use crate::failure::invalid;
+use crate::failure::{invalid, txn_error};
 
 /// A volume that may be closed while Python objects still refer to it.
 #[derive(Clone)]
-pub(crate) struct Shared(Arc<Inner>);
+pub(crate) struct Shared(Arc<OfProcess<Inner>>);
 
 struct Inner {
     volume: RwLock<Option<Arc<Volume>>>,
@@ -24,11 +25,13 @@ trait Release: Send + Sync {
 
 /// A handle of a volume: a store, a raw partition, a scan. It keeps the volume's devices open, so closing the
 /// volume drops it, although Python may still refer to the object around it.
-pub(crate) struct Held<T>(Mutex<Option<T>>);
+pub(crate) struct Held<T>(OfProcess<Mutex<Option<T>>>);
 
 impl<T: Send> Release for Held<T> {
     fn release(&self) {
-        *self.0.lock() = None;
+        if let Ok(handle) = self.0.get() {
+            *handle.lock() = None;
+        }
     }
 }
 
@@ -38,7 +41,8 @@ impl<T> Held<T> {
     /// # Errors
     /// `thalweg.Error` when the volume was closed.
     pub(crate) fn lock(&self) -> PyResult<parking_lot::MappedMutexGuard<'_, T>> {
-        MutexGuard::try_map(self.0.lock(), Option::as_mut).map_err(|_| closed())
+        let handle = self.0.get().map_err(forked)?;
+        MutexGuard::try_map(handle.lock(), Option::as_mut).map_err(|_| closed())
     }
 }
 
@@ -56,42 +60,54 @@ fn closed() -> PyErr {
     invalid("the volume is closed")
 }
 
+fn forked(forked: process::Forked) -> PyErr {
+    txn_error(forked.into())
+}
+
 impl Shared {
     pub(crate) fn new(volume: Volume) -> Shared {
         let volume = RwLock::new(Some(Arc::new(volume)));
-        Shared(Arc::new(Inner { volume, handles: Mutex::default() }))
+        Shared(Arc::new(OfProcess::new(Inner { volume, handles: Mutex::default() })))
+    }
+
+    /// Whether this process has opened the volume, and not a parent of it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.is_here()
     }
 
     /// The volume.
     ///
     /// # Errors
-    /// `thalweg.Error` when it was closed.
+    /// `thalweg.Error` when it was closed, `thalweg.Forked` in a child of the process that opened it.
     pub(crate) fn get(&self) -> PyResult<Arc<Volume>> {
-        self.0.volume.read().clone().ok_or_else(closed)
+        self.0.get().map_err(forked)?.volume.read().clone().ok_or_else(closed)
     }
 
     /// Has a new handle released when the volume is closed.
     ///
     /// # Errors
-    /// `thalweg.Error` when it was closed.
+    /// As [`Shared::get`].
     pub(crate) fn hold<T: Send + 'static>(&self, handle: T) -> PyResult<Arc<Held<T>>> {
-        let held = Arc::new(Held(Mutex::new(Some(handle))));
+        let inner = self.0.get().map_err(forked)?;
+        let held = Arc::new(Held(OfProcess::new(Mutex::new(Some(handle)))));
         // Under this lock the volume is not closed.
-        let volume = self.0.volume.read();
+        let volume = inner.volume.read();
         if volume.is_none() {
             return Err(closed());
         }
         let weak: Weak<dyn Release> = Arc::downgrade(&(held.clone() as Arc<dyn Release>));
-        let mut handles = self.0.handles.lock();
+        let mut handles = inner.handles.lock();
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(weak);
         Ok(held)
     }
 
-    /// Takes the volume out and releases its handles; `None` when it was closed before.
+    /// Takes the volume out and releases its handles; `None` when it was closed before, and in a child of the process that
+    /// opened it.
     pub(crate) fn take(&self) -> Option<Arc<Volume>> {
-        let taken = self.0.volume.write().take();
-        let handles = std::mem::take(&mut *self.0.handles.lock());
+        let inner = self.0.get().ok()?;
+        let taken = inner.volume.write().take();
+        let handles = std::mem::take(&mut *inner.handles.lock());
         handles.iter().filter_map(Weak::upgrade).for_each(|handle| handle.release());
         taken
     }

@@ -59,6 +59,8 @@ impl Transaction {
         match (has_ended, commit) {
             (true, _) => Ok(()),
             (false, true) => self.commit(py).map(|_| ()),
+            // A child's copy is no transaction; the exception, which may be that of its exit, is raised.
+            (false, false) if !self.shared.is_here() => Ok(()),
             (false, false) => self.abort(py),
         }
     }

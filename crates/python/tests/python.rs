@@ -164,10 +164,17 @@ fn check_files(python: &mut Command, place: &str) {
     good(python.args([&test, "Files"]).env("FILES", place));
 }
 
+/// Checks children of a program that has a volume open, an empty one, or files; `-` for none.
+fn check_forks(python: &mut Command, volume: &str, served: &str, files: &str) {
+    good(python.arg(format!("{HERE}/tests/forks.py")).args([volume, served, files]));
+}
+
 /// Checks files of a volume, and files that a server shares; and runs the program of docs/files.md.
 async fn check_all_files(python: &Path, home: &Path) {
     let own = volume_with_files(home, "files").await;
     check_files(&mut Command::new(python), &text(&own));
+    let forked = volume_with_files(home, "forked-files").await;
+    check_forks(&mut Command::new(python), "-", "0", &text(&forked));
     let served = volume_with_files(home, "shared").await;
     let sharing = Sharing::begin(&served, &home.join("sharing")).await;
     let token = sharing.token("laptop", Access::Write);
@@ -341,6 +348,10 @@ async fn check_all(home: &TempDir, python: PathBuf) {
     let (one, two) = (in_place(home.path(), "one").await, in_place(home.path(), "two").await);
     check(&python, &one, &two, "0");
     check_kept(&mut Command::new(&python), &text(&keeping(home.path(), "kept").await));
+    let forked = volume(home.path(), "forked").await;
+    check_forks(&mut Command::new(&python), &text(&forked), "0", "-");
+    let forked = in_place(home.path(), "forked-in-place").await;
+    check_forks(&mut Command::new(&python), &text(&forked), "0", "-");
     check_sessions(&python, &text(&keeping(home.path(), "documented").await));
     check_all_files(&python, home.path()).await;
     let env = Env::real();
@@ -354,7 +365,8 @@ async fn check_all(home: &TempDir, python: PathBuf) {
     let (served, empty) = (volume(home.path(), "served").await, volume(home.path(), "other").await);
     let shown = volume(home.path(), "shown").await;
     let remote = volume(home.path(), "remote").await;
-    let all = [&served, &empty, &shown, &remote, &far, &kept, &replica];
+    let forked = volume(home.path(), "forked-served").await;
+    let all = [&served, &empty, &shown, &remote, &far, &kept, &replica, &forked];
     let pools = all.map(async |folder| {
         let mut options = OpenOptions::default();
         options.chain.follow = folder == &replica;
@@ -380,6 +392,7 @@ async fn check_all(home: &TempDir, python: PathBuf) {
             check_kept(&mut Command::new(&python), &text(&kept));
             check_kept(Command::new(&python).env("THALWEG_KEYS", &keys), &far);
             check_replica(&python, &text(&replica));
+            check_forks(&mut Command::new(&python), &text(&forked), "1", "-");
         }))
     });
     for (pool, server) in pools {

@@ -685,6 +685,10 @@ int main(int count, char **args)
         files(args[2], count > 3 ? args[3] : NULL, count > 4 ? args[4] : NULL);
         return 0;
     }
+    if (strcmp(args[1], "forks with files") == 0) {
+        forks_with_files(args[2], count > 3 ? args[3] : NULL, count > 4 ? args[4] : NULL);
+        return 0;
+    }
     volume = tw_open(args[2]);
     if (volume == NULL) {
         fprintf(stderr, "%s: %s\n", args[2], tw_error());
@@ -713,6 +717,11 @@ int main(int count, char **args)
         volume = tw_open(args[4]);
         CHECK(volume != NULL, 1);
         stale_keys();
+    } else if (strcmp(args[1], "forks") == 0) {
+        CHECK(tw_is_served(volume), atoi(args[3]));
+        forks(args[2], atoi(args[3]), args[4]);
+    } else if (strcmp(args[1], "orphan") == 0) {
+        orphan();
     } else if (strcmp(args[1], "replica") == 0) {
         on_a_replica();
     } else if (strcmp(args[1], "preempted") == 0) {

@@ -32,6 +32,10 @@ void elsewhere(void (*run)(void *), void *with);
 
 /* In files.c: all calls on files. */
 void files(const char *place, const char *token, const char *keys);
+/* In forks.c. */
+void forks(const char *place, int served, const char *empty);
+void forks_with_files(const char *place, const char *token, const char *keys);
+void orphan(void);
 /* In stale.c. */
 void stale_blocks(void);
 void stale_keys(void);

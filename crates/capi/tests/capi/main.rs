@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod files;
+mod forks;
 // The tests of other crates use all of it.
 #[allow(dead_code)]
 #[path = "../../../client/tests/client/sharing.rs"]
@@ -74,7 +75,7 @@ fn program() -> &'static Path {
         .get_or_init(|| {
             let folder = tempfile::tempdir().unwrap();
             let program = folder.path().join("calls");
-            let sources = ["calls.c", "files.c", "stale.c"];
+            let sources = ["calls.c", "files.c", "forks.c", "stale.c"];
             build(&sources.map(|it| Path::new(HERE).join("tests/c").join(it)), &program);
             (folder, program)
         })

@@ -36,6 +36,7 @@ impl Directory {
     /// # Errors
     /// Those of the filesystem.
     pub fn next_entry(&mut self) -> Result<Option<Entry>, FileError> {
+        self.file.check_process()?;
         if self.read.is_empty() && !self.is_over {
             let (from, detailed) = (self.next, self.detailed);
             let ino = self.file.ino();

@@ -1,5 +1,6 @@
 //! Why a call on files failed.
 
+use thalweg_env::process::Forked;
 use thalweg_fs::{FsError, errno};
 
 /// Why a call on files failed. [`FileError::errno`] is the system's number for it.
@@ -26,6 +27,9 @@ pub enum FileError {
     /// Give up: the filesystem was closed.
     #[error("the filesystem is closed")]
     Closed,
+    /// Give up: a parent of this process has opened the filesystem; open it here.
+    #[error(transparent)]
+    Forked(#[from] Forked),
 }
 
 impl FileError {
@@ -39,6 +43,7 @@ impl FileError {
             FileError::Special => libc::ENXIO,
             FileError::NameRange => libc::ERANGE,
             FileError::Closed => libc::ESHUTDOWN,
+            FileError::Forked(_) => libc::EBADFD,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::Env;
 use thalweg_fs::filesystem::MAX_FILE;
 use thalweg_fs::payload::copy_by_blocks;
@@ -65,10 +65,15 @@ impl Drop for File {
 }
 
 impl File {
-    pub(super) fn new(filesystem: Filesystem, how: How, inode: OpenInode) -> File {
-        let owner = filesystem.lock_owner();
+    pub(super) fn new(
+        filesystem: Filesystem,
+        how: How,
+        inode: OpenInode,
+    ) -> Result<File, FileError> {
+        let owner = filesystem.lock_owner()?;
         let (is_plain, is_open) = (AtomicBool::new(false), AtomicBool::new(true));
-        File { filesystem, how, inode, position: Mutex::new(0), owner, is_plain, is_open }
+        let position = Mutex::new(0);
+        Ok(File { filesystem, how, inode, position, owner, is_plain, is_open })
     }
 
     pub(super) fn ino(&self) -> Ino {
@@ -112,10 +117,15 @@ impl File {
             Ok(flushed?)
         });
         match closed {
-            // With the filesystem all its files were closed.
-            Err(FileError::Closed) => Ok(()),
+            // With the filesystem all its files were closed; a child's copy is none of the open files.
+            Err(FileError::Closed | FileError::Forked(_)) => Ok(()),
             closed => closed,
         }
+    }
+
+    /// As [`Filesystem::check_process`].
+    pub(super) fn check_process(&self) -> Result<(), FileError> {
+        Ok(self.filesystem.check_process()?)
     }
 
     fn check_readable(&self) -> Result<(), FileError> {
@@ -128,6 +138,12 @@ impl File {
 
     fn check_written(&self) -> Result<(), FileError> {
         if self.how.write { Ok(()) } else { Err(FileError::NotOpen) }
+    }
+
+    /// Where the next read or write begins. In a child another thread of the parent may hold the lock for ever.
+    fn position(&self) -> Result<MutexGuard<'_, u64>, FileError> {
+        self.filesystem.check_process()?;
+        Ok(self.position.lock())
     }
 
     /// Reads at most `len` bytes from `offset` on: less only at the end of the file. Buffers follow one another.
@@ -146,7 +162,7 @@ impl File {
     /// # Errors
     /// As [`File::read_at`].
     pub fn read(&self, len: usize) -> Result<Vec<Bytes>, FileError> {
-        let mut position = self.position.lock();
+        let mut position = self.position()?;
         let read = self.read_at(len, *position)?;
         *position += read.iter().map(Bytes::len).sum::<usize>() as u64;
         Ok(read)
@@ -197,7 +213,7 @@ impl File {
     /// # Errors
     /// As [`File::write_at`].
     pub fn write(&self, data: &[u8]) -> Result<usize, FileError> {
-        let mut position = self.position.lock();
+        let mut position = self.position()?;
         let at = if self.how.append { WriteAt::End } else { WriteAt::Offset(*position) };
         let (went, len) = self.write_to(at, data)?;
         if len > 0 {
@@ -220,7 +236,7 @@ impl File {
     /// # Errors
     /// [`FsError::Invalid`] for a place before the start, [`FsError::NothingThere`] where no data or no hole follows.
     pub fn seek(&self, to: SeekTo) -> Result<u64, FileError> {
-        let mut position = self.position.lock();
+        let mut position = self.position()?;
         let moved = |from: u64, by: i64| {
             let to = from.checked_add_signed(by).filter(|to| i64::try_from(*to).is_ok());
             to.ok_or_else(|| invalid("the position would be before the start, or too large"))

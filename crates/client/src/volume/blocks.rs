@@ -31,11 +31,11 @@ impl Volume {
         count: u64,
     ) -> Result<(EpochVersion, Vec<Bytes>), TxnError> {
         let read = |it: &Arc<dyn Transaction>| {
-            Ok::<_, TxnError>((it.version(), self.wait(it.read_run(lba, count))?))
+            Ok::<_, TxnError>((it.version(), self.run(it.read_run(lba, count))?))
         };
         match self.inside(read)? {
             Some(done) => Ok(done),
-            None => read(&self.wait(self.transact.begin(Begin::SNAPSHOT))?),
+            None => read(&self.run(self.transact.begin(Begin::SNAPSHOT))?),
         }
     }
 
@@ -88,7 +88,7 @@ impl Volume {
         };
         match self.inside(hint)? {
             Some(()) => Ok(()),
-            None => hint(&self.wait(self.transact.begin(Begin::READ_ONLY))?),
+            None => hint(&self.run(self.transact.begin(Begin::READ_ONLY))?),
         }
     }
 }

@@ -27,7 +27,7 @@ impl Volume {
     /// # Errors
     /// As [`Transact::position`](thalweg_store::txn::Transact::position).
     pub fn position(&self) -> Result<Option<Position>, TxnError> {
-        self.wait(self.transact.position())
+        self.run(self.transact.position())
     }
 
     /// Waits until the volume has durably reached a position, for at most `within`; says whether it has.
@@ -35,6 +35,6 @@ impl Volume {
     /// # Errors
     /// As [`Transact::reached`](thalweg_store::txn::Transact::reached).
     pub fn reached(&self, position: Position, within: Option<Duration>) -> Result<bool, TxnError> {
-        self.wait(self.transact.reached(position, within))
+        self.run(self.transact.reached(position, within))
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use thalweg_store::block::{BLOCK_SIZE, EpochVersion};
 use thalweg_store::device::FrameBuf;
 use thalweg_store::tree::{Raw, RawBlocks, TreeError};
-use thalweg_store::txn::Begin;
+use thalweg_store::txn::{Begin, TxnError};
 
 use super::{Fate, Middle, Volume};
 
@@ -17,7 +17,7 @@ impl Volume {
     /// # Errors
     /// As [`Raw::open`].
     pub fn raw(&self, name: &str) -> Result<Raw, TreeError> {
-        self.wait(Raw::open(self.transact.clone(), name))
+        self.run(Raw::open(self.transact.clone(), name))
     }
 
     /// Reads blocks from `block` on. Outside of a transaction it sees all commits so far.
@@ -39,15 +39,14 @@ impl Volume {
         count: u64,
     ) -> Result<(EpochVersion, Vec<Bytes>), TreeError> {
         let read = |blocks: &RawBlocks| -> Result<_, TreeError> {
-            Ok((blocks.version(), self.wait(blocks.read(block, count))?))
+            Ok((blocks.version(), self.run(blocks.read(block, count))?))
         };
         match self.inside_raw(raw, read)? {
             Some(done) => Ok(done),
-            None => {
-                read(&self.wait(async {
-                    raw.within(self.transact.begin(Begin::SNAPSHOT).await?).await
-                })?)
-            }
+            None => read(
+                &self
+                    .run(async { raw.within(self.transact.begin(Begin::SNAPSHOT).await?).await })?,
+            ),
         }
     }
 
@@ -96,7 +95,7 @@ impl Volume {
     pub fn please_cache_raw(&self, raw: &Raw, block: u64) -> Result<(), TreeError> {
         match self.inside_raw(raw, |raw| raw.please_cache(block))? {
             Some(()) => Ok(()),
-            None => self.wait(raw.change(|raw| raw.please_cache(block))),
+            None => self.run(raw.change(|raw| raw.please_cache(block))),
         }
     }
 
@@ -107,7 +106,7 @@ impl Volume {
     ) -> Result<(), TreeError> {
         match self.inside_raw(raw, &change)? {
             Some(()) => Ok(()),
-            None => self.wait(raw.change(change)),
+            None => self.run(raw.change(change)),
         }
     }
 
@@ -117,8 +116,8 @@ impl Volume {
         raw: &Raw,
         work: impl FnOnce(&RawBlocks) -> Result<T, TreeError>,
     ) -> Result<Option<T>, TreeError> {
-        let bound = self.bound();
-        let mut middle = bound.lock();
+        let bound = self.bound()?;
+        let mut middle = bound.get().map_err(TxnError::from)?.lock();
         if middle.nest.running()?.is_none() {
             return Ok(None);
         }
@@ -137,7 +136,7 @@ impl Volume {
         let Some(transaction) = middle.nest.running()? else {
             return Err(TreeError::Invalid("no transaction has begun here".to_owned()));
         };
-        let blocks = self.wait(raw.within(transaction.clone()))?;
+        let blocks = self.run(raw.within(transaction.clone()))?;
         middle.raw.push((raw.id(), blocks.clone()));
         Ok(blocks)
     }

@@ -82,7 +82,7 @@ impl Volume {
     /// # Errors
     /// As [`Transact::sync`](thalweg_store::txn::Transact::sync).
     pub fn save_session(&self, session: &Session) -> Result<SessionToken, TxnError> {
-        self.wait(self.transact.sync())?;
+        self.run(self.transact.sync())?;
         Ok(session.token())
     }
 
@@ -92,7 +92,7 @@ impl Volume {
     /// As [`read_block_for`], and [`TxnError::Invalid`] inside of this thread's transaction.
     pub fn read_for(&self, session: &mut Session, lba: Lba) -> Result<Got<Bytes>, TxnError> {
         self.check_alone()?;
-        self.wait(read_block_for(&*self.transact, session, lba))
+        self.run(read_block_for(&*self.transact, session, lba))
     }
 
     /// Writes a block for a session, on a volume without partitions; durable when it returns. `None` discards the block.
@@ -120,7 +120,7 @@ impl Volume {
         block: u64,
     ) -> Result<Got<Bytes>, TreeError> {
         self.check_alone()?;
-        self.wait(raw.read_for(session, block))
+        self.run(raw.read_for(session, block))
     }
 
     /// [`Volume::write_for`], of a raw partition.
@@ -136,7 +136,7 @@ impl Volume {
     ) -> Result<Version, TreeError> {
         self.check_alone()?;
         let content = content.map(self::block).transpose()?;
-        self.wait(raw.write_for(session, block, content))
+        self.run(raw.write_for(session, block, content))
     }
 
     /// Reads a key for a session.
@@ -150,7 +150,7 @@ impl Volume {
         key: &[u8],
     ) -> Result<Got<Option<Bytes>>, TreeError> {
         self.check_alone()?;
-        self.wait(store.get_for(session, key))
+        self.run(store.get_for(session, key))
     }
 
     /// Sets the value of a key for a session; durable when it returns. Returns the version.
@@ -165,6 +165,6 @@ impl Volume {
         value: &[u8],
     ) -> Result<Version, TreeError> {
         self.check_alone()?;
-        self.wait(store.put_for(session, key, Bytes::copy_from_slice(value)))
+        self.run(store.put_for(session, key, Bytes::copy_from_slice(value)))
     }
 }

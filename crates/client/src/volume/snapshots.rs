@@ -24,9 +24,9 @@ impl Volume {
     /// [`TxnError::Invalid`] inside of this thread's transaction.
     pub fn open_snapshot(&self, version: Version) -> Result<(), TxnError> {
         self.check_alone()?;
-        let view = self.wait(self.view_at(version))?;
-        let bound = self.bound();
-        let mut middle = bound.lock();
+        let view = self.run(self.view_at(version))?;
+        let bound = self.bound()?;
+        let mut middle = bound.get().map_err(TxnError::from)?.lock();
         middle.nest.enter(view)?;
         middle.is_snapshot = true;
         Ok(())
@@ -40,8 +40,8 @@ impl Volume {
     pub fn close_snapshot(&self) -> Result<(), TxnError> {
         let invalid = |why: &str| Err(TxnError::Invalid(why.to_owned()));
         {
-            let bound = self.bound();
-            let middle = bound.lock();
+            let bound = self.bound()?;
+            let middle = bound.get()?.lock();
             match (middle.is_snapshot, middle.nest.depth()) {
                 (false, _) => return invalid("no snapshot is open here"),
                 (true, 0..=1) => {}
@@ -60,7 +60,7 @@ impl Volume {
     /// As [`Volume::open_snapshot`] and [`Transaction::read_run`].
     pub fn read_at(&self, version: Version, lba: Lba, count: u64) -> Result<Vec<Bytes>, TxnError> {
         self.check_alone()?;
-        self.wait(async {
+        self.run(async {
             let view = self.view_at(version).await?;
             let blocks = view.read_run(lba, count).await?;
             view.commit(Durability::Visible).await?;
@@ -80,7 +80,7 @@ impl Volume {
         count: u64,
     ) -> Result<Vec<Bytes>, TreeError> {
         self.check_alone()?;
-        self.wait(async {
+        self.run(async {
             let view = self.view_at(version).await?;
             let blocks = raw.within(view.clone()).await?.read(block, count).await?;
             view.commit(Durability::Visible).await?;
@@ -99,7 +99,7 @@ impl Volume {
         key: &[u8],
     ) -> Result<Option<Bytes>, TreeError> {
         self.check_alone()?;
-        self.wait(store.get_version(key, version))
+        self.run(store.get_version(key, version))
     }
 
     /// The contents of a block in a range of versions, as far as they can be read, oldest first, each with the versions that
@@ -112,7 +112,7 @@ impl Volume {
         lba: Lba,
         range: VersionRange,
     ) -> Result<Vec<(VersionRange, Cost)>, TxnError> {
-        self.wait(self.transact.contents(lba, range))
+        self.run(self.transact.contents(lba, range))
     }
 
     fn content_at(&self, lba: Lba, version: Version) -> Result<(VersionRange, Cost), TxnError> {
@@ -120,7 +120,7 @@ impl Volume {
         if let Some(content) = contents.first() {
             return Ok(*content);
         }
-        match version > self.wait(self.transact.standing())?.newest {
+        match version > self.run(self.transact.standing())?.newest {
             true => Err(Unserved::Behind(version).into()),
             false => Err(StoreError::Gone(version).into()),
         }
@@ -153,7 +153,7 @@ impl Volume {
         key: &[u8],
         version: Version,
     ) -> Result<Cost, TreeError> {
-        self.wait(store.cost(key, version))
+        self.run(store.cost(key, version))
     }
 
     /// The versions in which a key is known to have the value of a version.
@@ -166,6 +166,6 @@ impl Volume {
         key: &[u8],
         version: Version,
     ) -> Result<VersionRange, TreeError> {
-        self.wait(store.version_range(key, version))
+        self.run(store.version_range(key, version))
     }
 }

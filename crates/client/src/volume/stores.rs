@@ -28,7 +28,7 @@ impl Volume {
             return Err(TreeError::Invalid(why));
         }
         let new = NewPartition { name: name.to_owned(), kind, first: None, blocks };
-        self.wait(catalogue::create(&self.env, &*self.transact, &new)).map(|_| ())
+        self.run(catalogue::create(&self.own()?.env, &*self.transact, &new)).map(|_| ())
     }
 
     /// Opens the store in a partition.
@@ -36,8 +36,8 @@ impl Volume {
     /// # Errors
     /// [`TreeError::OfFilesystem`], and as [`Store::open`].
     pub fn open_store(&self, name: &str) -> Result<Store, TreeError> {
-        self.wait(async {
-            let store = Store::open(&self.env, self.transact.clone(), name).await?;
+        self.run(async {
+            let store = Store::open(&self.own()?.env, self.transact.clone(), name).await?;
             catalogue::refuse_filesystem(&*self.transact, name).await?;
             Ok(store)
         })
@@ -48,9 +48,9 @@ impl Volume {
     /// # Errors
     /// As [`Store::get_in`].
     pub fn get(&self, store: &Store, key: &[u8]) -> Result<Option<Bytes>, TreeError> {
-        match self.inside(|it| self.wait(store.get_in(&**it, key)))? {
+        match self.inside(|it| self.run(store.get_in(&**it, key)))? {
             Some(value) => Ok(value),
-            None => self.wait(store.get(key)),
+            None => self.run(store.get(key)),
         }
     }
 
@@ -66,9 +66,9 @@ impl Volume {
         let read = async |it: Arc<dyn Transaction>| -> Result<_, TreeError> {
             Ok((it.version(), store.get_in(&*it, key).await?))
         };
-        match self.inside(|it| self.wait(read(it.clone())))? {
+        match self.inside(|it| self.run(read(it.clone())))? {
             Some(done) => Ok(done),
-            None => self.wait(run(&*self.transact, Begin::SNAPSHOT, Durability::Visible, read)),
+            None => self.run(run(&*self.transact, Begin::SNAPSHOT, Durability::Visible, read)),
         }
     }
 
@@ -78,9 +78,9 @@ impl Volume {
     /// As [`Store::put_in`].
     pub fn put(&self, store: &Store, key: &[u8], value: &[u8]) -> Result<(), TreeError> {
         let value = Bytes::copy_from_slice(value);
-        match self.inside(|it| self.wait(store.put_in(&**it, key, value.clone())))? {
+        match self.inside(|it| self.run(store.put_in(&**it, key, value.clone())))? {
             Some(()) => Ok(()),
-            None => self.wait(store.put(key, value)),
+            None => self.run(store.put(key, value)),
         }
     }
 
@@ -89,9 +89,9 @@ impl Volume {
     /// # Errors
     /// As [`Store::delete_in`].
     pub fn delete(&self, store: &Store, key: &[u8]) -> Result<bool, TreeError> {
-        match self.inside(|it| self.wait(store.delete_in(&**it, key)))? {
+        match self.inside(|it| self.run(store.delete_in(&**it, key)))? {
             Some(was_there) => Ok(was_there),
-            None => self.wait(store.delete(key)),
+            None => self.run(store.delete(key)),
         }
     }
 
@@ -100,9 +100,9 @@ impl Volume {
     /// # Errors
     /// As [`Store::write_in`].
     pub fn write_batch(&self, store: &Store, batch: &Batch) -> Result<(), TreeError> {
-        match self.inside(|it| self.wait(store.write_in(&**it, batch)))? {
+        match self.inside(|it| self.run(store.write_in(&**it, batch)))? {
             Some(()) => Ok(()),
-            None => self.wait(store.write(batch)),
+            None => self.run(store.write(batch)),
         }
     }
 
@@ -128,8 +128,8 @@ impl Volume {
         };
         match (self.inside(inside)?, is_all) {
             (Some(iter), _) => Ok(iter),
-            (None, true) => self.wait(store.iter()),
-            (None, false) => self.wait(store.range::<&[u8]>(range)),
+            (None, true) => self.run(store.iter()),
+            (None, false) => self.run(store.range::<&[u8]>(range)),
         }
     }
 
@@ -138,6 +138,6 @@ impl Volume {
     /// # Errors
     /// As [`Iter::next`].
     pub fn next(&self, iter: &mut Iter) -> Result<Option<Pair>, TreeError> {
-        self.wait(iter.next())
+        self.run(iter.next())
     }
 }

@@ -4,6 +4,7 @@
 
 mod differential;
 mod files;
+mod forks;
 mod nodes;
 mod open;
 mod raw;

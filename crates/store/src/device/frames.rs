@@ -10,6 +10,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
+use thalweg_env::process::OfEachProcess;
 
 use super::AlignedBuf;
 use crate::lock::BriefMutex;
@@ -27,7 +29,12 @@ const FEW_PIECES: usize = 64;
 /// Pieces without a frame in use that are kept for later.
 const SPARE_PIECES: usize = 32;
 
-static POOL: BriefMutex<Pool> = BriefMutex::new(Pool::new());
+static POOLS: OfEachProcess<BriefMutex<Pool>> = OfEachProcess::new(BriefMutex::new(Pool::new()));
+
+/// The pool of this process.
+fn pool() -> MutexGuard<'static, Pool> {
+    POOLS.get().0.lock()
+}
 
 /// Memory in runs of frames. Its initial content is arbitrary, but initialised.
 #[derive(Debug, Default)]
@@ -42,6 +49,8 @@ struct Run {
     piece: u32,
     first: u32,
     count: u32,
+    /// The process whose pool it is of.
+    process: u32,
 }
 
 // SAFETY: a run owns its frames' bytes, as a Box does.
@@ -54,7 +63,7 @@ impl FrameBuf {
     pub fn new(len: usize) -> FrameBuf {
         let mut runs = Vec::with_capacity(1);
         let mut left = len.div_ceil(FRAME);
-        let mut pool = POOL.lock();
+        let mut pool = pool();
         while left > 0 {
             let run = pool.take(left.min(PIECE_FRAMES));
             left -= run.count as usize;
@@ -88,7 +97,7 @@ impl FrameBuf {
     pub fn release_memory() {
         let mut at = 0;
         // A piece at a time, so that no allocation waits for long.
-        while POOL.lock().release_piece(at) {
+        while pool().release_piece(at) {
             at += 1;
         }
     }
@@ -141,13 +150,18 @@ impl Run {
             piece: whole.piece,
             first: whole.first + number,
             count: 1,
+            process: whole.process,
         })
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        POOL.lock().give(self.piece, self.first as usize, self.count as usize);
+        let (pool, process) = POOLS.get();
+        // In a child, memory of the parent's pool stays taken.
+        if process == self.process {
+            pool.lock().give(self.piece, self.first as usize, self.count as usize);
+        }
     }
 }
 
@@ -205,6 +219,12 @@ struct Piece {
 
 // SAFETY: the pointer is to memory that the piece owns.
 unsafe impl Send for Piece {}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool::new()
+    }
+}
 
 impl Pool {
     const fn new() -> Pool {
@@ -288,7 +308,8 @@ impl Pool {
         (self.piece, self.frame) = (at, first + count);
         // SAFETY: the frame lies within the piece.
         let start = unsafe { piece.start.add(first * FRAME) };
-        Run { start, piece: at as u32, first: first as u32, count: count as u32 }
+        let process = POOLS.get().1;
+        Run { start, piece: at as u32, first: first as u32, count: count as u32, process }
     }
 
     fn give(&mut self, at: u32, first: usize, count: usize) {

@@ -1,5 +1,7 @@
 //! What can go wrong in a transaction; each kind is named after what the caller must do.
 
+use thalweg_env::process::Forked;
+
 use crate::block::{EpochVersion, StoreError};
 use crate::device::{DeviceError, Operation};
 use crate::stale::Unserved;
@@ -61,6 +63,9 @@ pub enum TxnError {
     /// Ask another node, or wait: this one cannot give the guarantee.
     #[error(transparent)]
     Unserved(#[from] Unserved),
+    /// Give up: a parent of this process has opened the volume; open it here.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),

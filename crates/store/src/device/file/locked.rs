@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 use nix::fcntl::{FcntlArg, fcntl};
+use thalweg_env::process::ClosedInChildren;
 
 use super::Access;
 use crate::device::{DeviceError, Operation};
@@ -13,9 +14,12 @@ use crate::device::{DeviceError, Operation};
 /// A file that is locked as a whole, and maybe in ranges, until this is dropped.
 ///
 /// Dropping it releases the locks explicitly, since closing the file may not: a child that another thread has
-/// forked has the same open file until it executes its program, and with it the locks.
+/// forked has the same open file until it executes its program, and with it the locks. A child of a program that uses the
+/// library executes no other one; it closes the file, so that the locks end with its parent.
 #[derive(Debug)]
 pub(super) struct Locked {
+    /// Dropped before the file is closed.
+    _closed: ClosedInChildren,
     file: File,
     access: Access,
 }
@@ -29,7 +33,7 @@ impl Locked {
             Access::Reading => Ok(()),
         };
         locked.map_err(|error| locked_or_failed(name, error))?;
-        Ok(Locked { file, access })
+        Ok(Locked { _closed: ClosedInChildren::new(&file), file, access })
     }
 
     /// Locks a range against every other opener that locks ranges; a read-only opener excludes only writers.

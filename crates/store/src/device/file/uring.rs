@@ -237,9 +237,15 @@ async fn serve(watched: AsyncFd<Watched>) {
     }
 }
 
-/// A ring that does not interrupt threads for completions (Linux 5.19), or a plain one.
+/// A ring that does not interrupt threads for completions (Linux 5.19), or a plain one. Children that this process forks do
+/// not have its memory.
 fn uring() -> io::Result<IoUring> {
-    IoUring::builder().setup_coop_taskrun().build(ENTRIES).or_else(|_| IoUring::new(ENTRIES))
+    let builder = || {
+        let mut builder = IoUring::builder();
+        builder.dontfork();
+        builder
+    };
+    builder().setup_coop_taskrun().build(ENTRIES).or_else(|_| builder().build(ENTRIES))
 }
 
 impl Ring {

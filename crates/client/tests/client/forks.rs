@@ -6,7 +6,7 @@ use thalweg_client::{FileError, Filesystem, Volume};
 use thalweg_ipc::Config;
 use thalweg_store::block::Lba;
 use thalweg_store::tree::{Kind, TreeError};
-use thalweg_store::txn::{Begin, Options, Transact, TxnError};
+use thalweg_store::txn::{Begin, Options, TxnError};
 
 use crate::rig::{Rig, block};
 use crate::sharing::volume_with_files;

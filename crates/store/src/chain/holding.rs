@@ -69,4 +69,14 @@ impl State {
         self.index.age(&self.holds, most);
         self.index.lapse(&self.holds, most);
     }
+
+    /// Blocks that can become live. `None` without snapshots: then all logical blocks can, since writers get the room of
+    /// other old versions before they fail.
+    pub(super) fn room_beside_snapshots(&self) -> Option<u64> {
+        let capacity = self.capacity();
+        if self.label.snapshots.is_empty() && capacity >= self.index.blocks() {
+            return None;
+        }
+        Some(capacity.saturating_sub(self.segments.live() + self.slots.len() as u64))
+    }
 }

@@ -1,7 +1,5 @@
 //! The space that changes need, and whether it is free.
 
-use super::State;
-
 /// The space that a change needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
@@ -28,16 +26,4 @@ pub(super) enum Room {
     Wait,
     /// There is none, and cleaning cannot make any.
     Full,
-}
-
-impl State {
-    /// Blocks that can become live. `None` without snapshots: then all logical blocks can, since writers get the room of
-    /// other old versions before they fail.
-    pub(super) fn room_beside_snapshots(&self) -> Option<u64> {
-        let capacity = self.capacity();
-        if self.label.snapshots.is_empty() && capacity >= self.index.blocks() {
-            return None;
-        }
-        Some(capacity.saturating_sub(self.segments.live() + self.slots.len() as u64))
-    }
 }

@@ -44,7 +44,7 @@ async fn free(files: &Local) -> u64 {
 /// Writes blocks of a file one by one until none fits; how many did.
 async fn fill(files: &Local, ino: Ino) -> u64 {
     for block in 0.. {
-        let content = [block as u8 + 1; BLOCK_SIZE];
+        let content = [(block % 255) as u8 + 1; BLOCK_SIZE];
         match try_write(files, ino, block * BLOCK_SIZE as u64, &content).await {
             Ok(_) => {}
             Err(FsError::NoSpace) => return block,

@@ -118,8 +118,9 @@ unsafe fn options(options: *const tw_fs_options) -> Result<FilesOptions, Failure
 /// Opens a filesystem. `place` is a volume as for tw_open(), which no other process may have open, and which this process
 /// opens; or SERVER:/PATH or SERVER:PORT:/PATH, a directory of a filesystem that a server shares, as for `thalweg
 /// mount`. `options` may be null. Calls act for the user, the groups and the umask that the calling thread has now; see
-/// tw_fs_as_user(). Null when that fails; tw_errno() and tw_error() say why: EBUSY when another process mounts or
-/// serves the volume, EACCES when keys are missing or refused, ENOTCONN when the server cannot be reached.
+/// tw_fs_as_user(). Null when that fails; tw_errno() and tw_error() say why: ENOENT when there is no such
+/// volume, or no filesystem on it, EBUSY when another process mounts or serves the volume, EACCES when keys are missing or
+/// refused, ENOTCONN when the server cannot be reached.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_fs_open(
     place: *const c_char,

@@ -36,7 +36,10 @@ pub fn of(error: &FsError) -> i32 {
         FsError::Locked => libc::EAGAIN,
         FsError::Deadlock => libc::EDEADLK,
         FsError::TooManyLocks => libc::ENOLCK,
-        FsError::Ended | FsError::NoFilesystem(_) | FsError::Foreign(_) => libc::EIO,
+        // Nothing has failed, and no repair helps: what was opened is not there.
+        FsError::NoFilesystem(_) => libc::ENOENT,
+        FsError::Foreign(_) => libc::EINVAL,
+        FsError::Ended => libc::EIO,
         FsError::ContentsElsewhere | FsError::ContentsWithin => libc::EIO,
         FsError::Store(failure) | FsError::Aborted(failure) => of_action(failure.action()),
     }
@@ -92,7 +95,9 @@ mod tests {
             (store(StoreError::Corrupt { lba, detail: name() }), libc::EIO),
             (tree(TreeError::Full(name())), libc::ENOSPC),
             (tree(TreeError::Txn(TxnError::Conflict)), libc::EBUSY),
-            (tree(TreeError::Missing(name())), libc::EIO),
+            (tree(TreeError::Missing(name())), libc::ENOENT),
+            (tree(TreeError::NoCatalogue), libc::ENOENT),
+            (tree(TreeError::Foreign(7)), libc::EINVAL),
             (tree(TreeError::Damaged { what: name(), detail: name() }), libc::EUCLEAN),
         ];
         for (error, expected) in cases {

@@ -9,6 +9,9 @@ use thalweg_store::device::DeviceError;
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::{Preempted, Retry, TxnError};
 
+/// The name of the filesystem that `thalweg mkfs` makes, the only one of most volumes.
+pub(crate) const DEFAULT_NAME: &str = "fs";
+
 /// Why a call failed. Adapters turn this into their own numbers.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FsError {
@@ -118,7 +121,7 @@ pub enum FsError {
     #[error("the filesystem is damaged: {0}; run fsck")]
     Damaged(String),
     /// Give up: the volume holds no filesystem of that name.
-    #[error(transparent)]
+    #[error("the volume has no filesystem{}; thalweg mkfs makes one", called(.0))]
     NoFilesystem(Failure),
     /// Give up: the volume holds something else, which a filesystem would overwrite.
     #[error(transparent)]
@@ -264,6 +267,19 @@ fn action_after(error: &TxnError) -> Action {
     }
 }
 
+/// The name of a filesystem that a volume lacks, for a message: its users know it, and not those of its partitions. Nothing for
+/// the only one that most volumes have.
+fn called(missing: &Failure) -> String {
+    let name = match missing.cause() {
+        Some(TreeError::Missing(partition)) => partition.rsplit_once('.').map(|(name, _)| name),
+        _ => None,
+    };
+    match name {
+        Some(name) if name != DEFAULT_NAME => format!(" called {name}"),
+        _ => String::new(),
+    }
+}
+
 impl From<TxnError> for FsError {
     fn from(error: TxnError) -> FsError {
         match error {
@@ -344,7 +360,12 @@ mod tests {
         }
         assert_eq!(action(&FsError::Conflict.ending_transaction()), Some(Action::Retry));
         assert!(FsError::from(TxnError::Ended).ends_transaction());
-        let missing = FsError::from(TreeError::Missing("fs.meta".to_owned()));
-        assert!(matches!(missing, FsError::NoFilesystem(_)));
+        let missing = |name: &str| FsError::from(TreeError::Missing(name.to_owned()));
+        assert!(matches!(missing("fs.meta"), FsError::NoFilesystem(_)));
+        for error in [missing("fs.meta"), TreeError::NoCatalogue.into()] {
+            assert!(error.to_string().starts_with("the volume has no filesystem;"), "{error}");
+        }
+        let other = missing("my.files.meta").to_string();
+        assert!(other.contains("no filesystem called my.files;"), "{other}");
     }
 }

@@ -649,7 +649,15 @@ class Files(unittest.TestCase):
 
 
 class Stores(unittest.TestCase):
+    def no_filesystem(self):
+        """The volume can be opened and has no filesystem: no error of a device, and no name of a partition."""
+        with self.assertRaises(FileNotFoundError) as caught:
+            thalweg.Filesystem(os.environ["EMPTY_VOLUME"])
+        self.assertIn("the volume has no filesystem", str(caught.exception))
+        self.assertNotIn("fs.meta", str(caught.exception))
+
     def test_dictionaries_in_one_transaction(self):
+        self.no_filesystem()
         # On a volume of its own: partitions need an empty one.
         with thalweg.open(os.environ["EMPTY_VOLUME"]) as volume:
             with self.assertRaises(thalweg.Invalid):
@@ -685,6 +693,8 @@ class Stores(unittest.TestCase):
             with self.assertRaises(thalweg.TooLarge):
                 names[b"k" * 10**5] = b""
             self.raw_blocks(volume, names)
+        # Beside the stores, too.
+        self.no_filesystem()
 
     def raw_blocks(self, volume, names):
         """On a volume with partitions, raw blocks are in raw partitions only."""

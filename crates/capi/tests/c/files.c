@@ -327,6 +327,9 @@ void files(const char *place, const char *token, const char *keys)
         CHECK(tw_fs_close(fs), 0);
         options.name = "other";
         REFUSED(tw_fs_open(place, &options), ENOENT);
+        /* In the words of the caller, not in those of the layout. */
+        CHECK(strstr(tw_error(), "no filesystem called other") != NULL, 1);
+        CHECK(strstr(tw_error(), ".meta") == NULL, 1);
         options.token = "nonsense";
         REFUSED(tw_fs_open(place, &options), EINVAL);
     }

@@ -47,7 +47,7 @@ pub struct Format {
 impl Default for Format {
     fn default() -> Format {
         Format {
-            name: "fs".to_owned(),
+            name: crate::error::DEFAULT_NAME.to_owned(),
             blocks: None,
             metadata_blocks: None,
             mode: 0o755,

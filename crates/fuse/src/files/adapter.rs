@@ -251,6 +251,7 @@ impl ForUser<'_> {
         // A server may be away for ever, and an end of the mount does not wait for that.
         let life = (!is_remote).then(|| adapter.life.clone());
         let work = work(self.served);
+        let failures = adapter.stages.failures();
         adapter.start(operation, async move {
             let _life = life;
             let scope = call.clone();
@@ -265,7 +266,9 @@ impl ForUser<'_> {
                 done = &mut work => {
                     return match done {
                         Ok(result) => tell(reply, result),
-                        Err(error) => reply.refuse(of_filesystem(operation, &error)),
+                        Err(error) => {
+                            reply.refuse(failures.counted(of_filesystem(operation, &error)));
+                        }
                     };
                 }
                 errno = patience.ended() => errno,

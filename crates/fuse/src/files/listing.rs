@@ -63,6 +63,7 @@ impl Adapter {
         mut reply: ReplyDirectory,
     ) {
         let by = self.of(request);
+        let failures = self.stages().failures();
         let (patience, served) = (by.patience(Signals::Requests), by.served);
         self.start("readdir", async move {
             let add = |ino: Ino, next, name: &[u8], kind, _| {
@@ -71,7 +72,7 @@ impl Adapter {
             let listed = tokio::select! {
                 biased;
                 listed = served.list(Ino(ino.0), offset, false, add) => {
-                    listed.map_err(|error| of_filesystem("readdir", &error))
+                    listed.map_err(|error| failures.counted(of_filesystem("readdir", &error)))
                 }
                 errno = patience.ended() => Err(errno),
             };
@@ -90,6 +91,7 @@ impl Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let by = self.of(request);
+        let failures = self.stages().failures();
         let (patience, served) = (by.patience(Signals::Requests), by.served);
         self.start("readdirplus", async move {
             let mut told_of = Vec::new();
@@ -115,7 +117,7 @@ impl Adapter {
             let listed = tokio::select! {
                 biased;
                 listed = served.list(Ino(ino.0), offset, true, add) => {
-                    listed.map_err(|error| of_filesystem("readdirplus", &error))
+                    listed.map_err(|error| failures.counted(of_filesystem("readdirplus", &error)))
                 }
                 errno = patience.ended() => Err(errno),
             };

@@ -50,6 +50,11 @@ impl Mounted {
         self.stages.status()
     }
 
+    /// Requests that were answered with an I/O error, or with that of damaged structures.
+    pub fn failures(&self) -> u64 {
+        self.stages.failures().count()
+    }
+
     /// Returns when the kernel has released the mount, whichever process unmounted it.
     pub async fn ended(&self) {
         let mut alive = self.alive.clone();

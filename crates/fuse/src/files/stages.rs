@@ -1,8 +1,10 @@
 //! How long requests of the kernel take, from the time at which they left its queue.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use fuser::Errno;
 use thalweg_env::{Env, Time};
 use thalweg_store::latency::{StageHistograms, StageStatus};
 
@@ -32,16 +34,41 @@ impl Stage {
     }
 }
 
-/// The histograms of a mount.
+/// The histograms of a mount, and the requests that failed because of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Stages {
     env: Env,
     histograms: Arc<StageHistograms>,
+    failures: Failures,
+}
+
+/// A count of requests that were answered with an error that is no answer to the caller: data cannot be read or written, or
+/// structures are damaged.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Failures(Arc<AtomicU64>);
+
+impl Failures {
+    /// The same errno, counted if it is such an error.
+    pub(crate) fn counted(&self, errno: Errno) -> Errno {
+        if matches!(errno.code(), libc::EIO | libc::EUCLEAN) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        errno
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Stages {
     pub(crate) fn new(env: &Env) -> Stages {
-        Stages { env: env.clone(), histograms: Arc::new(StageHistograms::new(&NAMES)) }
+        let histograms = Arc::new(StageHistograms::new(&NAMES));
+        Stages { env: env.clone(), histograms, failures: Failures::default() }
+    }
+
+    pub(crate) fn failures(&self) -> Failures {
+        self.failures.clone()
     }
 
     pub(crate) fn now(&self) -> Time {

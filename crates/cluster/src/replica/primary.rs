@@ -101,6 +101,11 @@ impl Primary {
         followers.iter().map(|known| self.shared.status_of(known)).collect()
     }
 
+    /// The names of followers that were connected since it began, and are not now.
+    pub fn lost_followers(&self) -> Vec<String> {
+        self.shared.roster.lost()
+    }
+
     /// What it has sent to all its followers, by purpose: the names of [messages](super::protocol::FromPrimary), with the
     /// contents of copies under `Copy`.
     pub fn traffic(&self) -> &Traffic {

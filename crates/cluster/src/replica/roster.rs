@@ -49,6 +49,8 @@ pub struct AckStatus {
 #[derive(Debug, Default)]
 struct Members {
     followers: BTreeMap<u64, Known>,
+    /// The names of followers whose connections have ended, by their numbers.
+    left: BTreeMap<u32, String>,
     /// The newest version that enough followers have made durable.
     acknowledged: Version,
     waiting: usize,
@@ -84,7 +86,12 @@ impl Roster {
 
     /// A follower's connection ended.
     pub(super) fn leave(&self, number: u64) {
-        self.change(|members| drop(members.followers.remove(&number)));
+        self.change(|members| {
+            // One without a number has not followed.
+            if let Some(known) = members.followers.remove(&number).filter(|it| it.replica != 0) {
+                members.left.insert(known.replica, known.name);
+            }
+        });
     }
 
     /// Changes what is known of a follower.
@@ -131,6 +138,18 @@ impl Roster {
     /// The connected followers.
     pub(super) fn followers(&self) -> Vec<Known> {
         self.members.lock().followers.values().cloned().collect()
+    }
+
+    /// The names of the followers that were connected and are not now. One that has just connected has not said yet which of
+    /// those with its name it is.
+    pub(super) fn lost(&self) -> Vec<String> {
+        let members = self.members.lock();
+        let is_back = |replica: u32, name: &str| {
+            let mut connected = members.followers.values();
+            connected.any(|it| it.replica == replica || it.replica == 0 && it.name == name)
+        };
+        let lost = members.left.iter().filter(|(replica, name)| !is_back(**replica, name));
+        lost.map(|(_, name)| name.clone()).collect()
     }
 
     /// The acknowledgements that users wait for; `None` if they wait for none.

@@ -46,6 +46,32 @@ fn a_sync_waits_for_as_many_followers_as_it_should() {
 }
 
 #[test]
+fn a_follower_that_is_gone_is_missed_until_it_is_back() {
+    run(4, |env| async move {
+        let mut nodes = Nodes::new(&env, 3, 0, Room::default()).await;
+        env.sleep(Duration::from_millis(500)).await;
+        let primary = nodes.machines[0].process().primary.clone().unwrap();
+        let names = || -> Vec<String> {
+            primary.followers().into_iter().map(|follower| follower.name).collect()
+        };
+        let known = names();
+        assert_eq!((known.len(), primary.lost_followers().len()), (2, 0));
+        nodes.machines[2].kill().await;
+        env.sleep(Duration::from_secs(60)).await;
+        let (left, lost) = (names(), primary.lost_followers());
+        assert_eq!((left.len(), lost.len()), (1, 1));
+        nodes.start(2, 0).await;
+        env.sleep(Duration::from_millis(500)).await;
+        assert_eq!((names().len(), primary.lost_followers().len()), (2, 0));
+        // And once more: it is the same one.
+        nodes.machines[2].kill().await;
+        nodes.machines[1].kill().await;
+        env.sleep(Duration::from_secs(60)).await;
+        assert_eq!((names().len(), primary.lost_followers().len()), (0, 2));
+    });
+}
+
+#[test]
 fn one_flush_of_a_follower_acknowledges_many_syncs() {
     run(2, |env| async move {
         let mut nodes = Nodes::new(&env, 2, 1, Room::default()).await;

@@ -26,7 +26,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use crate::device::BLOCK_SIZE;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Operation};
 pub use ages::Ages;
 pub use backpressure::{Applied, Backpressure, Throttle};
 pub(crate) use difference::difference;
@@ -473,6 +473,17 @@ pub enum StoreError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+impl StoreError {
+    /// Whether a block could not be read: no copy matches its checksum, or the device fails to read it.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            StoreError::Corrupt { .. } => true,
+            StoreError::Device(DeviceError::Io { operation, .. }) => *operation == Operation::Read,
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 mod batch;
 mod commit;
 mod create;
+mod damage;
 mod dirty;
 pub mod dump;
 pub mod format;
@@ -41,6 +42,7 @@ mod running;
 mod scrub;
 mod stages;
 mod state;
+mod status;
 mod store;
 mod throttle;
 mod turns;
@@ -65,6 +67,7 @@ pub use scrub::{Mend, ScrubReport};
 use stages::{Stage, Stages};
 use state::BlockLookup;
 pub use state::Counts;
+pub use status::InPlaceStatus;
 
 use crate::block::{
     Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Lba, Retention, StoreError, Version,
@@ -73,7 +76,6 @@ use crate::block::{
 use crate::device::{DeviceError, DeviceRef};
 use crate::journal::log::Callers;
 use crate::journal::{Journal, JournalError};
-use crate::latency::{SlowRequest, StageStatus};
 use crate::lock::BriefMutex;
 use crate::rate::Rate;
 
@@ -180,35 +182,6 @@ struct Inner {
     stages: Stages,
 }
 
-/// Status figures of a store.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct InPlaceStatus {
-    /// Number of blocks.
-    pub blocks: u64,
-    /// Journaling mode.
-    pub mode: Mode,
-    /// The newest version.
-    pub version: u64,
-    /// The newest version that survives a crash.
-    pub durable: u64,
-    /// Blocks in memory.
-    pub cached: u64,
-    /// Blocks that are not in place.
-    pub dirty: u64,
-    /// Bytes of the journal.
-    pub journal_size: u64,
-    /// Free bytes of the journal.
-    pub journal_room: u64,
-    /// Why the store refuses writes, if it does.
-    pub poisoned: Option<String>,
-    /// Counters since the store was opened.
-    pub counts: Counts,
-    /// How long the stages of writes, flushes and writeback took.
-    pub stages: Vec<StageStatus>,
-    /// The slowest flushes, slowest first, each with the stages of the commit that ended it.
-    pub slow_flushes: Vec<SlowRequest>,
-}
-
 impl fmt::Debug for InPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InPlace")
@@ -275,25 +248,6 @@ impl InPlace {
         self.inner.medium.state.lock().set_options(options, next);
         self.inner.pressed.notify_one();
         self.inner.callers.ask();
-    }
-
-    /// Status figures.
-    pub fn status(&self) -> InPlaceStatus {
-        let state = self.inner.medium.state.lock();
-        InPlaceStatus {
-            blocks: self.inner.medium.blocks(),
-            poisoned: state.poison.as_ref().map(ToString::to_string),
-            mode: state.options.mode,
-            version: state.now.0,
-            durable: self.inner.callers.durable(),
-            cached: state.pages.len() as u64,
-            dirty: state.pages.unclean() as u64,
-            journal_size: self.inner.journal.size(),
-            journal_room: self.inner.journal.room(),
-            counts: state.counts,
-            stages: self.inner.stages.status(),
-            slow_flushes: self.inner.stages.slow_syncs(),
-        }
     }
 
     /// The devices, data first.

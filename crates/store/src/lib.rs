@@ -40,6 +40,7 @@ pub mod block;
 pub mod chain;
 pub mod checksum;
 mod copies;
+mod damage;
 pub mod device;
 mod gate;
 pub mod inplace;

@@ -24,7 +24,7 @@ const TESTING: &[&str] = &["bench", "sim"];
 /// Modules of `store`, lowest first. A module imports only what stands in a line before its own. In the first two lines
 /// are tools without a layer of their own, those that know no other module and those for devices and blocks.
 const STORE: &[&[&str]] = &[
-    &["checksum", "gate", "latency", "lock", "refcounts"],
+    &["checksum", "damage", "gate", "latency", "lock", "refcounts"],
     &["device"],
     &["block"],
     &["copies", "rate"],

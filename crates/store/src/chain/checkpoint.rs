@@ -649,7 +649,7 @@ async fn read_payload(
 /// Writes checkpoints when the log has grown or segments wait to be free.
 pub(super) async fn run_checkpoints(inner: Arc<Inner>) {
     loop {
-        inner.checkpoint_kick.notified().await;
+        inner.wait_for_work().await;
         let written = {
             let mut area = inner.checkpoints.lock().await;
             let is_wanted = {

@@ -392,7 +392,7 @@ async fn read_live(inner: Arc<Inner>, run: Vec<Live>) -> Vec<(Live, Bytes)> {
         };
         match content {
             Some(content) => contents.push((*live, content)),
-            None => Counts::add(&inner.counts.damaged, 1),
+            None => inner.note_damage(),
         }
     }
     contents

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::damage::DamageNote;
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// What happened since the chain was opened.
@@ -10,7 +12,11 @@ macro_rules! counters {
 
         /// The live counters behind [`CountStatus`].
         #[derive(Debug, Default)]
-        pub(super) struct Counts { $(pub(super) $name: AtomicU64,)* }
+        pub(super) struct Counts {
+            $(pub(super) $name: AtomicU64,)*
+            /// Whether there is damage, also from earlier openings.
+            pub(super) damage: DamageNote,
+        }
 
         impl Counts {
             /// Their present values.
@@ -53,6 +59,11 @@ counters! {
 }
 
 impl Counts {
+    /// Those of a chain whose label says whether it has damage.
+    pub(super) fn new(damaged: bool) -> Counts {
+        Counts { damage: DamageNote::new(damaged), ..Counts::default() }
+    }
+
     pub(super) fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Ordering::Relaxed);
     }

@@ -81,6 +81,8 @@ pub struct LabelFields {
     pub fence: Option<Fence>,
     /// Of a follower, the number that tells it from the others of its primary.
     pub replica: u32,
+    /// Whether blocks of which no copy is right were found, and no scrub has found none since.
+    pub damaged: bool,
 }
 
 /// A link in a label.
@@ -227,6 +229,7 @@ fn label_fields(label: &Label) -> LabelFields {
         term: label.term,
         fence: label.fence,
         replica: label.replica,
+        damaged: label.damaged,
     }
 }
 

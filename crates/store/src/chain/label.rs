@@ -79,6 +79,8 @@ pub struct Label {
     pub shrink: Option<Shrink>,
     /// Of a follower, the number that tells it from the others of its primary; 0 until it has followed one.
     pub replica: u32,
+    /// Whether blocks of which no copy is right were found, and no scrub has found none since.
+    pub damaged: bool,
 }
 
 /// Maximum snapshots in a label.
@@ -169,6 +171,7 @@ impl Label {
             fence: None,
             shrink: None,
             replica: 0,
+            damaged: false,
         }
     }
 
@@ -261,7 +264,7 @@ impl Label {
             cleaning: self.cleaning.encode(),
             placement: self.placement.encode(),
             shrinks: self.shrink.is_some().into(),
-            reserved: 0,
+            damaged: self.damaged.into(),
             links: (self.links.len() as u32).into(),
             snapshots: (self.snapshots.len() as u32).into(),
             voids: (self.voids.len() as u32).into(),
@@ -356,6 +359,7 @@ impl Label {
             fence: Fence::decode(&header),
             shrink: shrinks.first().map(Shrink::decode),
             replica: header.replica.get(),
+            damaged: header.damaged != 0,
         };
         label.check()
     }

@@ -306,7 +306,10 @@ impl Chain {
         self.inner.poison_check()?;
         let result = match self.inner.options.read_only {
             true => Ok(()),
-            false => checkpoint::write(&self.inner).await,
+            false => {
+                self.inner.record_damage().await;
+                checkpoint::write(&self.inner).await
+            }
         };
         self.stop();
         self.inner.poison("the volume was closed");

@@ -364,7 +364,7 @@ async fn read_one(inner: &Arc<Inner>, lba: Lba, at: Version) -> Result<Option<By
             break;
         }
     }
-    Counts::add(&inner.counts.damaged, 1);
+    inner.note_damage();
     Err(failure.unwrap_or_else(|| StoreError::Corrupt {
         lba,
         detail: "it moved during every attempt to read it".to_owned(),

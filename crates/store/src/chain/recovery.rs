@@ -240,6 +240,7 @@ pub(super) fn build(
         blocks: AtomicU64::new(state.index.blocks()),
         committed: AtomicU64::new(state.committed.0),
         gate: super::yielding::WriterGate::new(label),
+        counts: Counts::new(label.damaged),
         state: BriefMutex::new(state),
         rounds: BriefMutex::default(),
         checkpoints: tokio::sync::Mutex::new(area),
@@ -260,7 +261,6 @@ pub(super) fn build(
         rates: Default::default(),
         clean_reads: Default::default(),
         stages: Default::default(),
-        counts: Counts::default(),
         options,
     }
 }

@@ -45,6 +45,39 @@ pub(super) struct Check {
     pub(super) at: Location,
 }
 
+impl Inner {
+    /// A read has found a block of which no copy is right.
+    pub(super) fn note_damage(&self) {
+        Counts::add(&self.counts.damaged, 1);
+        if self.counts.damage.note() {
+            self.checkpoint_kick.notify_one();
+        }
+    }
+
+    /// Waits for what the task that writes checkpoints is to look at, and records damage meanwhile.
+    pub(super) async fn wait_for_work(&self) {
+        self.checkpoint_kick.notified().await;
+        self.record_damage().await;
+    }
+
+    /// Has the label say whether there is damage, for the processes that have the volume open later. If it cannot be written,
+    /// the chain refuses writes.
+    pub(super) async fn record_damage(&self) {
+        if self.options.read_only || self.counts.damage.to_record().is_none() {
+            return;
+        }
+        let _label = self.label_lock.lock().await;
+        // Another task may have recorded it.
+        let Some(damaged) = self.counts.damage.to_record() else { return };
+        match self.change_label(|label| label.damaged = damaged).await {
+            Ok(()) => self.counts.damage.recorded(damaged),
+            Err(error) => {
+                tracing::warn!(volume = %self.volume, %error, "damage was not recorded");
+            }
+        }
+    }
+}
+
 impl Chain {
     /// Reads every copy of every live block, the maps, the checkpoint and the labels, and repairs damage from
     /// another copy or from the index; of a read-only chain, it only counts the damage. Calls `progress` with
@@ -77,6 +110,8 @@ impl Chain {
         progress(total, total);
         scrub_maps(inner, &mut report).await?;
         inner.clean_repaired();
+        inner.counts.damage.scrubbed(report.damaged > 0);
+        inner.record_damage().await;
         Ok(report)
     }
 }

@@ -49,6 +49,8 @@ pub struct Status {
     pub wished_blocks: u64,
     /// Why writes are refused, if they are.
     pub poisoned: Option<String>,
+    /// Whether blocks of which no copy is right were found, and no scrub has found none since.
+    pub damaged: bool,
     /// The links, in order.
     pub links: Vec<LinkStatus>,
     /// Named snapshots.
@@ -126,6 +128,7 @@ pub(super) fn of(inner: &Inner) -> Status {
         minis: MiniCounts { slots: state.slots.len() as u64, ..state.minis.counts },
         wished_blocks: state.wishes.len() as u64,
         poisoned: state.poison.as_ref().map(ToString::to_string),
+        damaged: inner.counts.damage.is_found(),
         links: links.collect(),
         snapshots: state.label.snapshots.clone(),
         counts: inner.counts.status(),

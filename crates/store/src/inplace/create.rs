@@ -57,6 +57,7 @@ impl InPlace {
             created: env.wall_clock(),
             sector: geometry.sector,
             journal_note: Note::default(),
+            damaged: false,
         };
         // The old superblocks go first: a half-made store must not open.
         zero(&parts.data, 0, START).await?;

@@ -183,7 +183,7 @@ struct StoredSuperblock {
     version: U64,
     created: U64,
     sector: U32,
-    spare: U32,
+    damaged: U32,
     journal_epoch: U64,
     journal_first: U64,
     journal_ring: U64,
@@ -230,6 +230,8 @@ pub struct Superblock {
     pub sector: u32,
     /// Helps to rebuild the journal if its own superblocks are lost. Older programs leave it out.
     pub journal_note: Note,
+    /// Whether blocks of which no copy is right were found, and no scrub has found none since.
+    pub damaged: bool,
 }
 
 impl Superblock {
@@ -399,6 +401,7 @@ impl Copied for Superblock {
             version: self.version.into(),
             created: self.created.into(),
             sector: self.sector.into(),
+            damaged: u32::from(self.damaged).into(),
             journal_epoch: self.journal_note.epoch.into(),
             journal_first: self.journal_note.first.into(),
             journal_ring: self.journal_note.size.into(),
@@ -451,6 +454,7 @@ impl Copied for Superblock {
                 first: stored.journal_first.get(),
                 size: stored.journal_ring.get(),
             },
+            damaged: stored.damaged.get() != 0,
         };
         superblock.check(device)?;
         Ok(Some(superblock))

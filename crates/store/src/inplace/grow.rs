@@ -315,6 +315,7 @@ mod tests {
             created: 0,
             sector: 512,
             journal_note: Note::default(),
+            damaged: false,
         }
     }
 

@@ -357,6 +357,7 @@ impl Inner {
 
     /// One pass of background writeback: blocks that are old, or more when room is `pressed` for.
     pub(super) async fn write_back_pass(&self, pressed: bool) -> Result<(), StoreError> {
+        self.record_damage().await;
         let expire = self.medium.state.lock().options.expire;
         if pressed {
             if self.is_short() {

@@ -10,6 +10,7 @@ use super::options::Options;
 use super::state::StoreState;
 use super::turns::{Kind, Turn, Turns};
 use crate::block::{BLOCK_SIZE, Lba, StoreError};
+use crate::damage::DamageNote;
 use crate::device::{DeviceError, DeviceRef, Purpose};
 use crate::lock::BriefMutex;
 
@@ -24,6 +25,8 @@ pub(super) struct Medium {
     /// may be older here.
     pub(super) superblock: RwLock<Superblock>,
     pub(super) state: BriefMutex<StoreState>,
+    /// Whether there is damage, also from earlier openings.
+    pub(super) damage: DamageNote,
 }
 
 impl Medium {

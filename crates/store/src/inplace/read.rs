@@ -44,11 +44,20 @@ enum Look<'a> {
 }
 
 impl Inner {
-    /// Reads blocks as they were at a version, or else as they are; returns the version too.
+    /// Reads blocks as they were at a version, or else as they are; returns the version too. Damage is noted.
     ///
     /// # Errors
     /// [`StoreError::Corrupt`], [`StoreError::Gone`], and the device's.
     pub(super) async fn read(
+        &self,
+        range: Range<u64>,
+        at: Option<Version>,
+    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
+        let read = self.read_blocks(range, at).await;
+        read.inspect_err(|error| self.note_damage(error))
+    }
+
+    async fn read_blocks(
         &self,
         range: Range<u64>,
         at: Option<Version>,

@@ -23,6 +23,7 @@ use super::turns::Turns;
 use super::{InPlaceError, Inner, Parts};
 use crate::block::{BLOCK_SIZE, Epoch, Lba, StoreError, Version};
 use crate::copies;
+use crate::damage::DamageNote;
 use crate::device::{AlignedBuf, DeviceRef, Purpose};
 use crate::journal::log::Callers;
 use crate::journal::{self, Base, End, Journal, JournalError, Lost, Note, Plan, Replay};
@@ -115,6 +116,7 @@ pub(super) async fn open(
         turns: Turns::default(),
         data: parts.data,
         state: BriefMutex::new(StoreState::new(map, version, options)),
+        damage: DamageNote::new(superblock.damaged),
         superblock: RwLock::new(superblock),
     };
     let begun = env.now();
@@ -205,12 +207,14 @@ pub(super) async fn settle(medium: &Medium, journal_note: Note) -> Result<Epoch,
         (state.now.0, state.options.barrier)
     };
     let generation = newest.generation + 1;
-    let next = Superblock { generation, version, journal_note, ..newest };
+    let damaged = medium.damage.is_found();
+    let next = Superblock { generation, version, journal_note, damaged, ..newest };
     copies::write(&next, &medium.data).await?;
     next.write_backups(&medium.data).await?;
     if barrier {
         medium.data.flush(Purpose::Label).await?;
     }
+    medium.damage.recorded(damaged);
     Ok(Epoch(generation))
 }
 

@@ -79,6 +79,9 @@ impl InPlace {
         if report.map_sectors > 0 && mend == Mend::Yes {
             inner.write_back(Which::All).await?;
         }
+        let is_map_damaged = report.map_sectors > 0 && mend == Mend::No;
+        inner.medium.damage.scrubbed(is_map_damaged || !report.lost.is_empty());
+        inner.record_damage().await;
         Ok(report)
     }
 }

@@ -62,6 +62,8 @@ pub struct Counts {
     pub releases: u64,
     /// Blocks that were read from the device.
     pub reads: u64,
+    /// Reads that found blocks of which no copy is right.
+    pub damaged: u64,
 }
 
 /// Where a block is found.

@@ -3,7 +3,6 @@
 use thalweg_env::process::Forked;
 
 use crate::block::{EpochVersion, StoreError};
-use crate::device::{DeviceError, Operation};
 use crate::stale::Unserved;
 
 /// Why a transaction was aborted without its owner asking for it (Isotope 4.2.3).
@@ -80,12 +79,6 @@ impl TxnError {
     /// Whether a block could not be read: no copy matches its checksum, or the device fails to read it.
     /// Writing the whole block repairs it.
     pub fn is_damage(&self) -> bool {
-        match self {
-            TxnError::Store(StoreError::Corrupt { .. }) => true,
-            TxnError::Store(StoreError::Device(DeviceError::Io { operation, .. })) => {
-                *operation == Operation::Read
-            }
-            _ => false,
-        }
+        matches!(self, TxnError::Store(error) if error.is_damage())
     }
 }

@@ -64,3 +64,33 @@ fn damage_that_stops_cleaning_refuses_writers_until_it_is_repaired() {
     let refused = (0..20).filter(|seed| life(*seed, cleanings[*seed as usize % 2])).count();
     assert!(refused > 0);
 }
+
+#[test]
+fn damage_is_known_to_later_openings_until_a_scrub_finds_none() {
+    run(1, |env| async move {
+        let mut rig = Rig::new(&env, shape(Cleaning::MoveToTail)).await;
+        let chain = rig.open().await.unwrap();
+        rig.write(&chain, 100).await.unwrap();
+        chain.close().await.unwrap();
+        drop(chain);
+        let chain = rig.open().await.unwrap();
+        assert!(!chain.status().damaged && !chain.label().damaged);
+        damage_all(&rig);
+        assert!(rig.check_reads(&chain).await > 0);
+        assert!(chain.status().damaged);
+        env.sleep(Duration::from_secs(1)).await;
+        // As after a crash. Whether the blocks can be read again is not known before a scrub.
+        drop(chain);
+        rig.faults.iter().for_each(|faults| faults.heal());
+        let chain = rig.open().await.unwrap();
+        assert!(chain.status().damaged && chain.label().damaged);
+        damage_all(&rig);
+        assert!(chain.scrub(&|_, _| {}).await.unwrap().damaged > 0);
+        assert!(chain.status().damaged && chain.label().damaged);
+        rig.faults.iter().for_each(|faults| faults.heal());
+        chain.scrub(&|_, _| {}).await.unwrap();
+        assert!(!chain.status().damaged && !chain.label().damaged);
+        drop(chain);
+        assert!(!rig.open().await.unwrap().status().damaged);
+    });
+}

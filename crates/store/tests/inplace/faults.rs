@@ -11,7 +11,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::inplace::{InPlace, InPlaceError, Mode};
+use thalweg_store::inplace::{InPlace, InPlaceError, Mend, Mode};
 
 use crate::support::{Shape, transaction};
 
@@ -218,4 +218,40 @@ fn a_crash_while_blocks_are_given_up() {
         }
     }
     assert!(given_up > 0, "nothing was given up");
+}
+
+#[test]
+fn damage_is_known_to_later_openings_until_a_scrub_finds_none() {
+    run(1, |env| async move {
+        let shape = Shape::varied(Mode::Data, 1);
+        let mut rig = Rig::new(&env, shape).await;
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        rig.write(&store, 50).await;
+        store.close().await.unwrap();
+        drop(store);
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        assert!(!store.status().damaged);
+        let blocks = store.superblock();
+        let all = blocks.place(0)..blocks.place(shape.blocks);
+        rig.faults[0].break_sectors(all.clone());
+        let (_, refused) = rig.read(&store).await;
+        assert!(refused > 0);
+        let status = store.status();
+        assert!(status.damaged && status.counts.damaged == refused, "{status:?}");
+        // A pass of writeback records it; then as after a crash.
+        env.sleep(Duration::from_secs(60)).await;
+        drop(store);
+        rig.faults[0].heal();
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        assert!(store.status().damaged && store.superblock().damaged);
+        rig.faults[0].break_sectors(all);
+        assert!(!store.scrub(Mend::No, &|_, _| {}).await.unwrap().lost.is_empty());
+        assert!(store.status().damaged);
+        rig.faults[0].heal();
+        store.scrub(Mend::No, &|_, _| {}).await.unwrap();
+        assert!(!store.status().damaged);
+        drop(store);
+        let (store, _) = shape.open(&env, &rig.devices).await;
+        assert!(!store.status().damaged && !store.superblock().damaged);
+    });
 }

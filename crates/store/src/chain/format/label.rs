@@ -34,8 +34,8 @@ pub struct LabelHeader {
     pub placement: u8,
     /// Shrink records, 0 or 1.
     pub shrinks: u8,
-    /// Padding.
-    pub reserved: u8,
+    /// 0: no; 1: blocks of which no copy is right were found, and no scrub has found none since.
+    pub damaged: u8,
     /// Link records.
     pub links: U32,
     /// Snapshot records.

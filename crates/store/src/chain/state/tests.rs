@@ -50,6 +50,7 @@ fn state(cleaning: Cleaning, links: &[u32]) -> State {
         fence: None,
         shrink: None,
         replica: 0,
+        damaged: false,
     };
     let parts = Parts { links, map: device(1), map_link: None, tail_cache: None, body_cache: None };
     let mut state = empty_state(label, &parts).unwrap();

@@ -13,8 +13,11 @@ use crate::device::{DeviceError, MirrorError, StripeError};
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The folder has no volume.
-    #[error("no volume in {}: there is no {}; name a volume's folder, or create one there",
-        folder.display(), super::manifest::FILE)]
+    #[error(
+        "no volume in {}: there is no {}; name a volume's folder, or, if that file is lost, make it again from the \
+         labels of the devices: thalweg volume assemble DEVICE...",
+        folder.display(), super::manifest::FILE
+    )]
     NoVolume {
         /// The folder.
         folder: PathBuf,
@@ -26,7 +29,10 @@ pub enum PoolError {
         folder: PathBuf,
     },
     /// The list of devices cannot be read.
-    #[error("{} is damaged ({detail}); restore it, or correct it by hand", path.display())]
+    #[error(
+        "{} is damaged ({detail}); make it again from the labels of the volume's devices: thalweg volume assemble DEVICE...",
+        path.display()
+    )]
     Manifest {
         /// The file.
         path: PathBuf,
@@ -73,8 +79,8 @@ pub enum PoolError {
     },
     /// A device belongs to another volume.
     #[error(
-        "{device} belongs to the volume {name} ({volume}); destroy that one first, or use force \
-        if nothing on it is needed"
+        "{device} belongs to the volume {name} ({volume}); name another device. thalweg volume destroy frees the devices of a \
+         volume that is not needed any more; if its volume.toml is lost, thalweg volume assemble makes that again"
     )]
     OtherVolume {
         /// The device's path.
@@ -85,7 +91,7 @@ pub enum PoolError {
         volume: Uuid,
     },
     /// A device holds something else.
-    #[error("{device} holds {what}; use force if nothing on it is needed")]
+    #[error("{device} holds {what}; name another device, or use force if nothing on it is needed")]
     Foreign {
         /// The device's path.
         device: String,
@@ -134,7 +140,7 @@ pub enum PoolError {
         have: u64,
     },
     /// Every copy of a part of the volume is missing.
-    #[error("{part} is missing ({}): {}; attach it, or correct its path in volume.toml",
+    #[error("{part} is missing ({}): {}; attach it, or, if it has another path now, thalweg volume assemble with all devices",
         paths.join(", "), causes.join("; "))]
     Missing {
         /// The part.
@@ -154,6 +160,43 @@ pub enum PoolError {
         first: String,
         /// The other.
         second: String,
+    },
+    /// A device is no part of a chained volume.
+    #[error("{device} holds {what}; name the devices of one chained volume")]
+    NoPart {
+        /// The device's path.
+        device: String,
+        /// What was found.
+        what: &'static str,
+    },
+    /// Devices do not all belong to one volume.
+    #[error("these devices do not belong to one volume: {}; name those of one", devices.join("; "))]
+    SeveralVolumes {
+        /// Each device with its volumes.
+        devices: Vec<String>,
+    },
+    /// Two devices have the same place in a volume.
+    #[error(
+        "{first} and {second} are both the same part of the {part}: one of them was replaced, or is a copy; \
+         leave out the one that the volume did not use last"
+    )]
+    SamePart {
+        /// One path.
+        first: String,
+        /// The other.
+        second: String,
+        /// Their part of the volume.
+        part: &'static str,
+    },
+    /// Devices of a volume were not named.
+    #[error("devices of the volume {name} ({volume}) are missing: {}; name them, too", missing.join("; "))]
+    Incomplete {
+        /// The volume's name.
+        name: String,
+        /// Its identity.
+        volume: Uuid,
+        /// What is missing.
+        missing: Vec<String>,
     },
     /// No member of the volume has this path.
     #[error("{device} is no member of the volume; `status` lists them")]

@@ -16,6 +16,9 @@ use super::spec::{DeviceSpec, LinkSpec, Preallocation};
 use crate::block::BLOCK_SIZE;
 use crate::device::{Access, AlignedBuf, DeviceError, DeviceRef, Purpose, kinds};
 
+/// What a device with a damaged label holds, in a message.
+pub const DAMAGED_LABEL: &str = "a damaged volume label";
+
 /// Progress of a long task: the part that is done, and the whole, in one unit.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Send + Sync);
 
@@ -178,8 +181,7 @@ pub(super) async fn check_blank(
         // A header without slots has no owner.
         Ok(Some(label)) if label.damaged == 0 => return Ok(()),
         Ok(Some(_)) | Err(PoolError::Damaged { .. }) => {
-            let what = "a damaged volume label";
-            return Err(PoolError::Foreign { device, what });
+            return Err(PoolError::Foreign { device, what: DAMAGED_LABEL });
         }
         Err(error) => return Err(error),
     }

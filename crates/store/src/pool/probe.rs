@@ -38,10 +38,14 @@ const LOOKED_AT: u64 = 128 * 1024;
 /// The name of the known content on `device`, if there is any.
 pub(super) async fn foreign(device: &dyn Device) -> Result<Option<&'static str>, DeviceError> {
     let len = device.geometry().size.min(LOOKED_AT);
-    let bytes = device.read(0, len as usize, Purpose::Label).await?;
+    Ok(foreign_content(&device.read(0, len as usize, Purpose::Label).await?))
+}
+
+/// The name of the known content that begins with `start`, if there is any.
+pub(crate) fn foreign_content(start: &[u8]) -> Option<&'static str> {
     let holds = |signature: &&Signature| {
         let at = signature.at as usize;
-        bytes.get(at..at + signature.bytes.len()) == Some(signature.bytes)
+        start.get(at..at + signature.bytes.len()) == Some(signature.bytes)
     };
-    Ok(SIGNATURES.iter().find(holds).map(|signature| signature.what))
+    SIGNATURES.iter().find(holds).map(|signature| signature.what)
 }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod changes;
 mod mirrors;
+mod reassemble;
 mod shared;
 
 use std::path::{Path, PathBuf};

@@ -14,7 +14,8 @@ use thalweg_sim::runtime::run;
 use thalweg_store::block::{BlockStore, Version};
 use thalweg_store::pool::manifest::{FILE, Manifest, Stage};
 use thalweg_store::pool::{
-    DeviceSpec, LinkSpec, Media, MemberState, NewVolume, Pool, PoolError, create_on, destroy_on,
+    DeviceSpec, LinkSpec, Media, MemberState, NewVolume, Pool, PoolError, Reassembly, create_on,
+    destroy_on, reassemble_on,
 };
 
 use super::history::{self, History, Layout, Op, Parts, folder, open, perform, quiet, record};
@@ -35,6 +36,7 @@ pub(crate) struct Tally {
     pub(crate) alone: u64,
     pub(crate) reused: u64,
     pub(crate) repeated: u64,
+    pub(crate) reassembled: u64,
 }
 
 impl Tally {
@@ -48,12 +50,14 @@ impl Tally {
         self.alone += other.alone;
         self.reused += other.reused;
         self.repeated += other.repeated;
+        self.reassembled += other.reassembled;
     }
 
     /// Fails when the histories did not cover what they are for.
     pub(crate) fn assert_varied(&self, layout: &Layout) {
         let counts = [self.second, self.not_made, self.destroyed, self.freed, self.reused];
         assert!(counts.iter().all(|count| *count > 10) && self.repeated > 10, "{self:?}");
+        assert!(self.reassembled > 10, "{self:?}");
         assert!(self.alone > 10 || layout.links == Parts::Plain, "{self:?}");
     }
 }
@@ -149,6 +153,9 @@ impl Checker {
             compare(pool, &history.model, &case).await;
             self.tally.freed += u64::from(listed != members(pool));
             self.each_side_alone(pool, image, &case).await;
+            if self.tally.images % 5 == 2 {
+                self.without_manifest(pool, image, &case).await;
+            }
         }
         // Only some of the images, for the sake of time.
         match self.tally.images % 4 {
@@ -236,6 +243,26 @@ impl Checker {
             let pool = opened.unwrap_or_else(|error| panic!("{}: {error}", case.place));
             compare(&pool, &self.history.model, &case).await;
         }
+    }
+
+    /// The manifest is lost in the crash, and made again from the labels of the members.
+    async fn without_manifest(&mut self, pool: &Pool, image: &CrashImage, case: &Case<'_>) {
+        let media = self.media(image).await;
+        media.remove(&folder().join(FILE)).await.unwrap();
+        let members = pool.status().members;
+        let (present, absent): (Vec<_>, Vec<_>) =
+            members.into_iter().partition(|it| it.state != MemberState::Missing);
+        let mut devices: Vec<PathBuf> = present.into_iter().map(|it| it.path).collect();
+        devices.sort();
+        devices.dedup();
+        let how = Reassembly { devices, degraded: !absent.is_empty() };
+        let place = format!("without its manifest, {}", case.place);
+        let made = reassemble_on(&self.env, &*media, &folder(), &how).await;
+        made.unwrap_or_else(|error| panic!("{place}: {error}"));
+        let opened = open(&self.env, &media).await;
+        let pool = opened.unwrap_or_else(|error| panic!("{place}: {error}"));
+        compare(&pool, &self.history.model, &Case { place, ..*case }).await;
+        self.tally.reassembled += 1;
     }
 
     /// Another volume takes every device that this one does not use, without force.

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use thalweg_client::{AttachError, FileError, OpenError};
-use thalweg_fs::{FsError, errno};
+use thalweg_fs::errno;
 use thalweg_ipc::remote::Advice;
 use thalweg_store::block::StoreError;
 use thalweg_store::chain::ChainError;
@@ -154,7 +154,11 @@ impl From<open::OpenError> for Failure {
             open::OpenError::Chained(error) => return error.into(),
             open::OpenError::InPlace(error) => return error.into(),
             open::OpenError::NoVolume { .. } => libc::ENOENT,
-            open::OpenError::NoJournal { .. } => libc::EINVAL,
+            open::OpenError::LostManifest { .. } => libc::ENODEV,
+            open::OpenError::Part { .. }
+            | open::OpenError::Journal { .. }
+            | open::OpenError::Foreign { .. }
+            | open::OpenError::NoJournal { .. } => libc::EINVAL,
         };
         Failure { number, text: error.to_string() }
     }
@@ -174,9 +178,6 @@ impl From<OpenError> for Failure {
             }
             OpenError::Volume(error) => error.into(),
             OpenError::Served { .. } => Failure { number: libc::EBUSY, text: error.to_string() },
-            OpenError::Filesystem(FsError::NoFilesystem(_)) => {
-                Failure { number: libc::ENOENT, text: error.to_string() }
-            }
             OpenError::Filesystem(error) | OpenError::Attach(AttachError::Refused(error)) => {
                 Failure { number: errno::of(&error), text: error.to_string() }
             }

@@ -1,6 +1,8 @@
 //! Opens volumes of either kind by path: the folder of a chained volume, or the device or file of an in-place
 //! volume.
 
+pub mod identity;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -10,10 +12,13 @@ use std::time::Duration;
 use async_recursion::async_recursion;
 use thalweg_env::Env;
 
+use self::identity::members_in;
+pub use self::identity::{Identity, Owner};
 use crate::block::{BlockStore, Frozen};
 use crate::chain;
-use crate::device::{Access, DeviceError, DeviceKinds, DeviceRef, Overlay, kinds};
+use crate::device::{Access, DeviceError, DeviceKinds, DeviceRef, Overlay, Purpose, kinds};
 use crate::inplace::{self, InPlace, InPlaceError, Parts, Recovered};
+use crate::pool::format::DATA_START;
 use crate::pool::{self, NamedMedia, Pool, PoolError, manifest};
 use crate::tree::catalogue;
 use crate::txn::{self, TransactionManager};
@@ -32,6 +37,46 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
+    /// A folder without a manifest has the devices of a chained volume.
+    #[error(
+        "{} has devices of the volume {name}, and no {}; thalweg volume assemble makes it again from their labels: \
+         thalweg volume assemble {}", folder.display(), manifest::FILE, listed(devices)
+    )]
+    LostManifest {
+        /// The folder.
+        folder: PathBuf,
+        /// The volume's name.
+        name: String,
+        /// The devices in the folder.
+        devices: Vec<PathBuf>,
+    },
+    /// A device was named that is a part of a chained volume.
+    #[error("{} is {}", device.display(), part_of(owners, folder.as_deref()))]
+    Part {
+        /// The device.
+        device: PathBuf,
+        /// The volumes that it is a part of; none if the labels are damaged.
+        owners: Vec<Owner>,
+        /// The folder of the volume, if it is beside the device.
+        folder: Option<PathBuf>,
+    },
+    /// A device was named that holds a journal alone.
+    #[error(
+        "{} is a journal, and no volume: name the volume, and this device with --journal-dev or journal_dev=",
+        device.display()
+    )]
+    Journal {
+        /// The device.
+        device: PathBuf,
+    },
+    /// A device was named that holds something else.
+    #[error("{} holds {what}, and no volume", device.display())]
+    Foreign {
+        /// The device.
+        device: PathBuf,
+        /// What was found.
+        what: &'static str,
+    },
     /// A journal device was named for a chained volume.
     #[error("{} is a chained volume, which has no journal; name no device for it", path.display())]
     NoJournal {
@@ -46,7 +91,54 @@ pub enum OpenError {
     InPlace(#[from] InPlaceError),
 }
 
+/// Paths as words of a command.
+fn listed(paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    paths.join(" ")
+}
+
+/// Which part of which volume a device is, and how that one is named.
+fn part_of(owners: &[Owner], folder: Option<&Path>) -> String {
+    let volumes: Vec<String> = owners
+        .iter()
+        .map(|Owner { role, name, volume }| {
+            format!("the {} of the volume {name} ({volume})", role.name())
+        })
+        .collect();
+    let part = match volumes.is_empty() {
+        true => "a part of a chained volume, with damaged labels".to_owned(),
+        false => volumes.join(", and "),
+    };
+    match folder {
+        Some(folder) => format!("{part}: name the volume's folder, {}", folder.display()),
+        None => format!(
+            "{part}: name the volume's folder. If that has no {}: thalweg volume assemble, with all \
+             devices of the volume, makes it again",
+            manifest::FILE
+        ),
+    }
+}
+
 impl OpenError {
+    /// The error for a device that holds no volume that is updated in place, by what it holds instead.
+    async fn instead(error: InPlaceError, data: &DeviceRef, device: &Path) -> OpenError {
+        if !matches!(error, InPlaceError::NoStore { .. } | InPlaceError::NoSuperblock { .. }) {
+            return error.into();
+        }
+        let len = data.geometry().size.min(DATA_START) as usize;
+        let Ok(start) = data.read(0, len, Purpose::Label).await else { return error.into() };
+        let device = device.to_owned();
+        match Identity::of(&start) {
+            Some(Identity::Member(owners)) => {
+                let beside = device.parent().filter(|folder| folder.join(manifest::FILE).exists());
+                OpenError::Part { folder: beside.map(Path::to_owned), device, owners }
+            }
+            Some(Identity::Journal) => OpenError::Journal { device },
+            Some(Identity::Foreign(what)) => OpenError::Foreign { device, what },
+            Some(Identity::InPlace) | None => error.into(),
+        }
+    }
+
     /// Whether another process has the volume open: later it may be free.
     pub fn is_locked(&self) -> bool {
         matches!(
@@ -83,7 +175,7 @@ impl VolumePath {
     /// Finds out which kind of volume is at a path. A name with a kind is a device's, whether there is one or not.
     ///
     /// # Errors
-    /// [`OpenError::NoVolume`].
+    /// [`OpenError::NoVolume`], [`OpenError::LostManifest`].
     pub fn find(path: &Path) -> Result<VolumePath, OpenError> {
         if kinds::kind_of(path).is_some() {
             return Ok(VolumePath::Device(path.to_owned()));
@@ -97,7 +189,12 @@ impl VolumePath {
             Ok(it) if it.is_file() || it.file_type().is_block_device() => {
                 Ok(VolumePath::Device(canonical))
             }
-            _ => Err(none()),
+            _ => Err(match members_in(&canonical) {
+                Some((owner, devices)) => {
+                    OpenError::LostManifest { folder: canonical, name: owner.name, devices }
+                }
+                None => none(),
+            }),
         }
     }
 
@@ -281,9 +378,14 @@ impl InPlaceVolume {
         let access = options.access();
         let journal = options.journal.as_deref();
         let parts = in_place_parts(env, &options.kinds, device, journal, access).await?;
+        let data = parts.data.clone();
         let opened = match options.repair {
-            true => InPlace::open_damaged(env, parts, options.in_place).await?,
-            false => InPlace::open(env, parts, options.in_place).await?,
+            true => InPlace::open_damaged(env, parts, options.in_place).await,
+            false => InPlace::open(env, parts, options.in_place).await,
+        };
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => return Err(OpenError::instead(error, &data, device).await),
         };
         let transactions = options.transactions.clone();
         Ok(InPlaceVolume::start(env, opened, access, transactions).await?)

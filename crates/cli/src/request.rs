@@ -245,6 +245,16 @@ pub(crate) struct AttachRequest {
     pub(crate) writable: bool,
 }
 
+/// A block device that was made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MadeDevice {
+    /// Its path.
+    pub(crate) device: PathBuf,
+    /// Why it is read-only although the user did not ask for that.
+    #[serde(default)]
+    pub(crate) read_only: Option<String>,
+}
+
 /// The result of a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Answer {
@@ -253,10 +263,7 @@ pub(crate) enum Answer {
     /// It is done.
     Done,
     /// A block device was made.
-    Attached {
-        /// Its path.
-        device: PathBuf,
-    },
+    Attached(MadeDevice),
     /// A block device was detached.
     Detached {
         /// Its path.

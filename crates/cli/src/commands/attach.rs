@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
@@ -18,13 +18,13 @@ use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::places::ATTACH_LOG;
 use crate::progress::{self, Silent};
-use crate::request::{Answer, AttachRequest, Request, unexpected_answer};
+use crate::request::{Answer, AttachRequest, MadeDevice, Request, unexpected_answer};
 use crate::target::{JournalDev, Target};
 use crate::volume::opened::Opened;
 
 /// Make a block device of a volume
 ///
-/// Prints the device. A volume with partitions (filesystems or stores) is attached read-only. A background
+/// Prints the device. A volume with partitions (filesystems or stores), and a replica, is attached read-only. A background
 /// process serves the device until it is detached; if the volume is served already, its server does that.
 /// Needs root.
 #[derive(Debug, Args)]
@@ -86,8 +86,8 @@ pub(crate) async fn attach(env: &Env, args: Attach) -> Outcome<()> {
         }
         let request = Request::Attach(how(&args, &target));
         return match client.ask(&request, &*progress::for_user(args.json)).await? {
-            Answer::Attached { device } => {
-                show_attached(&device, args.json, &target);
+            Answer::Attached(made) => {
+                show_attached(&made, args.json);
                 Ok(())
             }
             _ => Err(unexpected_answer()),
@@ -116,32 +116,28 @@ fn show(device: &Path, json: bool) {
 }
 
 /// Prints a device, and why it is read-only unless the user asked for that.
-fn show_attached(device: &Path, json: bool, target: &Target) {
-    show(device, json);
-    let name = device.file_name().unwrap_or_default();
-    let flag = std::fs::read_to_string(Path::new("/sys/block").join(name).join("ro"));
-    if target.snapshot.is_none() && flag.is_ok_and(|flag| flag.trim() == "1") {
-        eprintln!(
-            "{} is read-only: {} has partitions, which writes to the whole volume would destroy \
-             (attach --writable allows them)",
-            device.display(),
-            target.name
-        );
+fn show_attached(made: &MadeDevice, json: bool) {
+    match json {
+        true => println!("{}", serde_json::json!(made)),
+        false => println!("{}", made.device.display()),
+    }
+    if let Some(why) = &made.read_only {
+        eprintln!("{} is read-only: {why}", made.device.display());
     }
 }
 
 async fn foreground(env: &Env, args: &Attach, target: Target) -> Outcome<()> {
-    let started = start(env, args, target.clone()).await;
+    let started = start(env, args, target).await;
     if args.tell {
-        let told = started.as_ref().map(|(_, device)| device.clone()).map_err(Failure::clone);
+        let told = started.as_ref().map(|(_, made)| made.clone()).map_err(Failure::clone);
         background::tell(&told)?;
-    } else if let Ok((_, device)) = &started {
-        show_attached(device, args.json, &target);
+    } else if let Ok((_, made)) = &started {
+        show_attached(made, args.json);
     }
     started?.0.until_stopped().await
 }
 
-async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, PathBuf)> {
+async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, MadeDevice)> {
     let how = how(args, &target);
     let whole = Target { snapshot: None, ..target };
     let opened = Opened::open(env, &whole).await?;
@@ -152,7 +148,7 @@ async fn start(env: &Env, args: &Attach, target: Target) -> Outcome<(Running, Pa
         Err(failure) => Err(failure.clone()),
     };
     match (running, attached) {
-        (Ok(running), Ok(device)) => Ok((running, device)),
+        (Ok(running), Ok(made)) => Ok((running, made)),
         (Err(failure), _) | (_, Err(failure)) => {
             session.close().await?;
             Err(failure)
@@ -179,8 +175,8 @@ fn in_background(args: &Attach, target: &Target) -> Outcome<()> {
     let export = crate::target::export(&place, target.snapshot.as_deref());
     command.extend(["--".into(), export.into()]);
     target.make_folder()?;
-    let device: PathBuf = background::start(&command, &target.folder, ATTACH_LOG)?;
-    show_attached(&device, args.json, target);
+    let made: MadeDevice = background::start(&command, &target.folder, ATTACH_LOG)?;
+    show_attached(&made, args.json);
     Ok(())
 }
 

@@ -67,8 +67,7 @@ impl Session {
                 check::check_snapshot(&self.env, volume, name, *data).await.map(Answer::Json)
             }
             Request::Attach(how) => {
-                let device = self.attachments.attach(volume, how, &self.mounts).await?;
-                Ok(Answer::Attached { device })
+                self.attachments.attach(volume, how, &self.mounts).await.map(Answer::Attached)
             }
             Request::Detach { snapshot, force } => {
                 self.attachments.detach(volume, snapshot, *force).await

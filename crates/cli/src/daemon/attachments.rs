@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use super::lifetime::{Lifetime, Use};
 use super::mounts::{MountedVolume, Mounts, is_mounted};
 use crate::failure::{Failure, Outcome};
-use crate::request::{Answer, AttachRequest};
+use crate::request::{Answer, AttachRequest, MadeDevice};
 use crate::target::{Target, export};
 use crate::volume::opened::Opened;
 
@@ -55,7 +55,7 @@ impl Attachments {
         volume: &Opened,
         request: &AttachRequest,
         mounts: &Mounts,
-    ) -> Outcome<PathBuf> {
+    ) -> Outcome<MadeDevice> {
         // Held until the device is in the list, so that nothing is mounted meanwhile. It comes first in the order
         // of locks.
         let mounts = match request.writable {
@@ -76,7 +76,7 @@ impl Attachments {
             ))
             .help("use that device, or detach it first"));
         }
-        let (bytes, writer) = device_bytes(volume, request, mounted).await?;
+        let Bytes { bytes, writer, read_only } = device_bytes(volume, request, mounted).await?;
         let mountpoint = target.mountpoint()?;
         let stale = recover_stale(&self.env, &mountpoint).await?;
         for (device, mounts) in &stale.in_use {
@@ -93,7 +93,7 @@ impl Attachments {
         let device = attached.device.clone();
         let Target { name: volume, snapshot, .. } = target;
         attachments.push(Attachment { volume, snapshot, attached, writer, _use: use_ });
-        Ok(device)
+        Ok(MadeDevice { device, read_only })
     }
 
     /// Refuses to use the files of a volume that is attached writable.
@@ -220,30 +220,56 @@ impl Attachments {
     }
 }
 
-/// The volume behind a block device; for a writable one, also the occupation that excludes partitions.
+/// What is behind a block device.
+struct Bytes {
+    bytes: VolumeRef,
+    /// Of a writable device, the occupation that excludes partitions.
+    writer: Option<Occupation>,
+    /// Why the device is read-only, unless the user asked for a snapshot.
+    read_only: Option<String>,
+}
+
 async fn device_bytes(
     volume: &Opened,
     request: &AttachRequest,
     mounted: Option<PathBuf>,
-) -> Outcome<(VolumeRef, Option<Occupation>)> {
+) -> Outcome<Bytes> {
     if let Some(name) = &request.snapshot {
-        return Ok((volume.snapshot(name)?, None));
+        return Ok(Bytes { bytes: volume.snapshot(name)?, writer: None, read_only: None });
     }
     let place = volume.target.place().display();
+    if let Some(why) = volume.why_read_only().await {
+        // No option helps: its partitions are not the reason.
+        if request.writable {
+            return Err(Failure::new(format!(
+                "{place} cannot be attached for writing: {}",
+                why.what
+            ))
+            .help(why.help));
+        }
+        let read_only = Some(format!("{}; {}", why.what, why.help));
+        return Ok(Bytes { bytes: volume.volume(), writer: None, read_only });
+    }
+    volume.refuse_if_fenced()?;
     let writer = volume.transactions().occupy(format!(
         "{place} is attached as a block device, which could overwrite partitions; \
          detach it first: thalweg detach {place}"
     ));
     match (volume.transactions().settled_fence().await, request.writable) {
-        (false, _) => Ok((volume.volume(), Some(writer))),
+        (false, _) => Ok(Bytes { bytes: volume.volume(), writer: Some(writer), read_only: None }),
         (true, true) => {
             mounted.map_or(Ok(()), |place| Err(is_mounted(&place)))?;
             tracing::warn!(volume = %place, "attached for writing over its partitions");
-            Ok((volume.unfenced(), Some(writer)))
+            Ok(Bytes { bytes: volume.unfenced(), writer: Some(writer), read_only: None })
         }
         (true, false) => {
             tracing::info!(volume = %place, "attached read-only: it has partitions");
-            Ok((volume.volume(), None))
+            let why = format!(
+                "{} has partitions, which writes to the whole volume would destroy \
+                 (attach --writable allows them)",
+                volume.target.name
+            );
+            Ok(Bytes { bytes: volume.volume(), writer: None, read_only: Some(why) })
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use thalweg_fuse::state;
 use thalweg_store::device::kinds::kind_of;
-use thalweg_store::open::{VolumePath, sockets_name, unique};
+use thalweg_store::open::{OpenError, VolumePath, sockets_name, unique};
 use thalweg_store::pool::manifest;
 
 use crate::failure::{Failure, Outcome};
@@ -39,18 +39,24 @@ pub(crate) struct JournalDev {
 impl Target {
     /// Finds a volume by a folder, `FOLDER@SNAPSHOT`, a device or file, or the name of an image.
     pub(crate) fn find(text: &str) -> Outcome<Target> {
-        if let Ok(place) = VolumePath::find(Path::new(text)) {
-            return Target::at(place, None);
-        }
+        let lost = match VolumePath::find(Path::new(text)) {
+            Ok(place) => return Target::at(place, None),
+            Err(OpenError::NoVolume { .. }) => None,
+            Err(error) => Some(error),
+        };
         let with_snapshot = text.rsplit_once('@').and_then(|(volume, snapshot)| {
-            Some((VolumePath::find(Path::new(volume)).ok()?, snapshot))
+            match VolumePath::find(Path::new(volume)) {
+                Err(OpenError::NoVolume { .. }) => None,
+                found => Some((found, snapshot)),
+            }
         });
         match with_snapshot {
-            Some((place @ VolumePath::Folder(_), snapshot)) => {
+            Some((Ok(place @ VolumePath::Folder(_)), snapshot)) => {
                 Target::at(place, Some(snapshot.to_owned()))
             }
-            Some((VolumePath::Device(device), _)) => Err(no_snapshots(device.display())),
-            None => Err(not_there(Path::new(text))),
+            Some((Ok(VolumePath::Device(device)), _)) => Err(no_snapshots(device.display())),
+            Some((Err(error), _)) => Err(error.into()),
+            None => Err(lost.map_or_else(|| not_there(Path::new(text)), Failure::from)),
         }
     }
 
@@ -182,7 +188,12 @@ fn not_there(folder: &Path) -> Failure {
             folder.display(),
             manifest::FILE
         ))
-        .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),
+        .help(format!(
+            "name a volume's folder; if that is one whose {0} is lost, thalweg volume assemble --folder {1} DEVICE... \
+             makes it again. A new volume: thalweg volume create FOLDER --size SIZE",
+            manifest::FILE,
+            folder.display()
+        )),
         false => Failure::new(format!("there is no volume {}", folder.display()))
             .help("name a volume's folder, or make one: thalweg volume create FOLDER --size SIZE"),
     }

@@ -1,5 +1,6 @@
 //! `thalweg volume`: make, look at, change and destroy volumes.
 
+pub(crate) mod assemble;
 pub(crate) mod change;
 pub(crate) mod create;
 pub(crate) mod destroy;
@@ -12,6 +13,7 @@ pub(crate) mod snapshot;
 use clap::Subcommand;
 use thalweg_env::Env;
 
+use self::assemble::Assemble;
 use self::change::{Extend, Rebuild, Replace, Set, Shrink};
 use self::create::Create;
 use self::destroy::Destroy;
@@ -31,6 +33,7 @@ pub(crate) enum Volume {
     Create(Create),
     CreateInPlace(CreateInPlace),
     Status(Status),
+    Assemble(Assemble),
     Extend(Extend),
     Shrink(Shrink),
     Replace(Replace),
@@ -47,9 +50,10 @@ pub(crate) enum Volume {
 pub(crate) async fn run(env: &Env, command: Volume) -> Outcome<u8> {
     match command {
         Volume::Scrub(args) => return scrub::run(env, &args).await,
+        Volume::Status(args) => return status::run(env, args).await,
         Volume::Create(args) => create::run(env, args).await,
         Volume::CreateInPlace(args) => in_place::run(env, args).await,
-        Volume::Status(args) => status::run(env, args).await,
+        Volume::Assemble(args) => assemble::run(env, &args).await,
         Volume::Extend(args) => change::extend(env, args).await,
         Volume::Shrink(args) => change::shrink(env, args).await,
         Volume::Replace(args) => change::replace(env, args).await,

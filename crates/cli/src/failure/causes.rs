@@ -16,7 +16,7 @@ use thalweg_store::device::DeviceError;
 use thalweg_store::inplace::InPlaceError;
 use thalweg_store::journal::JournalError;
 use thalweg_store::open::OpenError;
-use thalweg_store::pool::PoolError;
+use thalweg_store::pool::{DAMAGED_LABEL, PoolError};
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
@@ -154,9 +154,16 @@ impl From<PoolError> for Failure {
             PoolError::Chain(ChainError::Loss(_)) => {
                 Some("--dry-run shows them; --accept-loss goes on without them")
             }
-            PoolError::OtherVolume { .. } | PoolError::Foreign { .. } => {
+            // Not where a label is: nothing of it would be left.
+            PoolError::Foreign { what, .. } if *what != DAMAGED_LABEL => {
                 Some("--force writes over it")
             }
+            PoolError::SeveralVolumes { .. } | PoolError::NoPart { .. } => {
+                Some("thalweg dump DEVICE shows whose a device is")
+            }
+            PoolError::Incomplete { .. } => Some(
+                "thalweg dump DEVICE shows whose a device is; --degraded goes on if only sides of mirrors are missing",
+            ),
             _ => None,
         };
         let failure = Failure::of(&error);

@@ -46,7 +46,8 @@ fn a_link_named_twice() {
 fn a_link_of_another_volume() {
     let home = Home::with_volume("64M", &["--link", "a:100M"]);
     let said = bad(&mut create(&home, "other", &["--link", "a"]), 1);
-    says(&said, &["belongs to the volume vol", "--force"]);
+    says(&said, &["belongs to the volume vol", "thalweg volume destroy"]);
+    assert!(!said.contains("force"), "{said}");
     home.status();
 }
 

@@ -22,6 +22,7 @@ mod files;
 mod in_place;
 mod kv;
 mod levels;
+mod lost_manifest;
 #[cfg(feature = "librados")]
 #[path = "../../../rados/tests/rados/mini_cluster.rs"]
 mod mini_cluster;

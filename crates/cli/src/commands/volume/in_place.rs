@@ -6,7 +6,7 @@ use clap::Args;
 use thalweg_env::Env;
 use thalweg_store::device::{Access, DeviceKinds, Purpose};
 use thalweg_store::inplace::{self, InPlace, NewInPlace};
-use thalweg_store::open::in_place_parts;
+use thalweg_store::open::{Identity, in_place_parts};
 use thalweg_store::pool::PoolError;
 
 use crate::commands::status::{self, Shown};
@@ -91,9 +91,8 @@ async fn create_with(
     for part in std::iter::once(&parts.data).chain(&parts.journal) {
         let len = part.geometry().size.min(LOOKED_AT) as usize;
         let start = part.read(0, len, Purpose::Label).await.map_err(PoolError::from)?;
-        if !force && start.iter().any(|byte| *byte != 0) {
-            return Err(Failure::new(format!("{} is not empty", part.name()))
-                .help("--force writes over it"));
+        if !force {
+            refuse_content(&part.name(), &start)?;
         }
     }
     let name = device.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -106,11 +105,31 @@ async fn create_with(
     Ok(target)
 }
 
+/// Refuses a device that is not empty, by what it begins with.
+fn refuse_content(device: &str, start: &[u8]) -> Outcome<()> {
+    let other = "name another device; thalweg dump DEVICE shows whose it is";
+    let (what, help) = match Identity::of(start) {
+        None if start.iter().all(|byte| *byte == 0) => return Ok(()),
+        None => (String::new(), "--force writes over it"),
+        Some(Identity::Foreign(what)) => (format!(": it holds {what}"), "--force writes over it"),
+        // Below a label is what a volume's user has stored.
+        Some(Identity::Member(_)) => (": it is a part of a chained volume".to_owned(), other),
+        Some(Identity::InPlace) => (
+            ": it holds a volume that is updated in place".to_owned(),
+            "thalweg status DEVICE shows that volume, and thalweg mount mounts its filesystem",
+        ),
+        Some(Identity::Journal) => {
+            (": it is the journal of a volume or of a mount".to_owned(), other)
+        }
+    };
+    Err(Failure::new(format!("{device} is not empty{what}")).help(help))
+}
+
 pub(crate) async fn run(env: &Env, args: CreateInPlace) -> Outcome<()> {
     let CreateInPlace { device, size, new, force, json } = args;
     let target = create(env, &device, size, &new, force).await?;
     match json {
-        true => status::show(env, &target, Shown::JSON).await,
+        true => status::show(env, &target, Shown::JSON).await.map(drop),
         false => {
             println!("{}", target.place().display());
             Ok(())

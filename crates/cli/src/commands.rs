@@ -95,13 +95,13 @@ fn serve_or_ask(command: Command) -> Outcome<u8> {
         let env = Env::real();
         match command {
             Command::Volume(command) => return volume::run(&env, command).await,
-            Command::Status(args) => status::run(&env, args).await,
+            Command::Status(args) => return status::run(&env, args).await,
             Command::Scrub(args) => return volume::scrub::run(&env, &args).await,
             Command::Kv(args) => kv::run(&env, args).await,
             Command::Image(command) => image::run(&env, command).await,
             Command::Key(command) => key::run(&env, command).await,
-            Command::Replica(command) => replica::run(&env, command).await,
-            Command::Cluster(command) => cluster::run(&env, command).await,
+            Command::Replica(command) => return replica::run(&env, command).await,
+            Command::Cluster(command) => return cluster::run(&env, command).await,
             Command::Wait(args) => return wait::run(&env, &args).await,
             Command::Serve(args) => serve::run(&env, args).await,
             Command::Attach(args) => attach::attach(&env, args).await,

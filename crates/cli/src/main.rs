@@ -6,6 +6,7 @@
 //! - `daemon`: the process that has volumes open and serves them;
 //! - `volume`: one open volume, with its filesystem;
 //! - `control`: the control socket, by which a command reaches the daemon;
+//! - `attention`: what an administrator is told to look at;
 //! - `request`: the requests on a volume, and their answers;
 //! - `devices`: the kinds of devices that this program opens;
 //! - `target`, `places`: names of volumes and of their files; `failure`, `progress`, `size` and the like.
@@ -18,6 +19,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[macro_use]
 mod output;
 
+mod attention;
 mod commands;
 mod control;
 mod daemon;

@@ -174,11 +174,12 @@ pub(crate) struct Evict {
     client: String,
 }
 
-pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
+/// Carries out a command; its exit code.
+pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
     match command {
+        ClusterCommand::Status(args) => return status::status(env, args).await,
         ClusterCommand::Create(args) => create(env, args).await,
         ClusterCommand::Serve(args) => serve(env, args).await,
-        ClusterCommand::Status(args) => status::status(env, args).await,
         ClusterCommand::Caps(args) => caps::caps(env, args).await,
         ClusterCommand::Selftest(args) => selftest::selftest(env, &args).await,
         ClusterCommand::SelftestAgent(args) => selftest::serve(&args),
@@ -189,6 +190,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<()> {
         }
         ClusterCommand::Client(ClientCommand::Evict(args)) => evict(env, args).await,
     }
+    .map(|()| 0)
 }
 
 async fn create(env: &Env, args: Create) -> Outcome<()> {

@@ -17,6 +17,7 @@ use thalweg_store::pool::Follows;
 use super::ask::ask;
 use super::key;
 use super::serve::{self, Options};
+use super::status::{degraded_lines, exit_code};
 use super::volume::create::{self, Layout, new_volume};
 use super::wait;
 use crate::failure::{Failure, Outcome};
@@ -101,15 +102,17 @@ pub(crate) struct PrintPosition {
     volume: String,
 }
 
-pub(crate) async fn run(env: &Env, command: ReplicaCommand) -> Outcome<()> {
+/// Carries out a command; its exit code.
+pub(crate) async fn run(env: &Env, command: ReplicaCommand) -> Outcome<u8> {
     match command {
+        ReplicaCommand::Status(args) => return status(env, &args).await,
         ReplicaCommand::Create(args) => create(env, args).await,
         ReplicaCommand::Run(args) => serve::follow(env, args.options, args.keys).await,
-        ReplicaCommand::Status(args) => status(env, &args).await,
         ReplicaCommand::Promote(args) => promote::run(env, &args).await,
         ReplicaCommand::Follow(args) => follow(env, &args).await,
         ReplicaCommand::Position(args) => wait::print_position(env, &args.volume).await,
     }
+    .map(|()| 0)
 }
 
 /// Asks a primary what its volume is.
@@ -151,7 +154,7 @@ async fn create(env: &Env, args: Create) -> Outcome<()> {
     Ok(())
 }
 
-async fn status(env: &Env, args: &Status) -> Outcome<()> {
+async fn status(env: &Env, args: &Status) -> Outcome<u8> {
     let target = Target::volume(&args.volume)?.chained()?;
     let Answer::Json(status) = ask(env, &target, Request::Replicas, args.json).await? else {
         return Err(unexpected_answer());
@@ -160,10 +163,13 @@ async fn status(env: &Env, args: &Status) -> Outcome<()> {
         true => println!("{status}"),
         false => print(&status),
     }
-    Ok(())
+    Ok(exit_code(&status))
 }
 
 fn print(status: &Value) {
+    let degraded = status["degraded"].as_array().into_iter().flatten();
+    let degraded: Vec<String> = degraded.filter_map(Value::as_str).map(str::to_owned).collect();
+    print!("{}", degraded_lines(&degraded));
     let text = |value: &Value| value.as_str().map(str::to_owned);
     if let Some(position) = text(&status["position"]) {
         println!("position   {position}");

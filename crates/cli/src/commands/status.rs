@@ -1,5 +1,6 @@
 //! `thalweg volume status`: shows a volume's status, once or repeatedly.
 
+mod degraded;
 mod in_place;
 mod latency;
 
@@ -13,6 +14,7 @@ use serde_json::Value;
 use thalweg_env::{Env, HashMap};
 use thalweg_store::block::BLOCK_SIZE;
 
+pub(crate) use self::degraded::{degraded_lines, exit_code, warn};
 use super::ask::ask;
 use crate::date;
 use crate::failure::{Failure, Outcome};
@@ -22,6 +24,9 @@ use crate::size::Size;
 use crate::target::{JournalDev, Target};
 
 /// Show a volume's status
+///
+/// It begins with DEGRADED, and ends with 3, when something needs attention, of the volume, its filesystem, its replicas or its
+/// clients: each such line says what to do.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
     /// The volume's folder, or the device or image of an in-place volume
@@ -50,7 +55,7 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| format!("{text:?} is not a number of seconds, 0.1 or more"))
 }
 
-pub(crate) async fn run(env: &Env, args: Status) -> Outcome<()> {
+pub(crate) async fn run(env: &Env, args: Status) -> Outcome<u8> {
     let target = Target::volume(&args.volume)?;
     let target = target.with_journal(args.journal.journal_dev.as_deref());
     let interval = args.watch.then_some(args.interval);
@@ -250,12 +255,13 @@ pub(crate) async fn fetch(env: &Env, target: &Target, json: bool) -> Outcome<Val
     }
 }
 
-/// Shows the status once, or repeatedly.
-pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<()> {
+/// Shows the status once, or repeatedly; returns the exit code.
+pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<u8> {
     let Shown { json, interval, latency } = shown;
     let mut before: Option<View> = None;
     loop {
         let status = fetch(env, target, json).await?;
+        let code = exit_code(&status);
         if json {
             println!("{status}");
         } else {
@@ -270,15 +276,8 @@ pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<()
         output::flush();
         match interval {
             Some(interval) if !output::is_closed() => env.sleep(interval).await,
-            _ => return Ok(()),
+            _ => return Ok(code),
         }
-    }
-}
-
-/// Prints on standard error why a volume is degraded.
-pub(crate) fn warn(name: &str, degraded: &Value) {
-    for what in degraded.as_array().into_iter().flatten().filter_map(Value::as_str) {
-        eprintln!("warning: {name} is degraded: {what}");
     }
 }
 
@@ -287,10 +286,7 @@ fn blocks(count: u64) -> Size {
 }
 
 fn text(view: &View, before: Option<(&View, Duration)>, latency: bool) -> Result<String, Failure> {
-    let mut out = String::new();
-    for what in &view.degraded {
-        writeln!(out, "DEGRADED: {what}").map_err(|error| Failure::of(&error))?;
-    }
+    let mut out = degraded_lines(&view.degraded);
     let written = match (&view.chain, &view.in_place) {
         (Some(chain), _) => summary(&mut out, view, chain, before)
             .and_then(|()| links(&mut out, view, chain))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::control::Handler;
 use super::session::Session;
 use super::shared_files::SharedFiles;
+use crate::attention::in_words;
 use crate::failure::{Failure, Outcome};
 use crate::progress::Report;
 use crate::request::sizes::{Grown, Resized};
@@ -51,7 +52,11 @@ impl Session {
         }
         self.refuse_if_shared(volume, &request)?;
         match &request {
-            Request::Clients => self.shared(volume)?.status().map(Answer::Json),
+            Request::Clients => {
+                let mut status = self.shared(volume)?.status()?;
+                status["degraded"] = in_words(&self.attention(volume).await).into();
+                Ok(Answer::Json(status))
+            }
             Request::Capabilities { path } => {
                 self.shared(volume)?.capabilities(path).await.map(Answer::Json)
             }
@@ -61,7 +66,11 @@ impl Session {
                 ended => Ok(Answer::Json(serde_json::json!({ "sessions": ended }))),
             },
             Request::Status => self.status(volume).await,
-            Request::Replicas => Ok(Answer::Json(self.replicas.status(volume).await?)),
+            Request::Replicas => {
+                let mut status = self.replicas.status(volume).await?;
+                status["degraded"] = in_words(&self.attention(volume).await).into();
+                Ok(Answer::Json(status))
+            }
             Request::ListSnapshots => Ok(Answer::Json(volume.list_snapshots()?)),
             Request::CheckSnapshot { name, data } => {
                 check::check_snapshot(&self.env, volume, name, *data).await.map(Answer::Json)
@@ -161,10 +170,11 @@ impl Session {
 
     async fn status(&self, volume: &Opened) -> Outcome<Answer> {
         let mut status = volume.status_json()?;
+        status["degraded"] = in_words(&self.attention(volume).await).into();
         status["attached"] = self.attachments.of_volume(volume).await;
         status["mounted"] = serde_json::to_value(self.mounts.mount_of(volume, None).await)?;
         status["mounted_snapshots"] = self.mounts.mounted_snapshots(volume).await;
-        if let Some(files) = self.mounts.statistics_of(volume).await {
+        if let Some(files) = self.statistics_of(volume).await {
             status["files"] = serde_json::json!({
                 "blocks": files.blocks,
                 "free_blocks": files.free,

@@ -3,6 +3,7 @@
 //! The store and the NBD server keep counters of their own; this module copies them to the exporter once a
 //! second.
 
+mod attention;
 mod shared;
 
 use std::net::SocketAddr;
@@ -167,6 +168,7 @@ fn describe() {
         describe_gauge!(name, unit, about);
     }
     describe_durations();
+    attention::describe();
     shared::describe();
 }
 
@@ -186,6 +188,7 @@ fn record_volume(numbers: &Numbers) {
         }
     }
     record_transactions(name, &numbers.transactions);
+    attention::record(numbers);
     if let Some(files) = &numbers.files {
         record_files(name, files);
     }

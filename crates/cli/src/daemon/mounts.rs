@@ -97,6 +97,11 @@ impl MountedVolume {
         self.mounted.stages()
     }
 
+    /// Requests that were answered with an I/O error.
+    pub(crate) fn failures(&self) -> u64 {
+        self.mounted.failures()
+    }
+
     /// The filesystem that the kernel is shown.
     pub(crate) fn filesystem(&self) -> Arc<dyn Filesystem> {
         self.files.filesystem()

@@ -35,4 +35,11 @@ impl Mounts {
         let of = mounts.iter().find(|it| it.shows(volume, None));
         of.map(MountedVolume::stages).unwrap_or_default()
     }
+
+    /// How many requests to a volume's filesystem were answered with an I/O error, since it was mounted.
+    pub(crate) async fn failures_of(&self, volume: &Opened) -> u64 {
+        let mounts = self.lock().await;
+        let of = mounts.iter().filter(|it| it.shows(volume, None));
+        of.map(MountedVolume::failures).sum()
+    }
 }

@@ -14,6 +14,7 @@ use thalweg_net::keys::Home;
 use thalweg_store::block::BlockStore;
 
 use super::heard::HeardFile;
+use crate::attention::{Followers, Upstream};
 use crate::failure::{Failure, Outcome};
 use crate::volume::opened::Opened;
 
@@ -161,6 +162,30 @@ impl Replicas {
             status["ack"] = serde_json::to_value(primary.ack_status())?;
         }
         Ok(status)
+    }
+
+    /// What the primary of a volume knows of its followers; `None` if none has followed it and no flush waits for any.
+    pub(crate) async fn followers(&self, volume: &Opened) -> Option<Followers> {
+        let primaries = self.primaries.lock().await;
+        let primary = primaries.get(&volume.target.name)?;
+        Some(Followers {
+            connected: primary.followers(),
+            lost: primary.lost_followers(),
+            ack: primary.ack_status(),
+        })
+    }
+
+    /// What a replica knows of its primary; `None` for a volume that follows none.
+    pub(crate) async fn upstream(&self, volume: &Opened) -> Option<Upstream> {
+        let pool = volume.chained().filter(|pool| pool.chain().label().follows)?;
+        let address = pool.follows().await;
+        let following = self.following.lock();
+        let running = following.get(&volume.target.name);
+        Some(Upstream {
+            address,
+            follower: running.map(|it| it.follower.status()),
+            trouble: running.and_then(|it| it.trouble.borrow().clone()),
+        })
     }
 
     /// What a follower that runs knows.

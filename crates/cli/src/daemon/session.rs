@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use thalweg_cluster::server::ServerStatus;
 use thalweg_env::Env;
+use thalweg_fs::Statistics;
 use thalweg_nbd::{ServerConfig, ServerStats};
 
 use super::attachments::Attachments;
@@ -21,6 +22,7 @@ use super::metrics;
 use super::mounts::Mounts;
 use super::replicas::Replicas;
 use super::shared_files::SharedFiles;
+use crate::attention::{self, Attention};
 use crate::failure::Outcome;
 use crate::volume::numbers::Numbers;
 use crate::volume::opened::Opened;
@@ -114,13 +116,48 @@ impl Session {
     }
 }
 
+impl Session {
+    /// What needs attention of a volume.
+    pub(crate) async fn attention(&self, volume: &Opened) -> Vec<Attention> {
+        let place = volume.target.place().display().to_string();
+        let mut found = volume.attention();
+        if let Some(followers) = self.replicas.followers(volume).await {
+            found.extend(attention::of_followers(&followers));
+        }
+        if let Some(upstream) = self.replicas.upstream(volume).await {
+            found.extend(attention::of_upstream(&upstream, &place));
+        }
+        found.extend(attention::of_failures(self.mounts.failures_of(volume).await, &place));
+        if let Some(files) = self.statistics_of(volume).await {
+            found.extend(attention::of_files(&files));
+        }
+        if let Some(shared) = self.shared.get().filter(|shared| shared.is_of(volume)) {
+            found.extend(attention::of_server(&shared.server_status()));
+        }
+        found
+    }
+
+    /// How full the filesystem of a volume is, if it is mounted or served.
+    pub(crate) async fn statistics_of(&self, volume: &Opened) -> Option<Statistics> {
+        match self.shared.get().filter(|shared| shared.is_of(volume)) {
+            Some(shared) => shared.statistics().await,
+            None => self.mounts.statistics_of(volume).await,
+        }
+    }
+}
+
 impl metrics::Source for Session {
     async fn volumes(&self) -> Vec<Numbers> {
         let mut all = Vec::with_capacity(self.volumes.len());
         for volume in &self.volumes {
-            let files = self.mounts.statistics_of(volume).await;
-            let mount_stages = self.mounts.mount_stages(volume).await;
-            all.push(Numbers { files, mount_stages, ..volume.numbers() });
+            all.push(Numbers {
+                files: self.statistics_of(volume).await,
+                mount_stages: self.mounts.mount_stages(volume).await,
+                attention: self.attention(volume).await,
+                followers: self.replicas.followers(volume).await,
+                upstream: self.replicas.upstream(volume).await,
+                ..volume.numbers()
+            });
         }
         all
     }

@@ -4,6 +4,7 @@ use serde_json::Value;
 use thalweg_cluster::server::{KNOWN_BYTES, Options, Server, ServerStatus, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
+use thalweg_fs::Statistics;
 use thalweg_net::entry::Refusal;
 use thalweg_net::keys::Client;
 
@@ -68,6 +69,11 @@ impl SharedFiles {
         let Client { name, access, squash, .. } = client.clone();
         let visitor = Visitor { name, path: path.to_owned(), access, squash };
         Ok(self.server.serve(stream, visitor).await?)
+    }
+
+    /// How full the filesystem is.
+    pub(crate) async fn statistics(&self) -> Option<Statistics> {
+        self.files.filesystem().statistics().await.ok()
     }
 
     /// The server and its clients.

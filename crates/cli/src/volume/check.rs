@@ -8,6 +8,7 @@ use thalweg_store::inplace::Mend;
 use super::files;
 use super::opened::Opened;
 use super::scrub::Scrubbed;
+use crate::attention::in_words;
 use crate::failure::Outcome;
 use crate::progress;
 
@@ -21,7 +22,7 @@ pub(crate) struct Checked {
     pub(crate) given_up: u64,
     /// Repairs that the opening needed.
     pub(crate) opening: Vec<String>,
-    /// Missing redundancy and the like, as [`Opened::degraded`] reports it.
+    /// Missing redundancy and the like, as [`Opened::attention`] has it.
     pub(crate) degraded: Vec<String>,
     /// The scrub of the store below, if there was one.
     pub(crate) store: Option<Scrubbed>,
@@ -146,7 +147,7 @@ pub(crate) async fn check(
         files => (files?, None),
     };
     let (given_up, opening) = (opened.given_up(), opened.repaired());
-    let (recovery, degraded) = (opened.recovery(), opened.degraded());
+    let (recovery, degraded) = (opened.recovery(), in_words(&opened.attention()));
     Ok(Checked {
         repair: how.repair,
         recovery,

@@ -7,6 +7,8 @@ use thalweg_store::inplace::InPlaceStatus;
 use thalweg_store::latency::StageStatus;
 use thalweg_store::txn::TxnStatus;
 
+use crate::attention::{Attention, Followers, Upstream};
+
 /// The numbers of an open volume.
 #[derive(Debug)]
 pub(crate) struct Numbers {
@@ -17,6 +19,12 @@ pub(crate) struct Numbers {
     pub(crate) files: Option<Statistics>,
     /// How long the kernel's requests to it took.
     pub(crate) mount_stages: Vec<StageStatus>,
+    /// What needs attention.
+    pub(crate) attention: Vec<Attention>,
+    /// Of a primary, its followers.
+    pub(crate) followers: Option<Followers>,
+    /// Of a replica, its primary.
+    pub(crate) upstream: Option<Upstream>,
 }
 
 /// The numbers of the two kinds of stores.

@@ -11,11 +11,12 @@ use thalweg_store::device::Access;
 use thalweg_store::device::kinds::kind_of;
 use thalweg_store::inplace::{self, InPlaceError};
 use thalweg_store::open::{AnyVolume, InPlaceVolume, OpenError, Options};
-use thalweg_store::pool::{ExtendRequest, MemberState, Pool, PoolError, ShrinkRequest};
+use thalweg_store::pool::{ExtendRequest, Pool, PoolError, ShrinkRequest};
 use thalweg_store::txn::{Transact, TransactionManager};
 use thalweg_store::volume::{StoreVolume, VolumeRef};
 
 use super::numbers::{Numbers, Part, StoreNumbers};
+use crate::attention::{self, Attention};
 use crate::devices::{self, Kinds};
 use crate::failure::{Failure, Outcome};
 use crate::progress::{Report, share_done};
@@ -291,7 +292,7 @@ impl Opened {
         }
     }
 
-    /// The volume's numbers, without those of its filesystem.
+    /// The volume's numbers, without those of its clients.
     pub(crate) fn numbers(&self) -> Numbers {
         let store = match &self.store {
             AnyVolume::Chained(pool) => StoreNumbers::Chain(Box::new(pool.chain().status())),
@@ -301,46 +302,28 @@ impl Opened {
         };
         let transactions = self.transactions().status();
         let name = self.target.name.clone();
-        Numbers { name, store, transactions, files: None, mount_stages: Vec::new() }
+        Numbers {
+            name,
+            store,
+            transactions,
+            files: None,
+            mount_stages: Vec::new(),
+            attention: Vec::new(),
+            followers: None,
+            upstream: None,
+        }
     }
 
-    /// Why the volume is degraded, each with the next step: devices that are missing or missed writes, blocks
-    /// of which no copy is right, a store that refuses writes.
-    pub(crate) fn degraded(&self) -> Vec<String> {
-        let place = self.target.place().display();
-        let refused = |why: &String| format!("it refuses writes until it is opened again: {why}");
-        let pool = match &self.store {
-            AnyVolume::Chained(pool) => pool.status(),
-            AnyVolume::InPlace(it) => {
-                return it.store.status().poisoned.iter().map(refused).collect();
+    /// What needs attention of its store and its devices.
+    pub(crate) fn attention(&self) -> Vec<Attention> {
+        let place = self.target.place().display().to_string();
+        match &self.store {
+            AnyVolume::Chained(pool) => {
+                let fence = pool.chain().fence().map(|fence| attention::of_fence(fence, &place));
+                fence.into_iter().chain(attention::of_chain(&pool.status(), &place)).collect()
             }
-        };
-        let mut found: Vec<String> = pool.chain.poisoned.iter().map(refused).collect();
-        for member in &pool.members {
-            let path = member.path.display();
-            found.extend(match member.state {
-                MemberState::Online => None,
-                MemberState::Rebuilding { done, total } => {
-                    Some(format!("{path} is being rebuilt, {done} of {total} bytes are done"))
-                }
-                MemberState::Stale => Some(format!(
-                    "{path} has missed writes: thalweg volume rebuild {place} {path}"
-                )),
-                MemberState::Failed => Some(format!(
-                    "requests failed on {path}: thalweg volume replace {place} {path} NEW, or rebuild it"
-                )),
-                MemberState::Missing => Some(format!(
-                    "{path} is missing: attach it, or thalweg volume replace {place} {path} NEW"
-                )),
-            });
+            AnyVolume::InPlace(it) => attention::of_in_place(&it.store.status(), &place),
         }
-        if pool.chain.counts.damaged > 0 {
-            found.push(format!(
-                "{} reads found blocks of which no copy is right: thalweg scrub {place} lists them",
-                pool.chain.counts.damaged
-            ));
-        }
-        found
     }
 
     /// The volume's status as JSON: its numbers and its devices.
@@ -349,7 +332,6 @@ impl Opened {
             AnyVolume::Chained(pool) => serde_json::to_value(pool.status())?,
             AnyVolume::InPlace(it) => in_place_status(it, &self.target.name)?,
         };
-        status["degraded"] = self.degraded().into();
         status["transactions"] = serde_json::to_value(self.transactions().status())?;
         status["sockets"] = self.target.folder.display().to_string().into();
         status["folder"] = self.target.place().display().to_string().into();

@@ -6,6 +6,7 @@ use thalweg_store::open::AnyVolume;
 use thalweg_store::tree::{TreeError, catalogue};
 
 use super::opened::Opened;
+use crate::attention::in_words as in_words_of;
 use crate::failure::Outcome;
 use crate::progress::{Report, share_done};
 
@@ -151,7 +152,7 @@ impl Opened {
     pub(crate) async fn scrub_for_report(&self, report: &dyn Report) -> Outcome<Value> {
         let _one_at_a_time = self.begin_change()?;
         let mut found = self.scrub(Mend::No, true, report).await?.report;
-        found["degraded"] = self.degraded().into();
+        found["degraded"] = in_words_of(&self.attention()).into();
         found["replica"] = self.is_replica().into();
         Ok(found)
     }

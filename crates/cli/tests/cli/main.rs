@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod administration;
+mod attention;
 mod bad_input;
 mod bench;
 mod block_device;

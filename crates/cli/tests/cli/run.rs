@@ -51,10 +51,29 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
 }
 
-/// The output of a successful command, as JSON.
+/// The exit code of a status that says that something needs attention.
+const DEGRADED: i32 = 3;
+
+/// The output of a successful command, as JSON. A status may say that something needs attention; its exit code says so, too.
 pub(crate) fn json(command: &mut Command) -> Value {
-    let printed = good(command);
-    serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error} in {printed}"))
+    let output = command.output().unwrap();
+    let code = output.status.code();
+    assert!(code == Some(0) || code == Some(DEGRADED), "{command:?} failed: {}", text(&output));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let value: Value =
+        serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error} in {printed}"));
+    let needs_attention = value["degraded"].as_array().is_some_and(|all| !all.is_empty());
+    assert!(code == Some(0) || needs_attention, "{command:?}: {printed}");
+    value
+}
+
+/// The text of a status that says that something needs attention: it begins with that, and its exit code says so.
+pub(crate) fn degraded(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(DEGRADED), "{command:?}: {}", text(&output));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("DEGRADED: "), "{said}");
+    said
 }
 
 /// The standard output of a command that ends with an exit code, as JSON.

@@ -11,7 +11,7 @@ use thalweg_env::{Env, Time};
 
 use super::caps::span;
 use crate::commands::ask::ask;
-use crate::commands::status::seconds;
+use crate::commands::status::{degraded_lines, exit_code, seconds};
 use crate::control::Client;
 use crate::daemon::standby::standing_by;
 use crate::failure::{Failure, Outcome};
@@ -25,6 +25,8 @@ use crate::target::Target;
 /// Of each client: the inodes that it knows, and those of which it caches something; its open files; its calls that run
 /// (changes, opens and locks); and what it has changed that may not survive a crash of the server, which it would then change
 /// again. Bytes are those of contents and names in calls and answers.
+///
+/// It begins with DEGRADED, and ends with 3, when something needs attention, of the server or of its volume.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
     /// The volume's folder, or its device
@@ -55,6 +57,7 @@ struct View {
     sent_bytes: u64,
     calls: Vec<Calls>,
     clients: Vec<ClientView>,
+    degraded: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -127,7 +130,7 @@ impl ClientView {
     }
 }
 
-pub(super) async fn status(env: &Env, args: Status) -> Outcome<()> {
+pub(super) async fn status(env: &Env, args: Status) -> Outcome<u8> {
     let target = Target::volume(&args.volume)?;
     let mut before: Option<(View, Time)> = None;
     loop {
@@ -153,9 +156,10 @@ pub(super) async fn status(env: &Env, args: Status) -> Outcome<()> {
             print!("{}", text(&view, last).map_err(|error| Failure::of(&error))?);
         }
         output::flush();
+        let code = exit_code(&found);
         match args.watch {
             Some(pause) if !output::is_closed() => env.sleep(pause).await,
-            _ => return Ok(()),
+            _ => return Ok(code),
         }
         before = Some((view, now));
     }
@@ -177,7 +181,7 @@ async fn fetch(env: &Env, target: &Target, json: bool) -> Outcome<Value> {
 }
 
 fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, fmt::Error> {
-    let mut out = String::new();
+    let mut out = degraded_lines(&view.degraded);
     let View { volume, role, standbys, clients, connections, .. } = view;
     if !standbys.is_empty() {
         let numbers: Vec<String> = standbys.iter().map(u32::to_string).collect();

@@ -107,7 +107,7 @@ pub(crate) async fn apply(env: &Env, volume: &str, change: Change, json: bool) -
     let target = Target::volume(volume)?;
     ask(env, &target, Request::Change(change), json).await?;
     match json {
-        true => status::show(env, &target, Shown::JSON).await,
+        true => status::show(env, &target, Shown::JSON).await.map(drop),
         false => Ok(()),
     }
 }
@@ -119,7 +119,7 @@ pub(crate) async fn extend(env: &Env, args: Extend) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let answer = ask(env, &target, request, args.json).await?;
     if args.json {
-        return status::show(env, &target, Shown::JSON).await;
+        return status::show(env, &target, Shown::JSON).await.map(drop);
     }
     if let Answer::Json(room) = answer {
         let room: Room = serde_json::from_value(room)?;

@@ -139,7 +139,7 @@ pub(crate) async fn run(env: &Env, args: Create) -> Outcome<()> {
     let json = args.json;
     let target = create(env, &args, &*progress::for_user(json)).await?;
     match json {
-        true => status::show(env, &target, Shown::JSON).await,
+        true => status::show(env, &target, Shown::JSON).await.map(drop),
         false => {
             println!("{}", target.folder.display());
             Ok(())

@@ -66,7 +66,7 @@ fn owners_at(path: &Path) -> Option<Vec<Owner>> {
     let mut file = File::open(path).ok()?;
     let mut start = Vec::new();
     // A folder may have very many other files: of those only the place of a header is read.
-    (&mut file).take(PAIR).read_to_end(&mut start).ok()?;
+    file.by_ref().take(PAIR).read_to_end(&mut start).ok()?;
     if !matches!(Identity::of(&start), Some(Identity::Member(_))) {
         return None;
     }

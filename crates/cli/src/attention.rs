@@ -14,8 +14,8 @@ pub(crate) const EXIT_CODE: u8 = 3;
 /// A replica is far behind when its state is older than this. Reads that ask for young enough contents are refused by then,
 /// and a promotion would lose as much.
 const FAR_BEHIND_MS: u64 = 60_000;
-/// Clients answer invalidations within milliseconds; after this time one of them is most likely gone, and others wait for its
-/// lease.
+/// Clients answer invalidations within milliseconds; after this time one of them is most likely gone, and calls of other
+/// clients wait for its lease.
 const LONG_WAIT_MS: u64 = 5_000;
 /// The journal is full when less than this share of it is free: backpressure keeps writers from more.
 const JOURNAL_SHARE: u64 = 50;

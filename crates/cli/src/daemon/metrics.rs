@@ -64,6 +64,7 @@ pub(crate) fn start(
     let (recorder, exporter) = builder.build().map_err(|error| failed(&error))?;
     metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
     describe();
+    attention::describe();
     let exporter = env.spawn(async move {
         if exporter.await.is_err() {
             tracing::error!("the metrics' listener has ended");
@@ -168,7 +169,6 @@ fn describe() {
         describe_gauge!(name, unit, about);
     }
     describe_durations();
-    attention::describe();
     shared::describe();
 }
 

@@ -71,7 +71,7 @@ impl Unshared<UnixStream> {
         let closed = self.closed;
         (
             Unshared { closed: closed.clone(), socket: reader },
-            Unshared { closed: closed, socket: writer },
+            Unshared { closed, socket: writer },
         )
     }
 }

@@ -18,6 +18,7 @@ use sharing::{Sharing, mkfs, volume_with_files};
 use tempfile::TempDir;
 use thalweg_env::{Env, Task};
 use thalweg_ipc::{Config, Server};
+use thalweg_net::entry::Service;
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Access, Authorized, Client, Home, Key};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
@@ -303,7 +304,8 @@ async fn listen(env: &Env, server: &Server, keys: &Path, key: &Key) -> (String, 
     let seats = Arc::new(Semaphore::new(1));
     let serving = env.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let guest = gate.admit(stream, &seats, |_, _, _| true).await.unwrap().unwrap();
+            let allows = |_: &Client, _: Service, _: &str| true;
+            let guest = gate.admit(stream, &seats, allows).await.unwrap().unwrap();
             service.serve(guest.stream, guest.permission.client().access).await.unwrap();
         }
     });

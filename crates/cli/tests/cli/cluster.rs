@@ -181,7 +181,7 @@ fn what_cannot_be_mounted_is_told_with_what_to_do() {
         assert!(said.contains(word), "{path}: {said}");
     }
     good(scene.mount_command("two", "/sub").args(["--token", &used]));
-    good(&mut Command::new("umount").arg(scene.directory("two")).env("LC_ALL", "C"));
+    good(Command::new("umount").arg(scene.directory("two")).env("LC_ALL", "C"));
     good(scene.mount_command("two", "/sub").args(["--token", &used]));
     let may = format!("mount {}:/sub, or a directory below it", scene.place);
     for (name, path, args, words) in [

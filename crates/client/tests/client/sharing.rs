@@ -7,6 +7,7 @@ use thalweg_cluster::server::{Options, Server, Visitor};
 use thalweg_env::{Env, Task};
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, Local};
+use thalweg_net::entry::Service;
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Access, Client, Home, Key, Offer, Squash, Token};
 use thalweg_store::device::{FileDevice, FileOptions};
@@ -88,8 +89,8 @@ impl Sharing {
             while let Ok((stream, _)) = listener.accept().await {
                 let (gate, seats, server) = (gate.clone(), seats.clone(), server.clone());
                 let serve = async move {
-                    let admitted =
-                        gate.admit(stream, &seats, |client, _, name| client.contains(name)).await;
+                    let allows = |client: &Client, _: Service, name: &str| client.contains(name);
+                    let admitted = gate.admit(stream, &seats, allows).await;
                     let Ok(Some(guest)) = admitted else { return };
                     let Client { name, access, squash, .. } = guest.permission.client().clone();
                     let visitor = Visitor { name, path: guest.name, access, squash };

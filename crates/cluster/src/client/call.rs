@@ -164,7 +164,14 @@ impl Shared {
         let named = request.touched().0.into_iter().flatten().collect();
         let caller = Interruption::current();
         let by = (slot, users::current());
-        self.call_while((caller.as_ref(), std::future::pending()), by, named, (request, payload), then).await
+        self.call_while(
+            (caller.as_ref(), std::future::pending()),
+            by,
+            named,
+            (request, payload),
+            then,
+        )
+        .await
     }
 
     /// Makes a call in a slot, for a user; `named` are the inodes that it names, and those that a batch makes.

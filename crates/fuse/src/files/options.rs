@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use thalweg_fs::LockKind;
-
 pub use super::patience::Soft;
 use crate::connection::KernelOptions;
 

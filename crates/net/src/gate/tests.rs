@@ -7,10 +7,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::channel::{Channel, Limits, NoCalls, Side};
-use crate::keys::{Access, Key, Token};
+use crate::keys::{Access, Authorized, Key, Token};
 use crate::visit::{self, VisitError};
 
 const TRANSACTIONS: (Service, &str) = (Service::Transactions, "vol");
+
+fn anything(_: &Client, _: Service, _: &str) -> bool {
+    true
+}
 
 /// A server with a gate, and a client, on a simulated network.
 struct Scene {
@@ -60,7 +64,7 @@ impl Scene {
     ) -> (Result<TlsStream<SimStream>, VisitError>, io::Result<Option<Guest<SimStream>>>) {
         let (near, far) = self.streams().await;
         let seats = Arc::new(Semaphore::new(seats));
-        let serves = |_: &Client, _, name: &str| name == "vol";
+        let serves = |_: &Client, _: Service, name: &str| name == "vol";
         tokio::join!(
             visit::enter(&self.env, near, &self.client, self.server.public(), wanted),
             gate.admit(far, &seats, serves),
@@ -192,7 +196,8 @@ fn a_token_is_not_used_up_by_a_name_that_its_client_cannot_enter() {
         Offer::new(&token, &client, 100).add_to(&scene.home.offers(), 0).unwrap();
         let enrol = async |name: &str| {
             let (near, far) = scene.streams().await;
-            let serves = |client: &Client, _, name: &str| client.name == "laptop" && name == "vol";
+            let serves =
+                |client: &Client, _: Service, name: &str| client.name == "laptop" && name == "vol";
             let wanted = Some((Service::Files, name));
             let enrolling = visit::enrol(&scene.env, near, &scene.client, &token, wanted);
             let seats = some();
@@ -222,7 +227,7 @@ fn a_server_with_another_key_is_told_from_a_broken_connection() {
         let expected = scene.client.public();
         let entering = visit::enter(&scene.env, near, &scene.client, expected, TRANSACTIONS);
         let seats = some();
-        let (entered, admitted) = tokio::join!(entering, gate.admit(far, &seats, |_, _, _| true));
+        let (entered, admitted) = tokio::join!(entering, gate.admit(far, &seats, anything));
         assert!(matches!(entered, Err(VisitError::WrongServer)) && admitted.is_err());
         let (near, far) = scene.streams().await;
         drop(far);
@@ -236,7 +241,7 @@ fn a_peer_that_says_nothing_is_given_up_by_both_sides() {
     play(7, |scene| async move {
         let (silent, far) = scene.streams().await;
         let start = scene.env.now();
-        let admitted = scene.gate().admit(far, &some(), |_, _, _| true).await;
+        let admitted = scene.gate().admit(far, &some(), anything).await;
         assert_eq!(admitted.unwrap_err().kind(), ErrorKind::TimedOut);
         let (near, silent_server) = scene.streams().await;
         let expected = scene.server.public();

@@ -69,10 +69,7 @@ impl Unshared<UnixStream> {
     pub fn into_split(self) -> (Unshared<OwnedReadHalf>, Unshared<OwnedWriteHalf>) {
         let (reader, writer) = self.socket.into_split();
         let closed = self.closed;
-        (
-            Unshared { closed: closed.clone(), socket: reader },
-            Unshared { closed, socket: writer },
-        )
+        (Unshared { closed: closed.clone(), socket: reader }, Unshared { closed, socket: writer })
     }
 }
 

@@ -3,9 +3,11 @@
 //! It reads one [`Op`] a line from standard input, as JSON, and writes one [`Reply`] a line to standard output. It ends with its
 //! input.
 
+use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -112,6 +114,21 @@ pub(super) enum Op {
         file: u32,
         lock: TestLock,
     },
+    /// Limits the bytes of a directory tree.
+    Limit {
+        path: String,
+        bytes: u64,
+    },
+    /// Makes a file and writes to it until it has so many bytes, or there is no room: [`Reply::Filled`] with the bytes that
+    /// were taken.
+    Fill {
+        path: String,
+        most: u64,
+    },
+    /// How many bytes of such a file are right, from its start on: [`Reply::Filled`].
+    Filled {
+        path: String,
+    },
     /// The process kills itself.
     Die,
 }
@@ -137,6 +154,9 @@ impl Op {
             Op::Close { .. } => "a close",
             Op::Lock { .. } => "a lock",
             Op::Unlock { .. } => "an unlock",
+            Op::Limit { .. } => "setting a quota",
+            Op::Fill { .. } => "writing until there is no room",
+            Op::Filled { .. } => "a read",
             Op::Die => "the end of a process",
         }
     }
@@ -167,6 +187,8 @@ pub(super) enum Reply {
     },
     Names(Vec<String>),
     Text(String),
+    /// Bytes of a file.
+    Filled(u64),
     /// Another error.
     Failed(String),
 }
@@ -234,6 +256,9 @@ fn carry_out(root: &Path, files: &mut OpenFiles, op: Op) -> io::Result<Reply> {
         }
         Op::Close { file } => drop(files.remove(&file)),
         Op::GetOpen { file } => return get_open(opened(files, file)?).map(Reply::Text),
+        Op::Limit { path, bytes } => limit(&root.join(path), bytes)?,
+        Op::Fill { path, most } => return fill(&root.join(path), most).map(Reply::Filled),
+        Op::Filled { path } => return filled(&root.join(path)).map(Reply::Filled),
         Op::PutOpen { file, text } => opened(files, file)?.write_all_at(text.as_bytes(), 0)?,
         Op::Lock { file, lock, wait } => return take(opened(files, file)?, lock, wait),
         Op::Unlock { file, lock } => release(opened(files, file)?, lock)?,
@@ -251,6 +276,49 @@ fn stat(path: &Path) -> io::Result<Reply> {
     let found = fs::symlink_metadata(path)?;
     let (size, mode) = (found.len(), found.mode() & 0o7777);
     Ok(Reply::Stat { size, mode, ino: found.ino(), device: found.dev() })
+}
+
+/// Sets the quota of a directory tree.
+fn limit(path: &Path, bytes: u64) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let value = bytes.to_string();
+    // SAFETY: both strings end with a zero byte, and the value is as long as it says.
+    let set = unsafe {
+        let (name, value) =
+            (c"thalweg.quota.max_bytes".as_ptr(), (value.as_ptr().cast(), value.len()));
+        libc::setxattr(path.as_ptr(), name, value.0, value.1, 0)
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The bytes of a file that [`fill`] writes, from a multiple of its length on.
+fn pattern() -> Vec<u8> {
+    (0..32_768_u32).flat_map(|number| (number as u16).to_le_bytes()).collect()
+}
+
+fn fill(path: &Path, most: u64) -> io::Result<u64> {
+    let (mut file, pattern, mut bytes) = (File::create(path)?, pattern(), 0);
+    while bytes < most {
+        let some = &pattern[(bytes % pattern.len() as u64) as usize..];
+        let some = &some[..some.len().min(usize::try_from(most - bytes).unwrap_or(usize::MAX))];
+        match file.write(some) {
+            Ok(0) => break,
+            Ok(written) => bytes += written as u64,
+            Err(error) if is_full(&error) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bytes)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+fn filled(path: &Path) -> io::Result<u64> {
+    let (bytes, pattern) = (fs::read(path)?, pattern());
+    let is_right = |(at, byte): &(usize, &u8)| **byte == pattern[at % pattern.len()];
+    Ok(bytes.iter().enumerate().take_while(is_right).count() as u64)
 }
 
 fn get_open(mut file: &File) -> io::Result<String> {

@@ -2,7 +2,7 @@
 
 use super::agent::{Op, Reply};
 use super::sides::{Side, Times, get, is_text, make, put};
-use super::{Pair, locks};
+use super::{Pair, full, locks};
 use crate::failure::{Failure, Outcome};
 
 /// Lines that each side appends in a round.
@@ -25,10 +25,12 @@ pub(super) enum Check {
     Flock,
     Posix,
     DeadHolder,
+    Full,
+    RoomBack,
 }
 
 impl Check {
-    pub(super) const ALL: [Check; 14] = [
+    pub(super) const ALL: [Check; 16] = [
         Check::Create,
         Check::Remove,
         Check::Rename,
@@ -43,7 +45,14 @@ impl Check {
         Check::Flock,
         Check::Posix,
         Check::DeadHolder,
+        Check::Full,
+        Check::RoomBack,
     ];
+
+    /// Whether it is skipped where a quota cannot be set.
+    pub(super) fn needs_quota(self) -> bool {
+        matches!(self, Check::Full | Check::RoomBack)
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -61,6 +70,8 @@ impl Check {
             Check::Flock => "flock",
             Check::Posix => "fcntl locks",
             Check::DeadHolder => "locks of a dead holder",
+            Check::Full => "a full disk",
+            Check::RoomBack => "room of removed files",
         }
     }
 
@@ -83,6 +94,8 @@ impl Check {
             Check::Flock => locks::flock(&env, one, two, path, times).await,
             Check::Posix => locks::posix(&env, one, two, path, times).await,
             Check::DeadHolder => locks::dead_holder(&env, one, two, path, times).await,
+            Check::Full => full::full(one, two, path, times).await,
+            Check::RoomBack => full::returned(one, two, path, times).await,
         }
     }
 }

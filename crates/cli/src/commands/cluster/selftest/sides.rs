@@ -254,6 +254,7 @@ pub(super) fn text(reply: &Reply) -> String {
         Reply::Names(names) => format!("the names are {names:?}"),
         Reply::Text(text) if text.len() > 60 => format!("there are {} bytes", text.len()),
         Reply::Text(text) => format!("the bytes are {text:?}"),
+        Reply::Filled(bytes) => format!("{bytes} bytes are right"),
         Reply::Failed(error) => error.clone(),
     }
 }

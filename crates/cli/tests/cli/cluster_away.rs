@@ -28,7 +28,8 @@ fn a_program_on_a_mount_without_its_server_is_killed_or_fails_as_the_mount_says(
     assert_eq!(waits.try_wait().unwrap(), None, "a hard mount waits");
     waits.kill().unwrap();
     assert_eq!(waits.wait().unwrap().signal(), Some(libc::SIGKILL));
-    let df = Command::new("timeout").args(["20", "df"]).output().unwrap();
+    // Of all mounts, it would wait for those of other tests.
+    let df = Command::new("timeout").args(["20", "df"]).args([&hard, &soft]).output().unwrap();
     assert_ne!(df.status.code(), Some(124), "df waits");
     scene.serve_with(&[]);
     assert_eq!((text(&hard.join("a")), text(&soft.join("a"))), ("kept".into(), "kept".into()));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::run::{Home, Server, bad, good, json, thalweg};
+use crate::run::{Home, Server, bad, degraded, good, json, thalweg};
 
 /// A primary that listens, and a machine for a replica whose key it knows.
 pub(crate) struct Scene {
@@ -396,7 +396,7 @@ fn flushes_wait_for_replicas_and_the_server_ends_all_the_same() {
         assert!(attempt < 600, "{status}");
         wait(Duration::from_millis(50));
     }
-    let said = good(&mut thalweg(["replica", "status", &volume]));
+    let said = degraded(&mut thalweg(["replica", "status", &volume]));
     assert!(said.contains("wait for 1 replicas; 0 connected"), "{said}");
     assert!(waiting.try_wait().unwrap().is_none());
     scene.primary.end();

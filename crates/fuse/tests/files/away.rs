@@ -140,8 +140,10 @@ impl Scene {
 
     /// A command on the mount.
     fn begin(&self, script: &str) -> Child {
-        let mut command = Command::new("sh");
-        command.args(["-c", &format!("cd {}; exec {script}", self.rig.beside().display())]);
+        // The test's own process may ignore SIGINT, as one in the background does.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", "sh", "-c"]);
+        command.arg(format!("cd {}; exec {script}", self.rig.beside().display()));
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
 

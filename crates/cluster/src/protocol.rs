@@ -6,8 +6,8 @@
 //!
 //! So the server keeps an answer until the client says that it has it. Answers come in any order, and a call may wait without
 //! bound, such as one for a lock: the client acknowledges all calls before its oldest one without an answer
-//! ([`Call::oldest`]), and each answered one after it ([`Call::answered`]). What it acknowledged on a connection that was lost, it
-//! says again when it resumes the session.
+//! ([`Call::oldest`]), and each answered one after it ([`Call::answered`]). It says again what it
+//! acknowledged on a lost connection when it resumes the session.
 //!
 //! # After a crash of the server
 //!

@@ -386,8 +386,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Fails unless the user of this handle may use an inode in these ways, which are those of [`crate::access`]. For a mount whose
-    /// kernel cannot check that, since all of its users act as another one.
+    /// Fails unless this handle's user may use an inode in these ways ([`crate::access`]), where the kernel cannot check that.
     ///
     /// # Errors
     /// [`FsError::Denied`]
@@ -453,8 +452,7 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
     /// A number that shows that the server told this session of an inode in this generation: it cannot be guessed.
     fn proof(&self, session: u64, ino: Ino, generation: u64) -> u64;
 
-    /// Records that a session was shut out of inodes: only proofs of the generation beside each are valid from now on. It is as
-    /// durable as changes are, in their order.
+    /// Records that a session was shut out of inodes, in the order of changes: proofs of the generation beside each are valid.
     ///
     /// # Errors
     /// Those of the transactions.
@@ -485,19 +483,13 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
         None
     }
 
-    /// Applies events in their order: all of them in one transaction, or none. `charged` is what the
-    /// session of the call has taken of its promise for them: when they count, that is used up. The call refuses nothing that it covers.
+    /// Applies events in their order: all of them in one transaction, or none. When they count, the promise of the session is
+    /// less by `charged`, and it refuses nothing that this covers.
     ///
     /// # Errors
     /// The first one of an event: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
     /// that was never reserved, or that an inode has.
     async fn apply(&self, events: &[Event], charged: &[RoomShare]) -> Result<(), FsError>;
-
-    /// A path of an inode from the root, for logs.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`]; those of the transactions.
-    async fn path_of(&self, ino: Ino) -> Result<String, FsError>;
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
     /// that take references again, if the filesystem was opened so.

@@ -139,6 +139,12 @@ pub trait Promises {
     /// The sessions that are promised some room.
     fn sessions_with_room(&self) -> Vec<u64>;
 
+    /// A path of an inode from the root, for logs.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]; those of the transactions.
+    async fn path_of(&self, ino: Ino) -> Result<String, FsError>;
+
     /// The root of the quota that an inode counts for; 0 for none.
     ///
     /// # Errors

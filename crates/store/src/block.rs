@@ -9,6 +9,7 @@
 
 mod ages;
 mod backpressure;
+mod damage;
 mod difference;
 mod frozen;
 mod holds;
@@ -26,7 +27,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use crate::device::BLOCK_SIZE;
-use crate::device::{DeviceError, Operation};
+use crate::device::DeviceError;
 pub use ages::Ages;
 pub use backpressure::{Applied, Backpressure, Throttle};
 pub(crate) use difference::difference;
@@ -473,17 +474,6 @@ pub enum StoreError {
     /// A device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-}
-
-impl StoreError {
-    /// Whether a block could not be read: no copy matches its checksum, or the device fails to read it.
-    pub fn is_damage(&self) -> bool {
-        match self {
-            StoreError::Corrupt { .. } => true,
-            StoreError::Device(DeviceError::Io { operation, .. }) => *operation == Operation::Read,
-            _ => false,
-        }
-    }
 }
 
 #[cfg(test)]

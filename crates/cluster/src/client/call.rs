@@ -1,6 +1,7 @@
 //! A call that outlives connections.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -92,6 +93,28 @@ pub(super) struct Number {
 impl Drop for Number {
     fn drop(&mut self) {
         self.shared.numbers.lock().end(self.number, self.is_once);
+    }
+}
+
+/// Waits for the answer to a call. Once that is cancelled, `cancel` tells the server so, on each connection.
+async fn answer<T>(
+    answering: impl Future<Output = T>,
+    mut cancelled: Pin<&mut impl Future<Output = ()>>,
+    is_cancelled: &mut bool,
+    cancel: impl Fn(),
+) -> T {
+    tokio::pin!(answering);
+    let mut is_told = false;
+    loop {
+        tokio::select! {
+            biased;
+            // Its first poll sends the call, so that `cancel` comes behind it.
+            answered = &mut answering => return answered,
+            () = &mut cancelled, if !*is_cancelled => *is_cancelled = true,
+            () = std::future::ready(()), if *is_cancelled && !is_told => {}
+        }
+        cancel();
+        is_told = true;
     }
 }
 
@@ -224,16 +247,7 @@ impl Shared {
                 );
                 return Err(LinkError::Evicted.into());
             }
-            let (oldest, answered) = self.numbers.lock().acknowledge();
-            let call = Call {
-                number: number.number,
-                oldest,
-                answered,
-                slot: slot_number,
-                before: None,
-                user: user.as_deref().cloned(),
-                request: (*request).clone(),
-            };
+            let call = self.numbered((number.number, slot_number), &user, &request);
             let (shared, then, sent) = (self.clone(), then.clone(), self.env.now());
             let (kept, sent_payload, named) = (request.clone(), payload.clone(), named.clone());
             let maker = user.clone();
@@ -256,23 +270,12 @@ impl Shared {
             }
             let purpose = name_of(&call.request);
             let answering = channel.call_then(purpose, &call, &payload, take);
-            tokio::pin!(answering);
-            let mut is_told = false;
-            let answered = loop {
-                tokio::select! {
-                    biased;
-                    // Its first poll sends the call, and what cancels it comes behind it.
-                    answered = &mut answering => break answered,
-                    () = &mut cancelled, if !is_cancelled => is_cancelled = true,
-                    () = std::future::ready(()), if is_cancelled && !is_told => {}
-                }
-                let cancel = Call::outside(Request::Cancel(number));
-                if channel.tell(&cancel, &[]).is_ok() {
+            let cancel = || {
+                if channel.tell(&Call::outside(Request::Cancel(number)), &[]).is_ok() {
                     channel.flush_soon();
                 }
-                is_told = true;
             };
-            match answered {
+            match answer(answering, cancelled.as_mut(), &mut is_cancelled, cancel).await {
                 Ok((reply, payload)) => {
                     return match reply.answer {
                         Answer::Failed(error) => Err(error.into()),
@@ -285,6 +288,13 @@ impl Shared {
                 Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel.clone()),
             }
         }
+    }
+
+    /// A call with this number, in this slot.
+    fn numbered(&self, (number, slot): (u64, u16), user: &User, request: &Request) -> Call {
+        let (oldest, answered) = self.numbers.lock().acknowledge();
+        let (user, request) = (user.as_deref().cloned(), request.clone());
+        Call { number, oldest, answered, slot, before: None, user, request }
     }
 
     /// Keeps a change until the server has made it durable.

@@ -193,12 +193,9 @@ impl Shared {
                 durable,
             } => {
                 if !self.fits(squash) {
-                    let why =
-                        "its users do not act as one any more; unmount it, and mount it again";
-                    return Err(AttachError::Lost(io::Error::new(
-                        io::ErrorKind::PermissionDenied,
-                        why,
-                    )));
+                    let why = "its users act as others now; unmount it, and mount it again";
+                    let refused = io::Error::new(io::ErrorKind::PermissionDenied, why);
+                    return Err(AttachError::Lost(refused));
                 }
                 let lease = Duration::from_millis(u64::from(lease));
                 let is_new = begun && before != server;

@@ -121,7 +121,7 @@ impl Shared {
         locked
     }
 
-    /// The server has answered a call for a lock. What it has decided, the next server decides again by a claim.
+    /// The server has answered a call for a lock. The next server decides the same by a claim.
     fn take_lock(&self, ino: Ino, lock: &Lock, reply: &Reply) {
         let locks = &self.holdings.locks;
         match reply.answer {

@@ -17,7 +17,7 @@ pub enum FromServer {
     /// Is not answered. These inodes have no names any more: the client forgets them as soon as none of its programs uses them.
     Removed(Vec<RemovedInode>),
     /// Is not answered. The clients know more inodes than the server has memory for: this one is to forget those that its
-    /// caller does not refer to ([`Request::Forget`]), until it knows so many at most.
+    /// caller does not refer to ([`Request::Forget`](super::Request::Forget)), until it knows so many at most.
     Release(u64),
 }
 

@@ -438,7 +438,7 @@ impl Shared {
         add(&session.counters.sent, bytes as u64);
         add(&self.counters.sent, bytes as u64);
         let room = std::mem::take(&mut outcome.room);
-        let room = self.grant_room(session, table.grants_room(), state.room_recalls(), room);
+        let room = self.grant_room(session, table.grants_room(), state.room_recalls, room);
         let quota = outcome.quota;
         let committed = outcome.committed;
         committed.into_iter().for_each(|it| state.keep(it.version));

@@ -106,8 +106,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a rename of these inodes, of which the first one is moved, and the second one if they are exchanged. What leaves a
-    /// client's root is revoked before.
+    /// Makes a rename of these inodes, of which the first one is moved, and the second one if they are exchanged. An inode
+    /// that leaves a client's root is revoked before.
     pub(super) async fn make_move(
         &self,
         job: &Job<'_>,

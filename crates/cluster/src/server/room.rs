@@ -104,7 +104,12 @@ impl Shared {
     }
 
     async fn recall_room_of(&self, session: &Arc<Session>) {
-        let call = FromServer::ReturnRoom(session.state.lock().recall_room());
+        let number = {
+            let mut state = session.state.lock();
+            state.room_recalls += 1;
+            state.room_recalls
+        };
+        let call = FromServer::ReturnRoom(number);
         self.order(session, &call).await;
         if let Some(ledger) = self.filesystem.ledger() {
             ledger.release_room(session.serial);

@@ -67,7 +67,7 @@ pub(super) struct SessionState {
     /// Waits for locks, by the numbers of the calls.
     waits: HashMap<u64, LockWait>,
     /// Recalls of the room that the client was promised.
-    room_recalls: u64,
+    pub(super) room_recalls: u64,
     /// Calls that wait for a level.
     level_waits: usize,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
@@ -319,17 +319,6 @@ impl Drop for LevelWait {
 }
 
 impl SessionState {
-    /// The client has to return the room that it was promised: the number of this recall.
-    pub(super) fn recall_room(&mut self) -> u64 {
-        self.room_recalls += 1;
-        self.room_recalls
-    }
-
-    /// How often it had to so far.
-    pub(super) fn room_recalls(&self) -> u64 {
-        self.room_recalls
-    }
-
     /// The client is told of inodes: the answer's stamp, and those that it did not know.
     pub(super) fn tell(&mut self, inodes: &[Ino]) -> (u64, Vec<Ino>) {
         if inodes.is_empty() {

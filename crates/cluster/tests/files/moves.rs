@@ -165,7 +165,7 @@ fn a_file_that_is_moved_away_is_out_of_reach() {
         assert!(is_stale(client.read(stays, 0, 10).await));
         assert_eq!(client.find(Ino::ROOT, b"g").await.unwrap().ino, outside);
         put(client, outside, "inside").await.unwrap();
-        // Renames inside of its root change nothing, whoever makes them.
+        // Renames inside of its root change nothing, by any client.
         let directory = make(fs, public, "d", Node::Directory).await;
         let handle = open(client, outside).await;
         fs.rename((public, b"g"), (directory, b"g"), Rename::Replace).await.unwrap();

@@ -92,7 +92,7 @@ fn a_report_shows_an_invalidation_until_it_ends() {
             let found = scene.service.inode("f").await.unwrap();
             was_ended |= of(&found, "b").ended;
             assert_eq!(found.invalidations.len(), 1);
-            // Not at the moment at which the lease ends, and the answer is on its way.
+            // Not at the moment at which the lease ends, while the answer is in flight.
             env.sleep(Duration::from_millis(7)).await;
         }
         assert!(was_ended);

@@ -59,6 +59,10 @@ impl Promises for Local {
         self.inner.rooms.sessions()
     }
 
+    async fn path_of(&self, ino: Ino) -> Result<String, FsError> {
+        self.inner.path_of(ino.0).await
+    }
+
     async fn quota_of(&self, ino: Ino) -> Result<u64, FsError> {
         self.look(async |txn| Ok(self.op(&txn).inode(ino.0).await?.quota.get())).await
     }

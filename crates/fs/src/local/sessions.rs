@@ -319,10 +319,6 @@ impl Ledger for Local {
         Ok(())
     }
 
-    async fn path_of(&self, ino: Ino) -> Result<String, FsError> {
-        self.inner.path_of(ino.0).await
-    }
-
     async fn release_orphans(&self) -> Result<(), FsError> {
         if !self.inner.options.read_only {
             self.inner.keeps_orphans.store(false, Ordering::Relaxed);

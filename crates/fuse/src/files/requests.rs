@@ -268,7 +268,7 @@ impl fuser::Filesystem for Adapter {
         _pid: u32,
         reply: ReplyLock,
     ) {
-        // Only fcntl asks who has a lock.
+        // Only fcntl asks for the holder of a lock.
         let lock = wanted_lock(LockKind::Posix, (handle, owner), (start, end), mode, request.pid());
         self.show_lock(request, Ino(ino.0), lock, reply);
     }

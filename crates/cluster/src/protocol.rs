@@ -48,7 +48,7 @@ pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use unanswered::{Effect, Unanswered};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 9 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 10 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -208,6 +208,8 @@ pub enum Request {
         ino: Ino,
         offset: u64,
         len: u32,
+        /// The client's caller caches the pages of these bytes.
+        pages: bool,
     },
     /// The bytes are the payload.
     Write {

@@ -33,6 +33,7 @@ mod names;
 mod open_files;
 mod opens;
 mod outcome;
+mod pages;
 mod permits;
 mod pressure;
 mod recalls;

@@ -229,6 +229,12 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// At most `len` bytes from `offset` on: less only at the end. Buffers follow one another.
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError>;
 
+    /// As [`Filesystem::read`], of bytes that a cache of the caller keeps until it is told that they change
+    /// ([`Filesystem::watch`]).
+    async fn read_cached(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+        self.read(ino, offset, len).await
+    }
+
     /// Writes all of `data`, buffer after buffer; where it went. It is visible, and there after a
     /// crash, all or nothing where the store's mode promises that.
     ///

@@ -33,6 +33,15 @@ pub enum Change {
         /// The inode.
         ino: Ino,
     },
+    /// A file has grown, and a cache that has its size is to have this one. Its pages have not changed.
+    Grown {
+        /// The file.
+        ino: Ino,
+        /// Its size in bytes.
+        size: u64,
+        /// Its last byte.
+        last: u8,
+    },
     /// Any number of inodes and names. Only filesystems that
     /// [announce it](crate::Filesystem::may_change_everything) send it.
     Everything,

@@ -27,7 +27,8 @@
 //!   requests, with `names`, `content` (`payload`) and `xattrs`;
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
-//!   that are under way (`grace`), on threads that do not wait for each other (`workers`);
+//!   that are under way (`grace`), on threads that do not wait for each other (`workers`); `dirty`: pages that the kernel
+//!   has not written yet;
 //! - `patience`: how long requests wait, and the signals that end a wait; `away`: answers while a server is away;
 //! - `users`: the users of requests, where a server checks what these may do;
 //! - `opening`: open files; `locks`: locks on files;
@@ -39,6 +40,7 @@ mod attributes;
 mod away;
 mod coherence;
 mod content;
+mod dirty;
 mod grace;
 mod known;
 pub mod levels;

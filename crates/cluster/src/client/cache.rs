@@ -242,6 +242,11 @@ impl Cache {
         self.nodes.entry(ino).or_default().content = true;
     }
 
+    /// Whether the server knows that the caller caches pages of a file.
+    pub(super) fn holds_content(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|node| node.content)
+    }
+
     /// The caller may cache pages of a file that is this client's alone; the server does not know.
     pub(super) fn cache_alone(&mut self, ino: Ino) {
         if let Some(node) = self.nodes.get_mut(&ino) {
@@ -343,7 +348,7 @@ impl Cache {
             Changed::Attributes(_) => node.attributes = None,
             Changed::Names(_) => node.names = None,
             Changed::Pages(_) => (node.content, node.cached_alone) = (false, false),
-            Changed::Content { .. } => {}
+            Changed::Content { .. } | Changed::Size { .. } => {}
             Changed::Name { name, .. } => {
                 if let Some(names) = &mut node.names {
                     names.names.insert(name.clone(), Name::Unknown);

@@ -31,25 +31,34 @@ fn cut(start: u64, data: Vec<Bytes>, most: usize) -> Vec<Vec<Bytes>> {
 }
 
 impl Shared {
+    /// Reads bytes of a file; with `pages`, for the caller's cache. The server has to know of that before.
     pub(super) async fn read(
         self: &Arc<Self>,
         ino: Ino,
         offset: u64,
         len: usize,
+        pages: bool,
     ) -> Result<Vec<Bytes>, FsError> {
-        if let Some(read) = self.read_directly(ino, offset, len).await {
+        let is_known = !pages || self.cache.lock().holds_content(ino);
+        if is_known && let Some(read) = self.read_directly(ino, offset, len).await {
             return Ok(read);
         }
+        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            if pages && reply.answer == Answer::Bytes {
+                shared.cache.lock().hold_content(ino);
+            }
+        };
         let mut read = Vec::new();
         let mut done = 0;
         // A read of no bytes needs a call too: it may fail.
         loop {
             let some = (len - done).min(MAX_PAYLOAD);
             let Some(offset) = offset.checked_add(done as u64) else { break };
-            let request = Request::Read { ino, offset, len: some as u32 };
-            let (Answer::Bytes, bytes) = self.ask(request).await? else {
+            let request = Request::Read { ino, offset, len: some as u32, pages };
+            let (reply, bytes) = self.call(request, Vec::new(), take).await?;
+            if reply.answer != Answer::Bytes {
                 return Err(LinkError::Unexpected.into());
-            };
+            }
             done += bytes.len();
             let is_end = bytes.len() < some || done >= len;
             if !bytes.is_empty() {

@@ -135,7 +135,11 @@ impl Filesystem for Client {
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.act(self.shared.read(self.theirs(ino), offset, len)).await
+        self.act(self.shared.read(self.theirs(ino), offset, len, false)).await
+    }
+
+    async fn read_cached(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
+        self.act(self.shared.read(self.theirs(ino), offset, len, true)).await
     }
 
     async fn write(

@@ -118,6 +118,9 @@ impl Shared {
                             content: Some(*from..*to),
                         });
                     }
+                    Changed::Size { ino, size, last } => {
+                        told.push(Change::Grown { ino: self.ours(*ino), size: *size, last: *last });
+                    }
                     // The caller never caches names.
                     Changed::Exclusive(_) | Changed::Names(_) | Changed::Name { .. } => {}
                 }

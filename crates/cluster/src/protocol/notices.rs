@@ -59,6 +59,15 @@ pub enum Changed {
         /// The byte behind the last one; `u64::MAX` for the rest of the file.
         to: u64,
     },
+    /// A file has grown, which other clients have open. Nothing is to be dropped.
+    Size {
+        /// The file.
+        ino: Ino,
+        /// Its size in bytes.
+        size: u64,
+        /// Its last byte.
+        last: u8,
+    },
 }
 
 impl Changed {
@@ -70,7 +79,8 @@ impl Changed {
             | Changed::Attributes(ino)
             | Changed::Names(ino)
             | Changed::Name { parent: ino, .. }
-            | Changed::Content { ino, .. } => *ino,
+            | Changed::Content { ino, .. }
+            | Changed::Size { ino, .. } => *ino,
         }
     }
 }

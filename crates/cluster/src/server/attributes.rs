@@ -30,6 +30,10 @@ impl Shared {
         // Zeros may follow, and the last page has other bytes behind its end.
         changes.extend(change.size.map(|_| Changed::Content { ino, from: 0, to: u64::MAX }));
         let _change = self.begin(job, changes).await?;
+        let before = match change.size {
+            Some(_) => self.size_for_others(job, ino).await,
+            None => None,
+        };
         let behind = change.size.map(|size| size..u64::MAX);
         let mut turn = match &behind {
             Some(_) => self.turn(job, ino).await,
@@ -42,6 +46,7 @@ impl Shared {
         if let Some((turn, behind)) = turn.zip(behind) {
             turn.replaced(behind);
         }
+        self.tell_size(job, ino, before).await;
         Ok(Outcome::of(Answer::Inode(set.attributes)))
     }
 

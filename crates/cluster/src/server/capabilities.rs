@@ -5,6 +5,8 @@
 //! does not have to keep changes away, it is granted only when none was under way since the read began: times are
 //! stamps of one counter, and inodes share slots.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -12,6 +14,7 @@ use smallvec::SmallVec;
 use thalweg_env::{Env, HashMap, Time};
 use thalweg_fs::Ino;
 
+use super::pages::{Late, PageChanges, PageTurn};
 use crate::protocol::Changed;
 
 /// Inodes with equal numbers modulo this share a slot. Two in one slot cost each other a grant now and then.
@@ -54,9 +57,33 @@ impl Held {
 
 /// What the sessions may cache.
 #[derive(Debug)]
-pub(super) struct Capabilities(Mutex<Table>);
+pub(super) struct Capabilities(Arc<Mutex<Table>>);
 
-type Holders = SmallVec<[(u64, Held, Time); 2]>;
+/// What a session may cache of an inode, and since when.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    session: u64,
+    held: Held,
+    since: Time,
+    /// The stamp when it last read pages.
+    read: u64,
+}
+
+type Holders = SmallVec<[Holder; 2]>;
+
+/// What is to be dropped, for each session.
+pub(super) type Drops = Vec<(u64, Vec<Changed>)>;
+
+/// Changes that begin.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// Grows from change to change.
+    pub(super) number: u64,
+    /// What is to be dropped first.
+    pub(super) invalid: Drops,
+    /// What is dropped as soon as earlier calls are answered that hold it.
+    pub(super) held: Drops,
+}
 
 /// The locked table.
 #[derive(Debug)]
@@ -74,6 +101,8 @@ pub(super) struct Table {
     no_room_until: Time,
     /// The stamp of the last change of a quota.
     quotas_changed: u64,
+    /// Changes of bytes.
+    pub(super) pages: PageChanges,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +118,17 @@ impl Table {
         let (slots, (holders, shared)) = (vec![Slot::default(); SLOTS], Default::default());
         let (no_room_until, quotas_changed) = (Time::default(), 0);
         let env = env.clone();
-        Table { env, stamp: 0, slots, holders, shared, recall, no_room_until, quotas_changed }
+        Table {
+            env,
+            stamp: 0,
+            slots,
+            holders,
+            shared,
+            recall,
+            no_room_until,
+            quotas_changed,
+            pages: PageChanges::default(),
+        }
     }
 
     /// A directory or file is no session's alone before that time.
@@ -133,12 +172,20 @@ impl Table {
     pub(super) fn all_exclusive(&mut self) -> Vec<(u64, Vec<Changed>)> {
         let mut recalls = Vec::new();
         for (ino, holders) in &self.holders {
-            for (session, ..) in holders.iter().filter(|(_, held, _)| held.exclusive) {
-                add_change(&mut recalls, *session, Changed::Exclusive(*ino));
+            for holder in holders.iter().filter(|it| it.held.exclusive) {
+                add_change(&mut recalls, holder.session, Changed::Exclusive(*ino));
             }
         }
         self.share_recalled(&recalls);
         recalls
+    }
+}
+
+/// The inode whose bytes change.
+fn content_of(change: &Changed) -> Option<Ino> {
+    match change {
+        Changed::Content { ino, .. } => Some(*ino),
+        _ => None,
     }
 }
 
@@ -169,7 +216,7 @@ impl Table {
             return false;
         }
         let mut others = self.holders.get(&ino).into_iter().flatten();
-        if self.slots[slot(ino)].running > 0 || others.any(|(it, ..)| *it != session) {
+        if self.slots[slot(ino)].running > 0 || others.any(|it| it.session != session) {
             return false;
         }
         self.add(session, ino, Held::EXCLUSIVE);
@@ -189,9 +236,7 @@ impl Table {
     /// The other session that holds a directory or file exclusively.
     fn exclusive(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
-        holders
-            .find(|(other, held, _)| held.exclusive && *other != session)
-            .map(|(other, ..)| *other)
+        holders.find(|it| it.held.exclusive && it.session != session).map(|it| it.session)
     }
 }
 
@@ -205,10 +250,35 @@ impl Table {
 
     fn add(&mut self, session: u64, ino: Ino, what: Held) {
         let holders = self.holders.entry(ino).or_default();
-        match holders.iter_mut().find(|(holder, ..)| *holder == session) {
-            Some((_, held, _)) => held.add(what),
-            None => holders.push((session, what, self.env.now())),
+        match holders.iter_mut().find(|it| it.session == session) {
+            Some(holder) => holder.held.add(what),
+            None => holders.push(Holder { session, held: what, since: self.env.now(), read: 0 }),
         }
+    }
+}
+
+impl Table {
+    /// A session is about to cache pages of a file, and is told of changes from here on. Whether it is, which is so unless the file
+    /// is another session's alone.
+    pub(super) fn read_pages(&mut self, session: u64, ino: Ino, range: &Range<u64>) -> bool {
+        if self.exclusive(ino, session).is_some() {
+            return false;
+        }
+        self.add(session, ino, Held::CONTENT);
+        let holders = self.holders.get_mut(&ino).into_iter().flatten();
+        holders.filter(|it| it.session == session).for_each(|it| it.read = self.stamp);
+        self.pages.read(session, ino, range);
+        true
+    }
+
+    /// What sessions can drop of all this, without what they hold by earlier changes: these are answered later.
+    pub(super) fn free_of(&self, late: Vec<Late>) -> Drops {
+        let mut free = Vec::new();
+        for Late { number, session, change } in late {
+            let (now, _) = self.pages.divide(number, session, vec![change]);
+            now.into_iter().for_each(|change| add_change(&mut free, session, change));
+        }
+        free
     }
 }
 
@@ -224,7 +294,7 @@ fn add_change(all: &mut Vec<(u64, Vec<Changed>)>, session: u64, change: Changed)
 impl Capabilities {
     /// It takes less than `recall` to take something back from a session.
     pub(super) fn new(env: &Env, recall: Duration) -> Capabilities {
-        Capabilities(Mutex::new(Table::new(env, recall)))
+        Capabilities(Arc::new(Mutex::new(Table::new(env, recall))))
     }
 
     /// The table. Nothing is granted and no change begins while it is locked.
@@ -239,26 +309,26 @@ impl Capabilities {
 
     /// Changes by a session begin: what each other session has to drop first, and what this one has to drop of
     /// `surprising` inodes. [`Capabilities::end`] must follow.
-    pub(super) fn begin(
-        &self,
-        by: u64,
-        changes: &[Changed],
-        surprising: &[Ino],
-    ) -> Vec<(u64, Vec<Changed>)> {
+    pub(super) fn begin(&self, by: u64, changes: &[Changed], surprising: &[Ino]) -> Begun {
         let mut table = self.0.lock();
         let table = &mut *table;
         table.stamp += 1;
-        let mut invalid: Vec<(u64, Vec<Changed>)> = Vec::new();
+        let number = table.stamp;
+        let mut invalid: Drops = Vec::new();
         for change in changes {
             let ino = change.ino();
             let slot = &mut table.slots[slot(ino)];
             slot.running += 1;
             slot.last = table.stamp;
-            let Some(holders) = table.holders.get(&ino) else { continue };
-            let drops = |session: &u64| *session != by || surprising.contains(&ino);
-            for (session, held, _) in holders.iter().filter(|(session, ..)| drops(session)) {
+            let holders = table.holders.get(&ino).map(|it| &it[..]).unwrap_or_default();
+            if let Changed::Content { from, to, .. } = change {
+                let waits = holders.iter().any(|it| it.session != by && it.held.content);
+                table.pages.begin((number, by), (ino, *from..*to), waits);
+            }
+            let drops = |session: u64| session != by || surprising.contains(&ino);
+            for Holder { session, held, .. } in holders.iter().filter(|it| drops(it.session)) {
                 let concerns = match change {
-                    Changed::Exclusive(_) => false,
+                    Changed::Exclusive(_) | Changed::Size { .. } => false,
                     Changed::Attributes(_) => held.attributes,
                     Changed::Names(_) | Changed::Name { .. } => held.names,
                     Changed::Content { .. } | Changed::Pages(_) => held.content,
@@ -270,7 +340,22 @@ impl Capabilities {
             }
         }
         table.share_recalled(&invalid);
-        invalid
+        let mut held = Vec::new();
+        for (session, changes) in &mut invalid {
+            let later;
+            (*changes, later) = table.pages.divide(number, *session, std::mem::take(changes));
+            if !later.is_empty() {
+                held.push((*session, later));
+            }
+        }
+        invalid.retain(|(_, changes)| !changes.is_empty());
+        Begun { number, invalid, held }
+    }
+
+    /// Changes of bytes, until their call is answered.
+    pub(super) fn page_turn(&self, number: u64, changes: &[Changed]) -> Option<PageTurn> {
+        let inodes: SmallVec<[Ino; 2]> = changes.iter().filter_map(content_of).collect();
+        (!inodes.is_empty()).then(|| PageTurn { table: self.0.clone(), number, inodes })
     }
 
     /// The ones of these inodes that other sessions have to release before a session uses them.
@@ -286,23 +371,24 @@ impl Capabilities {
         recalls
     }
 
-    /// A session has dropped what is about to change. It may still cache other names of a directory, and other pages. A
+    /// A session has dropped what is about to change, which began with this number. It may still cache other names of a directory, and other pages. A
     /// directory that it has released stays shared until `until`.
-    pub(super) fn dropped(&self, session: u64, changes: &[Changed], until: Time) {
+    pub(super) fn dropped(&self, session: u64, number: u64, changes: &[Changed], until: Time) {
         let mut table = self.0.lock();
         let table = &mut *table;
         for change in changes {
             let ino = change.ino();
             let Some(holders) = table.holders.get_mut(&ino) else { continue };
-            let own = holders.iter_mut().filter(|(holder, ..)| *holder == session);
-            own.for_each(|(_, held, _)| match change {
+            let own = holders.iter_mut().filter(|it| it.session == session);
+            own.for_each(|Holder { held, read, .. }| match change {
                 Changed::Exclusive(_) => held.exclusive = false,
                 Changed::Attributes(_) => held.attributes = false,
                 Changed::Names(_) => held.names = false,
-                Changed::Pages(_) => held.content = false,
-                Changed::Name { .. } | Changed::Content { .. } => {}
+                // It may have read some again.
+                Changed::Pages(_) => held.content &= *read >= number,
+                Changed::Name { .. } | Changed::Content { .. } | Changed::Size { .. } => {}
             });
-            holders.retain(|(_, held, _)| !held.is_nothing());
+            holders.retain(|it| !it.held.is_nothing());
             if holders.is_empty() {
                 table.holders.remove(&ino);
             }
@@ -312,9 +398,16 @@ impl Capabilities {
         }
     }
 
-    /// The changes have ended.
-    pub(super) fn end(&self, changes: &[Changed]) {
+    /// The changes have ended: the pages that others have read meanwhile.
+    pub(super) fn end(&self, number: u64, changes: &[Changed]) -> Vec<Late> {
         let mut table = self.0.lock();
+        let mut outdated = Vec::new();
+        for ino in changes.iter().filter_map(content_of) {
+            for (session, range) in table.pages.carried_out(number, ino) {
+                let change = Changed::Content { ino, from: range.start, to: range.end };
+                outdated.push(Late { number, session, change });
+            }
+        }
         table.stamp += 1;
         let stamp = table.stamp;
         for change in changes {
@@ -322,13 +415,14 @@ impl Capabilities {
             slot.running -= 1;
             slot.last = stamp;
         }
+        outdated
     }
 
     /// A session caches nothing of an inode.
     pub(super) fn forget(&self, session: u64, ino: Ino) {
         let mut table = self.0.lock();
         if let Some(holders) = table.holders.get_mut(&ino) {
-            holders.retain(|(holder, ..)| *holder != session);
+            holders.retain(|it| it.session != session);
             if holders.is_empty() {
                 table.holders.remove(&ino);
             }
@@ -338,7 +432,7 @@ impl Capabilities {
     /// A session has ended.
     pub(super) fn drop_session(&self, session: u64) {
         self.0.lock().holders.retain(|_, holders| {
-            holders.retain(|(holder, ..)| *holder != session);
+            holders.retain(|it| it.session != session);
             !holders.is_empty()
         });
     }
@@ -346,19 +440,19 @@ impl Capabilities {
     /// Whether another session caches something of an inode.
     pub(super) fn is_held_by_others(&self, session: u64, ino: Ino) -> bool {
         let table = self.0.lock();
-        table.holders.get(&ino).is_some_and(|it| it.iter().any(|(holder, ..)| *holder != session))
+        table.holders.get(&ino).is_some_and(|it| it.iter().any(|it| it.session != session))
     }
 
     /// Whether a session caches something of an inode.
     pub(super) fn is_held(&self, session: u64, ino: Ino) -> bool {
         let table = self.0.lock();
-        table.holders.get(&ino).is_some_and(|it| it.iter().any(|(holder, ..)| *holder == session))
+        table.holders.get(&ino).is_some_and(|it| it.iter().any(|it| it.session == session))
     }
 
     /// What a session has to release so that nothing is its alone.
     pub(super) fn owned_by(&self, session: u64) -> Vec<Changed> {
         let mut table = self.0.lock();
-        let is_owner = |(holder, held, _): &(u64, Held, Time)| *holder == session && held.exclusive;
+        let is_owner = |it: &Holder| it.session == session && it.held.exclusive;
         let owned = table.holders.iter().filter(|(_, holders)| holders.iter().any(is_owner));
         let mut owned: Vec<Ino> = owned.map(|(ino, _)| *ino).collect();
         owned.sort_unstable();
@@ -369,14 +463,16 @@ impl Capabilities {
 
     /// The sessions that cache something of an inode: what, and since when.
     pub(super) fn holders(&self, ino: Ino) -> Vec<(u64, Held, Time)> {
-        self.0.lock().holders.get(&ino).map(|holders| holders.to_vec()).unwrap_or_default()
+        let table = self.0.lock();
+        let holders = table.holders.get(&ino).into_iter().flatten();
+        holders.map(|it| (it.session, it.held, it.since)).collect()
     }
 
     /// Inodes of which the sessions cache something, counted for each session.
     pub(super) fn count(&self) -> HashMap<u64, u64> {
         let mut counts = HashMap::default();
-        for (session, ..) in self.0.lock().holders.values().flatten() {
-            *counts.entry(*session).or_default() += 1;
+        for holder in self.0.lock().holders.values().flatten() {
+            *counts.entry(holder.session).or_default() += 1;
         }
         counts
     }

@@ -10,9 +10,10 @@ use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
 
-use super::capabilities::Capabilities;
+use super::capabilities::{Begun, Capabilities, Drops};
 use super::counters::add;
 use super::job::Job;
+use super::pages::Late;
 use super::session::Session;
 use super::undurable::{Items, Undurable, items};
 use super::{Ending, Shared};
@@ -56,6 +57,8 @@ impl NameLocks {
 pub(super) struct Change<'a> {
     capabilities: &'a Capabilities,
     changes: Vec<Changed>,
+    /// The changes' number.
+    number: u64,
     job: &'a Job<'a>,
     /// If the filesystem keeps records.
     undurable: Option<(&'a Undurable, Items)>,
@@ -76,7 +79,8 @@ impl Drop for Change<'_> {
                 self.job.depend();
             }
         }
-        self.capabilities.end(&self.changes);
+        let outdated = self.capabilities.end(self.number, &self.changes);
+        outdated.into_iter().for_each(|late| self.job.is_late(late));
     }
 }
 
@@ -109,12 +113,19 @@ impl Shared {
         if let Some((undurable, items)) = &undurable {
             undurable.begin(serial, items);
         }
-        let invalid = self.capabilities.begin(serial, &changes, surprising);
+        let Begun { number, invalid, held } = self.capabilities.begin(serial, &changes, surprising);
+        by.holds(self.capabilities.page_turn(number, &changes));
         let (capabilities, _executing) = (&self.capabilities, None);
-        let mut change = Change { capabilities, changes, job: by, undurable, _executing };
+        let mut change = Change { capabilities, changes, number, job: by, undurable, _executing };
         // What is made again was invalidated the first time, and no client has seen it since.
-        if !invalid.is_empty() && !by.is_again() {
-            self.invalidate(by, invalid).await;
+        if !by.is_again() {
+            for (session, change) in
+                held.iter().flat_map(|(to, all)| all.iter().map(|it| (*to, it)))
+            {
+                by.is_late(Late { number, session, change: change.clone() });
+            }
+            self.drop_soon(held);
+            self.drop_first(by, number, invalid).await;
         }
         // A call that only takes back what is another client's alone goes on to change something else.
         let is_change = |it: &Changed| !matches!(it, Changed::Exclusive(_));
@@ -129,7 +140,16 @@ impl Shared {
         Ok(change)
     }
 
-    pub(super) async fn invalidate(&self, by: &Job<'_>, invalid: Vec<(u64, Vec<Changed>)>) {
+    /// Returns when all this was dropped.
+    pub(super) async fn invalidate(&self, by: &Job<'_>, invalid: Drops) {
+        self.drop_first(by, 0, invalid).await;
+    }
+
+    /// Returns when all this was dropped, for changes with this number.
+    async fn drop_first(&self, by: &Job<'_>, number: u64, invalid: Drops) {
+        if invalid.is_empty() {
+            return;
+        }
         let recalling = &self.recalls.begin(by, self.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
             let session = self.sessions.lock().values().find(|it| it.serial == *serial).cloned();
@@ -138,7 +158,7 @@ impl Shared {
                 None => self.leave(*serial).await,
             }
             let until = self.env.now() + self.options.share;
-            self.capabilities.dropped(*serial, changes, until);
+            self.capabilities.dropped(*serial, number, changes, until);
             recalling.answered(*serial);
         });
         join_all(waits).await;
@@ -153,7 +173,7 @@ impl Shared {
     }
 
     /// Returns when a client does not cache these things any more.
-    async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
+    pub(super) async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
         self.order(session, &FromServer::Invalidate(changes.to_vec())).await;
     }
 

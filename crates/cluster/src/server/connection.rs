@@ -349,6 +349,7 @@ impl Shared {
             }
             None => self.carry_out_alone(&job, request, payload).await,
         };
+        self.settle(&job).await;
         if let Ok(outcome) = &mut done {
             self.promise_room(session, outcome).await;
         }

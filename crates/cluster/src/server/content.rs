@@ -24,8 +24,12 @@ impl Shared {
     ) -> Result<Outcome, FsError> {
         let filesystem = &self.filesystem;
         match request {
-            Request::Read { ino, offset, len } => {
+            Request::Read { ino, offset, len, pages } => {
                 let len = (len as usize).min(MAX_PAYLOAD);
+                if pages {
+                    let range = offset..offset.saturating_add(len as u64);
+                    self.hold_pages(job, ino, range).await;
+                }
                 let read = filesystem.read(ino, offset, len).await;
                 job.sees_inodes(&self.undurable, &[ino]);
                 Ok(Outcome::with(Answer::Bytes, read?))
@@ -44,7 +48,9 @@ impl Shared {
                 let _change = self.begin(job, changes).await?;
                 let range = to.1..to.1.saturating_add(len);
                 let with = Replacement::Copy(from.0, from.1);
+                let before = self.size_for_others(job, to.0).await;
                 let copied = self.replace(job, (to.0, range), &with).await;
+                self.tell_size(job, to.0, before).await;
                 job.sees_inodes(&self.undurable, &[from.0]);
                 Ok(Outcome::of(Answer::Number(copied?)))
             }
@@ -100,14 +106,17 @@ impl Shared {
             WriteAt::End => (0, u64::MAX),
         };
         let _change = self.begin(job, bytes_change(ino, from, to)).await?;
+        let before = self.size_for_others(job, ino).await;
         let WriteAt::Offset(offset) = at else {
             let turn = self.turn(job, ino).await;
             let len = data.len() as u64;
             let went = job.filesystem.write(ino, at, vec![data], how).await?;
             turn.into_iter().for_each(|turn| turn.replaced(went..went + len));
+            self.tell_size(job, ino, before).await;
             return Ok(Outcome::of(Answer::Number(went)));
         };
         self.replace(job, (ino, from..to), &Replacement::Bytes(data, how)).await?;
+        self.tell_size(job, ino, before).await;
         Ok(Outcome::of(Answer::Number(offset)))
     }
 
@@ -121,7 +130,9 @@ impl Shared {
         let changes = bytes_change(ino, offset, offset.saturating_add(len));
         let _change = self.begin(job, changes).await?;
         let range = offset..offset.saturating_add(len);
+        let before = self.size_for_others(job, ino).await;
         self.replace(job, (ino, range), &Replacement::Space(how)).await?;
+        self.tell_size(job, ino, before).await;
         Ok(Outcome::done())
     }
 }

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use thalweg_fs::ledger::{Committed, RecordedCall, Recorder, SupersededCall};
 use thalweg_fs::{Credentials, Filesystem, Ino};
 
+use super::pages::{Late, PageTurn};
 use super::session::Session;
 use super::undurable::{Item, Undurable};
 use crate::squash::acting;
@@ -34,6 +35,10 @@ pub(super) struct Job<'a> {
     depends: AtomicBool,
     /// The inodes that it has seen.
     seen: Mutex<SmallVec<[Ino; 4]>>,
+    /// The changes of bytes that it makes.
+    turns: Mutex<SmallVec<[PageTurn; 1]>>,
+    /// What other sessions have to drop or to know before it is answered.
+    late: Mutex<Vec<Late>>,
 }
 
 impl<'a> Job<'a> {
@@ -45,7 +50,19 @@ impl<'a> Job<'a> {
     ) -> Job<'a> {
         let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
         let (seen, user) = (Mutex::default(), acting(session.visitor.squash, None));
-        Job { session, number, kind: "", user, filesystem, recorder: None, depends, seen }
+        let (turns, late) = (Mutex::default(), Mutex::default());
+        Job {
+            session,
+            number,
+            kind: "",
+            user,
+            filesystem,
+            recorder: None,
+            depends,
+            seen,
+            turns,
+            late,
+        }
     }
 
     /// The same call; its kind has this name.
@@ -106,6 +123,21 @@ impl<'a> Job<'a> {
     /// What it has seen so far.
     pub(super) fn take_seen(&self) -> SmallVec<[Ino; 4]> {
         std::mem::take(&mut *self.seen.lock())
+    }
+
+    /// It changes bytes, until it is answered.
+    pub(super) fn holds(&self, turn: Option<PageTurn>) {
+        self.turns.lock().extend(turn);
+    }
+
+    /// Before it is answered, a session has to drop or to know something.
+    pub(super) fn is_late(&self, late: Late) {
+        self.late.lock().push(late);
+    }
+
+    /// What sessions have to drop or to know.
+    pub(super) fn take_late(&self) -> Vec<Late> {
+        std::mem::take(&mut *self.late.lock())
     }
 
     /// Its answer depends on what may not survive a crash.

@@ -56,6 +56,13 @@ impl OpenFiles {
         files.get(&ino).is_some_and(|opens| opens.iter().any(|it| it.session != session))
     }
 
+    /// The other sessions that have a file open.
+    pub(super) fn others(&self, session: u64, ino: Ino) -> SmallVec<[u64; 2]> {
+        let files = self.0.lock();
+        let opens = files.get(&ino).into_iter().flatten();
+        opens.map(|it| it.session).filter(|it| *it != session).collect()
+    }
+
     /// Whether a file is open.
     pub(super) fn is_open(&self, ino: Ino) -> bool {
         self.0.lock().get(&ino).is_some_and(|opens| !opens.is_empty())

@@ -75,7 +75,10 @@ pub(super) fn items(changes: &[Changed]) -> Items {
     for change in changes {
         let (item, content) = match change {
             // Nothing changes by itself.
-            Changed::Exclusive(_) | Changed::Names(_) | Changed::Pages(_) => continue,
+            Changed::Exclusive(_)
+            | Changed::Names(_)
+            | Changed::Pages(_)
+            | Changed::Size { .. } => continue,
             Changed::Attributes(ino) => (Item::Inode(*ino), None),
             Changed::Content { ino, .. } => (Item::Inode(*ino), Some(Item::Content(*ino))),
             Changed::Name { parent, name } => (Item::Name(*parent, name.clone()), None),

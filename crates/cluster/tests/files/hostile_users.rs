@@ -64,7 +64,7 @@ fn a_peer_is_not_root_because_it_says_so() {
         // Without a user it is not root, either.
         for user in [None, root(), Some(Credentials::new(u32::MAX, 0, &[0]))] {
             for (request, refusal) in [
-                (Request::Read { ino: secret, offset: 0, len: 9 }, DENIED),
+                (Request::Read { ino: secret, offset: 0, len: 9, pages: false }, DENIED),
                 (Request::Write { ino: secret, at: WriteAt::End, how }, DENIED),
                 (
                     Request::Open {
@@ -259,7 +259,7 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
                     late: true,
                     exclusive: true,
                 },
-                Request::Read { ino, offset: 0, len: 9 },
+                Request::Read { ino, offset: 0, len: 9, pages: false },
                 Request::Write { ino, at: WriteAt::End, how: WriteHow::default() },
                 Request::Copy { from: (ino, 0), to: (inside, 0), len: 9 },
                 Request::Copy { from: (inside, 0), to: (ino, 0), len: 9 },

@@ -83,7 +83,7 @@ impl Adapter {
     ) -> Adapter {
         Adapter {
             env: env.clone(),
-            served: Arc::new(Served::new(filesystem, options.checks_users)),
+            served: Arc::new(Served::new(filesystem, options)),
             runtime,
             writeback_cache: options.writeback_cache,
             locks: options.locks,

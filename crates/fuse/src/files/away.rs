@@ -12,7 +12,7 @@ use thalweg_env::Env;
 use thalweg_fs::{Answer, FsError, Ino, Statistics, Validity};
 
 use super::adapter::Adapter;
-use super::attributes::{file_attr, validity};
+use super::attributes::file_attr;
 use super::served::Served;
 
 /// How long such a request waits for the server.
@@ -82,8 +82,12 @@ impl Adapter {
         self.by(request).run(
             "getattr",
             reply,
-            |served| async move { served.attributes(&env, ino).await },
-            |reply, answer| reply.attr(&validity(&answer).attributes, &file_attr(&answer)),
+            |served| async move {
+                let found = served.attributes(&env, ino).await?;
+                let answer = served.with_blocks(found).await?;
+                Ok((served.validity(&answer), answer))
+            },
+            |reply, (valid, answer)| reply.attr(&valid.attributes, &file_attr(&answer)),
         );
     }
 }

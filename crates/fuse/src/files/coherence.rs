@@ -18,6 +18,9 @@ use super::grace::Grace;
 use super::known::Known;
 use super::workers::Workers;
 
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
 /// Sends changes to the threads. They end when the last of these is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Coherence {
@@ -44,7 +47,7 @@ impl Coherence {
         match &change {
             // The inode may have privileges from now on.
             Change::Inode { ino, .. } => self.known.granted(*ino),
-            Change::Name { .. } | Change::Removed { .. } => {}
+            Change::Name { .. } | Change::Removed { .. } | Change::Grown { .. } => {}
             Change::Everything => self.known.begin_epoch(),
         }
         self.invalidate(change)
@@ -84,6 +87,16 @@ fn invalidate(notifier: &Notifier, known: &Known, change: &Change) {
         Change::Removed { parent, name, ino } => {
             let (parent, ino) = (INodeNo(parent.0), INodeNo(ino.0));
             report(notifier.delete(parent, ino, OsStr::from_bytes(name)));
+        }
+        Change::Grown { ino, size, last } => {
+            let (inode, at) = (INodeNo(ino.0), size.saturating_sub(1));
+            // What the kernel is given raises the size that it has. A page of which it is given a part is read when it is
+            // needed; but a byte at its beginning would count for all of it.
+            report(notifier.store(inode, at, &[*last]));
+            if at.is_multiple_of(PAGE) {
+                let (from, len) = kernel_range(Some(&(at..*size)));
+                report(notifier.inval_inode(inode, from, len));
+            }
         }
         Change::Everything => {
             for (parent, name) in known.take_names() {

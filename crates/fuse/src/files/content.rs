@@ -1,7 +1,8 @@
 //! Bytes of files, as the kernel writes, reserves, seeks and copies them.
 
 use fuser::{
-    Errno, FileHandle, INodeNo, OpenFlags, ReplyEmpty, ReplyLseek, ReplyWrite, Request, WriteFlags,
+    Errno, FileHandle, INodeNo, LockOwner, OpenFlags, ReplyData, ReplyEmpty, ReplyLseek,
+    ReplyWrite, Request, WriteFlags,
 };
 use thalweg_fs::payload::copy_by_blocks;
 use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
@@ -59,6 +60,35 @@ impl Adapter {
         );
     }
 
+    pub(super) fn read_content(
+        &self,
+        request: &Request,
+        ino: Ino,
+        (offset, len): (u64, u32),
+        owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        // Only a read past the kernel's pages has an owner. Through a file that was opened to bypass them, mappings, sendfile,
+        // splice and readahead still fill pages.
+        let fills_pages = owner.is_none();
+        self.of(request).run(
+            "read",
+            reply,
+            move |served| async move {
+                if !fills_pages {
+                    return served.filesystem.read(ino, offset, len as usize).await;
+                }
+                served.known.note_cached(ino);
+                served.filesystem.read_cached(ino, offset, len as usize).await
+            },
+            |reply, data| match &data[..] {
+                [] => reply.data(&[]),
+                [one] => reply.data(one),
+                several => reply.data(&several.concat()),
+            },
+        );
+    }
+
     pub(super) fn allocate(
         &self,
         request: &Request,
@@ -105,7 +135,10 @@ impl Adapter {
         self.of(request).run(
             "lseek",
             reply,
-            move |served| async move { served.filesystem.seek(Ino(ino.0), offset, what).await },
+            move |served| async move {
+                served.write_back(Ino(ino.0)).await;
+                served.filesystem.seek(Ino(ino.0), offset, what).await
+            },
             |reply, at| match i64::try_from(at) {
                 Ok(at) => reply.offset(at),
                 Err(_) => reply.error(Errno::EOVERFLOW),

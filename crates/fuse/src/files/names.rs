@@ -103,7 +103,7 @@ impl Adapter {
                 reply.created(&told.valid(), &told.attr, GENERATION, handle.file(), how);
             },
             |served, (told, (handle, _))| async move {
-                served.filesystem.release(Ino(told.attr.ino.0), handle.handle).await;
+                served.close(Ino(told.attr.ino.0), handle).await;
                 forget(served, told).await;
             },
         );

@@ -41,15 +41,18 @@ pub(super) fn wanted_access(flags: i32) -> u16 {
 pub(super) struct KernelHandle {
     pub(super) handle: Handle,
     pub(super) is_direct: bool,
+    /// Whether the kernel may have pages of it that are not written yet.
+    pub(super) may_dirty: bool,
 }
 
 impl KernelHandle {
     pub(super) fn of(file: FileHandle) -> KernelHandle {
-        KernelHandle { handle: Handle(file.0 >> 1), is_direct: file.0 & 1 == 1 }
+        let bit = |at: u32| file.0 >> at & 1 == 1;
+        KernelHandle { handle: Handle(file.0 >> 2), is_direct: bit(0), may_dirty: bit(1) }
     }
 
     pub(super) fn file(self) -> FileHandle {
-        FileHandle(self.handle.0 << 1 | u64::from(self.is_direct))
+        FileHandle(self.handle.0 << 2 | u64::from(self.may_dirty) << 1 | u64::from(self.is_direct))
     }
 }
 
@@ -64,7 +67,7 @@ fn file_opened(opened: &Opened, flags: OpenFlags, wants_flush: bool) -> (KernelH
     if !(opened.flush || wants_flush) {
         how |= FopenFlags::FOPEN_NOFLUSH;
     }
-    (KernelHandle { handle: opened.handle, is_direct }, how)
+    (KernelHandle { handle: opened.handle, is_direct, may_dirty: false }, how)
 }
 
 impl Served {
@@ -77,10 +80,11 @@ impl Served {
         wants_flush: bool,
     ) -> Result<(KernelHandle, FopenFlags), FsError> {
         let opened = self.filesystem.open(caller, ino, flags).await?;
-        let (handle, how) = file_opened(&opened, flags, wants_flush);
+        let (mut handle, how) = file_opened(&opened, flags, wants_flush);
         if !handle.is_direct {
             self.known.note_cached(ino);
         }
+        handle.may_dirty = self.dirty.open(ino, flags, handle.is_direct);
         Ok((handle, how))
     }
 }
@@ -91,8 +95,8 @@ mod tests {
 
     #[test]
     fn a_handle_comes_back() {
-        for is_direct in [false, true] {
-            let handle = KernelHandle { handle: Handle((1 << 62) - 1), is_direct };
+        for (is_direct, may_dirty) in [(false, false), (false, true), (true, false), (true, true)] {
+            let handle = KernelHandle { handle: Handle((1 << 62) - 1), is_direct, may_dirty };
             assert_eq!(KernelHandle::of(handle.file()), handle);
         }
     }

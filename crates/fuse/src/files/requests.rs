@@ -15,7 +15,7 @@ use thalweg_fs::access::{READ, SEARCH, WRITE};
 use thalweg_fs::{AttributeChange, Ino, LockKind, LockOwner, Node};
 
 use super::adapter::Adapter;
-use super::attributes::{file_attr, time_change, validity};
+use super::attributes::{file_attr, time_change};
 use super::locks::{self, wanted_lock};
 use super::names::bytes_of;
 use super::opening::{KernelHandle, caller, open_flags, wanted_access};
@@ -75,8 +75,11 @@ impl fuser::Filesystem for Adapter {
         self.of(request).changing_inode(ino).run(
             "setattr",
             reply,
-            |served| async move { served.filesystem.set_attributes(ino, &change).await },
-            |reply, answer| reply.attr(&validity(&answer).attributes, &file_attr(&answer)),
+            |served| async move {
+                let answer = served.set_attributes(ino, &change).await?;
+                Ok((served.validity(&answer), answer))
+            },
+            |reply, (valid, answer)| reply.attr(&valid.attributes, &file_attr(&answer)),
         );
     }
 
@@ -196,9 +199,7 @@ impl fuser::Filesystem for Adapter {
                 served.open(&caller, Ino(ino.0), open, flush).await
             },
             |reply, (handle, how)| reply.opened(handle.file(), how),
-            move |served, (handle, _)| async move {
-                served.filesystem.release(Ino(ino.0), handle.handle).await;
-            },
+            move |served, (handle, _)| async move { served.close(Ino(ino.0), handle).await },
         );
     }
 
@@ -212,7 +213,8 @@ impl fuser::Filesystem for Adapter {
                 served.filesystem.open(&caller, Ino(ino.0), open).await
             },
             |reply, opened| {
-                let handle = KernelHandle { handle: opened.handle, is_direct: false };
+                let handle =
+                    KernelHandle { handle: opened.handle, is_direct: false, may_dirty: false };
                 reply.opened(handle.file(), FopenFlags::empty());
             },
             move |served, opened| async move {
@@ -231,9 +233,9 @@ impl fuser::Filesystem for Adapter {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        let handle = KernelHandle::of(handle).handle;
+        let handle = KernelHandle::of(handle);
         self.for_none().run_empty("release", reply, move |served| async move {
-            served.filesystem.release(Ino(ino.0), handle).await;
+            served.close(Ino(ino.0), handle).await;
             Ok(())
         });
     }
@@ -306,21 +308,10 @@ impl fuser::Filesystem for Adapter {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<fuser::LockOwner>,
+        lock_owner: Option<fuser::LockOwner>,
         reply: ReplyData,
     ) {
-        self.of(request).run(
-            "read",
-            reply,
-            move |served| async move {
-                served.filesystem.read(Ino(ino.0), offset, size as usize).await
-            },
-            |reply, data| match &data[..] {
-                [] => reply.data(&[]),
-                [one] => reply.data(one),
-                several => reply.data(&several.concat()),
-            },
-        );
+        self.read_content(request, Ino(ino.0), (offset, size), lock_owner, reply);
     }
 
     fn write(

@@ -8,10 +8,12 @@ use fuser::{FileAttr, Generation, ReplyEntry};
 use parking_lot::Mutex;
 use thalweg_fs::{Answer, Change, Filesystem, FsError, Ino, Statistics, Validity};
 
-use super::attributes::{file_attr, nothing, validity};
+use super::attributes::{file_attr, nothing};
 use super::coherence::Coherence;
+use super::dirty::Dirty;
 use super::grace::Grace;
 use super::known::{Known, Noted};
+use super::options::MountOptions;
 
 /// No inode number is ever given again.
 pub(super) const GENERATION: Generation = Generation(0);
@@ -33,15 +35,19 @@ pub(crate) struct Served {
     pub(super) last: Arc<LastKnown>,
     /// Notifies the kernel, on a thread of its own. Set before the first request.
     coherence: Arc<OnceLock<Coherence>>,
+    /// The pages that the kernel has not written yet.
+    pub(super) dirty: Arc<Dirty>,
     /// The kernel does not check what users may do.
     pub(super) checks_users: bool,
 }
 
 impl Served {
-    pub(super) fn new(filesystem: Arc<dyn Filesystem>, checks_users: bool) -> Served {
+    pub(super) fn new(filesystem: Arc<dyn Filesystem>, options: &MountOptions) -> Served {
         let known = Arc::new(Known::new(&*filesystem));
         let (grace, last, coherence) = Default::default();
-        Served { filesystem, known, grace, last, coherence, checks_users }
+        let dirty = Arc::new(Dirty::new(options.writeback_cache));
+        let checks_users = options.checks_users;
+        Served { filesystem, known, grace, last, coherence, dirty, checks_users }
     }
 
     /// Fails unless the user of the request may use an inode in these ways, if the kernel has not checked that.
@@ -55,8 +61,9 @@ impl Served {
     /// The same state, for requests of one user: with the filesystem for that user.
     pub(super) fn with(&self, filesystem: Arc<dyn Filesystem>) -> Served {
         let (known, grace, last) = (self.known.clone(), self.grace.clone(), self.last.clone());
-        let (coherence, checks_users) = (self.coherence.clone(), self.checks_users);
-        Served { filesystem, known, grace, last, coherence, checks_users }
+        let (coherence, dirty) = (self.coherence.clone(), self.dirty.clone());
+        let checks_users = self.checks_users;
+        Served { filesystem, known, grace, last, coherence, dirty, checks_users }
     }
 
     /// Before the first request: how the kernel is told things.
@@ -71,7 +78,7 @@ impl Served {
     /// The kernel counts that it was told of an inode, and so does this.
     pub(super) fn tell(&self, answer: &Answer) -> Told {
         self.known.tell(&*self.filesystem, answer.ino);
-        Told { attr: file_attr(answer), valid: validity(answer) }
+        Told { attr: file_attr(answer), valid: self.validity(answer) }
     }
 
     /// [`Served::tell`], of an inode by its name. The answer began at `epoch`.

@@ -12,6 +12,7 @@ mod foreign;
 mod levels;
 mod locks;
 mod names;
+mod pages;
 mod rig;
 mod shared;
 #[path = "../common/tools.rs"]

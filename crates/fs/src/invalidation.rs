@@ -39,8 +39,6 @@ pub enum Change {
         ino: Ino,
         /// Its size in bytes.
         size: u64,
-        /// Its last byte.
-        last: u8,
     },
     /// Any number of inodes and names. Only filesystems that
     /// [announce it](crate::Filesystem::may_change_everything) send it.

@@ -118,8 +118,8 @@ impl Shared {
                             content: Some(*from..*to),
                         });
                     }
-                    Changed::Size { ino, size, last } => {
-                        told.push(Change::Grown { ino: self.ours(*ino), size: *size, last: *last });
+                    Changed::Size { ino, size } => {
+                        told.push(Change::Grown { ino: self.ours(*ino), size: *size });
                     }
                     // The caller never caches names.
                     Changed::Exclusive(_) | Changed::Names(_) | Changed::Name { .. } => {}

@@ -65,8 +65,6 @@ pub enum Changed {
         ino: Ino,
         /// Its size in bytes.
         size: u64,
-        /// Its last byte.
-        last: u8,
     },
 }
 

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use thalweg_env::{Env, HashMap, Time};
 use thalweg_fs::Ino;
+use tokio::sync::Notify;
 
 use super::pages::{Late, PageChanges, PageTurn};
 use crate::protocol::Changed;
@@ -103,6 +104,8 @@ pub(super) struct Table {
     quotas_changed: u64,
     /// Changes of bytes.
     pub(super) pages: PageChanges,
+    /// Some of these have ended.
+    pub(super) pages_ended: Arc<Notify>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,6 +131,7 @@ impl Table {
             no_room_until,
             quotas_changed,
             pages: PageChanges::default(),
+            pages_ended: Arc::default(),
         }
     }
 

@@ -36,7 +36,7 @@ struct PageChange {
     /// Other sessions have to drop pages before it is carried out or answered.
     waits: bool,
     is_carried_out: bool,
-    /// The pages that other sessions have read since it began, until it was carried out.
+    /// The pages that other sessions have read since it began, until it was carried out: they drop these before it ends.
     read: Vec<(u64, Range<u64>)>,
 }
 
@@ -128,10 +128,16 @@ impl PageChanges {
         for change in self.0.get_mut(&ino).into_iter().flatten() {
             if change.number == number {
                 change.is_carried_out = true;
-                outdated.append(&mut change.read);
+                outdated.extend(change.read.iter().cloned());
             }
         }
         outdated
+    }
+
+    /// Whether a session has pages of a file that it is about to drop, since another one has changed them.
+    fn has_outdated(&self, session: u64, ino: Ino) -> bool {
+        let changes = self.0.get(&ino).into_iter().flatten();
+        changes.flat_map(|it| &it.read).any(|(reader, _)| *reader == session)
     }
 
     fn end(&mut self, number: u64, ino: Ino) {
@@ -155,6 +161,7 @@ impl Drop for PageTurn {
     fn drop(&mut self) {
         let mut table = self.table.lock();
         self.inodes.iter().for_each(|ino| table.pages.end(self.number, *ino));
+        table.pages_ended.notify_waiters();
     }
 }
 
@@ -199,6 +206,24 @@ impl Shared {
         self.invalidate(job, free).await;
     }
 
+    /// Returns when a client has dropped the pages of these files that it has read while they were changed. If it were told
+    /// of a new size before, it would see zeros where the file goes on.
+    pub(super) async fn settle_pages(&self, session: u64, told: &[Ino]) {
+        let ended = self.capabilities.lock().pages_ended.clone();
+        loop {
+            let next = ended.notified();
+            tokio::pin!(next);
+            next.as_mut().enable();
+            {
+                let pages = &self.capabilities.lock().pages;
+                if !told.iter().any(|ino| pages.has_outdated(session, *ino)) {
+                    return;
+                }
+            }
+            next.await;
+        }
+    }
+
     /// The size of a file that other clients have open.
     pub(super) async fn size_for_others(&self, job: &Job<'_>, ino: Ino) -> Option<u64> {
         if !self.open_files.is_open_by_others(job.session.serial, ino) {
@@ -214,9 +239,7 @@ impl Shared {
         let Some(size) = self.size_for_others(job, ino).await.filter(|size| *size > before) else {
             return;
         };
-        let last = self.filesystem.read(ino, size - 1, 1).await.unwrap_or_default();
-        let last = last.first().and_then(|it| it.first()).copied().unwrap_or_default();
-        let change = Changed::Size { ino, size, last };
+        let change = Changed::Size { ino, size };
         for session in self.open_files.others(job.session.serial, ino) {
             job.is_late(Late { number: 0, session, change: change.clone() });
         }

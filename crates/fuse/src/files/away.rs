@@ -78,13 +78,15 @@ fn uncached(answer: Answer) -> Answer {
 
 impl Adapter {
     pub(super) fn show_attributes(&self, request: &Request, ino: Ino, reply: ReplyAttr) {
-        let env = self.env.clone();
+        let (env, thread) = (self.env.clone(), request.pid());
+        let last = self.served().known.growing().last(ino);
         self.by(request).run(
             "getattr",
             reply,
             |served| async move {
                 let found = served.attributes(&env, ino).await?;
                 let answer = served.with_blocks(found).await?;
+                served.raise_size(&answer, thread, last).await;
                 Ok((served.validity(&answer), answer))
             },
             |reply, (valid, answer)| reply.attr(&valid.attributes, &file_attr(&answer)),

@@ -16,10 +16,8 @@ use thalweg_fs::{Change, Ino, Invalidation};
 
 use super::grace::Grace;
 use super::known::Known;
+use super::sizes::Sizes;
 use super::workers::Workers;
-
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 
 /// Sends changes to the threads. They end when the last of these is dropped.
 #[derive(Clone, Debug)]
@@ -30,14 +28,14 @@ pub(crate) struct Coherence {
 
 impl Coherence {
     pub(crate) fn start(
-        notifier: Notifier,
+        (notifier, sizes): (Notifier, Sizes),
         known: Arc<Known>,
         grace: Arc<Grace>,
     ) -> io::Result<Coherence> {
         let of_threads = known.clone();
         let workers = Workers::start("thalweg-caches", move |change| {
             grace.wait();
-            invalidate(&notifier, &of_threads, &change);
+            invalidate((&notifier, &sizes), &of_threads, &change);
         })?;
         Ok(Coherence { workers: Arc::new(workers), known })
     }
@@ -64,13 +62,18 @@ impl Coherence {
         self.invalidate(Change::Inode { ino, content }).wait().await;
     }
 
+    /// Returns when the kernel has a size of at least so many bytes for a file.
+    pub(crate) async fn raise_size(&self, ino: Ino, size: u64) {
+        self.invalidate(Change::Grown { ino, size }).wait().await;
+    }
+
     /// Returns when all earlier invalidations have reached the kernel.
     pub(crate) async fn settle(&self) {
         self.workers.settle().wait().await;
     }
 }
 
-fn invalidate(notifier: &Notifier, known: &Known, change: &Change) {
+fn invalidate((notifier, sizes): (&Notifier, &Sizes), known: &Known, change: &Change) {
     let report = |result: io::Result<()>| {
         if let Err(error) = result {
             tracing::debug!(%error, "the kernel keeps something in its caches");
@@ -88,16 +91,7 @@ fn invalidate(notifier: &Notifier, known: &Known, change: &Change) {
             let (parent, ino) = (INodeNo(parent.0), INodeNo(ino.0));
             report(notifier.delete(parent, ino, OsStr::from_bytes(name)));
         }
-        Change::Grown { ino, size, last } => {
-            let (inode, at) = (INodeNo(ino.0), size.saturating_sub(1));
-            // What the kernel is given raises the size that it has. A page of which it is given a part is read when it is
-            // needed; but a byte at its beginning would count for all of it.
-            report(notifier.store(inode, at, &[*last]));
-            if at.is_multiple_of(PAGE) {
-                let (from, len) = kernel_range(Some(&(at..*size)));
-                report(notifier.inval_inode(inode, from, len));
-            }
-        }
+        Change::Grown { ino, size } => report(sizes.raise(*ino, *size)),
         Change::Everything => {
             for (parent, name) in known.take_names() {
                 report(notifier.inval_entry(INodeNo(parent.0), OsStr::from_bytes(&name)));

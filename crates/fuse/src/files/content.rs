@@ -9,6 +9,7 @@ use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
 
 use super::adapter::Adapter;
 use super::opening::KernelHandle;
+use super::sizes::GrowingWrite;
 
 /// Most bytes that one request copies: fits the answer's 32 bits.
 const MAX_COPY: u64 = 1 << 30;
@@ -36,6 +37,10 @@ impl Adapter {
             clear_suid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };
         let (ino, data) = (Ino(ino.0), copy_by_blocks(offset, data));
+        let end = if appends { u64::MAX } else { offset.saturating_add(len.into()) };
+        let known = &self.served().known;
+        let growing = (!cached && known.is_longer(ino, end))
+            .then(|| GrowingWrite::begin(known, ino, request.pid(), is_direct));
         let bypasses = !cached && (is_direct || flags.0 & libc::O_DIRECT != 0);
         self.of(request).changing_inode(ino).run(
             "write",
@@ -56,7 +61,10 @@ impl Adapter {
                 }
                 Ok(())
             },
-            move |reply, ()| reply.written(len),
+            move |reply, ()| {
+                reply.written(len);
+                drop(growing);
+            },
         );
     }
 

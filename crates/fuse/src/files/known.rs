@@ -1,9 +1,11 @@
 //! The inodes that the kernel knows.
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{Filesystem, Ino};
+
+use super::sizes::Growing;
 
 /// Names in the list, at most.
 const MAX_NAMES: usize = 1 << 20;
@@ -14,6 +16,8 @@ pub(crate) struct Known {
     state: Mutex<State>,
     /// The names that the kernel may cache, where everything may change at once.
     names: Option<Mutex<Names>>,
+    /// The files that writes make longer.
+    growing: Mutex<Growing>,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +53,8 @@ struct Inode {
     plain: bool,
     /// The kernel may have pages of it in its cache.
     cached: bool,
+    /// The size that it was told last.
+    size: u64,
 }
 
 impl Known {
@@ -110,6 +116,7 @@ impl Known {
             inode.lookups = inode.lookups.saturating_sub(count);
             if inode.lookups == 0 {
                 state.inodes.remove(&ino);
+                self.growing.lock().forget(ino);
             }
         }
         drop(state);
@@ -122,6 +129,28 @@ impl Known {
         for (ino, inode) in inodes.into_iter().filter(|(_, inode)| inode.lookups > 0) {
             filesystem.unreference(ino, inode.lookups);
         }
+    }
+
+    /// The files that writes make longer.
+    pub(super) fn growing(&self) -> MutexGuard<'_, Growing> {
+        self.growing.lock()
+    }
+
+    /// The kernel is about to be told the size of a file.
+    pub(super) fn note_size(&self, ino: Ino, size: u64) {
+        if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
+            inode.size = size;
+        }
+    }
+
+    /// The size that it was told last.
+    pub(super) fn size(&self, ino: Ino) -> Option<u64> {
+        self.state.lock().inodes.get(&ino).map(|inode| inode.size)
+    }
+
+    /// Whether a write that ends there makes a file longer than the kernel was told.
+    pub(super) fn is_longer(&self, ino: Ino, end: u64) -> bool {
+        self.state.lock().inodes.get(&ino).is_none_or(|inode| inode.size < end)
     }
 
     /// Whether the inode is known to have no privileges that a write clears.

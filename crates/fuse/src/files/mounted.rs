@@ -12,6 +12,7 @@ use thalweg_store::latency::StageStatus;
 use super::adapter::Adapter;
 use super::coherence::Coherence;
 pub use super::options::{MountOptions, Soft};
+use super::sizes::Sizes;
 use super::stages::Stages;
 use crate::connection::Connection;
 use crate::mounts::{self, Identity};
@@ -140,8 +141,8 @@ pub fn mount(
     if let Some(bytes) = options.read_ahead {
         set_read_ahead(identity.device, bytes);
     }
-    let coherence =
-        Coherence::start(session.notifier(), served.known.clone(), served.grace.clone())?;
+    let notify = (session.notifier(), Sizes::new(connection.device())?);
+    let coherence = Coherence::start(notify, served.known.clone(), served.grace.clone())?;
     served.greet(coherence.clone());
     if !options.private {
         filesystem.watch(watcher_of(&coherence));

@@ -77,6 +77,7 @@ impl fuser::Filesystem for Adapter {
             reply,
             |served| async move {
                 let answer = served.set_attributes(ino, &change).await?;
+                served.known.note_size(ino, answer.size);
                 Ok((served.validity(&answer), answer))
             },
             |reply, (valid, answer)| reply.attr(&valid.attributes, &file_attr(&answer)),

@@ -78,6 +78,10 @@ impl Served {
     /// The kernel counts that it was told of an inode, and so does this.
     pub(super) fn tell(&self, answer: &Answer) -> Told {
         self.known.tell(&*self.filesystem, answer.ino);
+        // The kernel takes no size that comes while a write makes the file longer.
+        if !self.known.growing().is_growing(answer.ino) {
+            self.known.note_size(answer.ino, answer.size);
+        }
         Told { attr: file_attr(answer), valid: self.validity(answer) }
     }
 

@@ -1,6 +1,7 @@
 //! Pages of a file in the kernels of two mounts: mappings, and what else reads through pages.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -310,6 +311,50 @@ fn holes_blocks_and_times_are_those_of_what_was_stored() {
         let bytes = fs::read(&path).unwrap();
         assert_eq!((bytes[0], bytes[300_000], bytes[560_009]), (7, 1, 5));
     }
+}
+
+/// One program appends, others take the size and read up to there.
+fn reads_reach_sizes(appending: &PathBuf, reading: &[&PathBuf]) {
+    const LINES: usize = 2500;
+    let log = OpenOptions::new().append(true).create(true).open(appending).unwrap();
+    std::thread::scope(|scope| {
+        for path in reading {
+            scope.spawn(move || {
+                let file = File::open(path).unwrap();
+                loop {
+                    let size = file.metadata().unwrap().len();
+                    let at = size.saturating_sub(100);
+                    let mut found = [0; 100];
+                    let read = file.read_at(&mut found, at).unwrap() as u64;
+                    assert!(at + read >= size, "a read ends at {}, before {size}", at + read);
+                    assert!(found[..read as usize].iter().all(|byte| *byte != 0));
+                    if size >= (LINES * 7) as u64 {
+                        break;
+                    }
+                }
+            });
+        }
+        for _ in 0..LINES {
+            (&log).write_all(b"a line\n").unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_read_reaches_the_size_that_was_shown() {
+    for make in [naive, local] {
+        let Some(rig) = Rig::new(make) else { return };
+        let path = rig.path("log");
+        reads_reach_sizes(&path, &[&path, &path]);
+    }
+}
+
+#[test]
+fn a_read_reaches_the_size_that_another_mount_or_this_one_was_shown() {
+    let Some((rigs, _)) = two() else { return };
+    let paths = [rigs[0].root().join("log"), rigs[1].root().join("log")];
+    fs::write(&paths[0], "").unwrap();
+    reads_reach_sizes(&paths[0], &[&paths[0], &paths[1]]);
 }
 
 /// What a process of [`mappings_and_writes_do_not_wait_for_each_other`] is told: the path, and its number.

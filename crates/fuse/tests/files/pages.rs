@@ -313,6 +313,54 @@ fn holes_blocks_and_times_are_those_of_what_was_stored() {
     }
 }
 
+/// A program that adds rows to a database, which it has mapped, and looks whether all rows are there that it has added.
+const SQLITE: &str = "
+import sqlite3, sys
+path, name, mapped = sys.argv[1:]
+db = sqlite3.connect(path, timeout=60, isolation_level=None)
+db.execute('PRAGMA mmap_size=' + mapped)
+db.execute('PRAGMA cache_size=10')
+seen = 0
+for number in range(40):
+    db.execute('BEGIN IMMEDIATE')
+    db.execute('INSERT INTO log VALUES (?, ?, ?)', (name, number, name * (number % 9 * 100)))
+    db.execute('UPDATE total SET rows = rows + 1')
+    db.execute('COMMIT')
+    own = db.execute('SELECT count(*) FROM log WHERE name = ?', (name,)).fetchone()[0]
+    assert own == number + 1, (own, number)
+    rows, total = db.execute('SELECT count(*), (SELECT rows FROM total) FROM log').fetchone()
+    assert rows == total >= seen, (rows, total, seen)
+    seen = rows
+assert db.execute('PRAGMA integrity_check').fetchall() == [('ok',)]
+";
+
+/// Both mounts, or one of them, read a database through a mapping while both change it.
+#[test]
+fn a_database_that_two_mounts_map_loses_nothing() {
+    let found = Command::new("python3").args(["-c", "import sqlite3"]).output();
+    if !found.is_ok_and(|found| found.status.success()) {
+        return eprintln!("SKIPPED: python3 with sqlite3 is not here");
+    }
+    let Some((rigs, server)) = two() else { return };
+    for (round, mapped) in [["1000000", "1000000"], ["1000000", "0"]].into_iter().enumerate() {
+        let paths = [0, 1].map(|side| rigs[side].root().join(format!("db{round}")));
+        let make = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).executescript('CREATE TABLE log \
+                    (name, number, text); CREATE TABLE total (rows); INSERT INTO total VALUES (0)')";
+        let made = Command::new("python3").args(["-c", make]).arg(&paths[0]).status().unwrap();
+        assert!(made.success());
+        let worker = |number: usize| {
+            let mut command = Command::new("python3");
+            command.args(["-c", SQLITE]).arg(&paths[number % 2]);
+            command.args([&format!("n{number}"), mapped[number % 2]]).spawn().unwrap()
+        };
+        let workers: Vec<_> = (0..4).map(worker).collect();
+        for mut worker in workers {
+            assert!(worker.wait().unwrap().success(), "{mapped:?}");
+        }
+    }
+    assert_eq!(server.status().evictions, 0);
+}
+
 /// One program appends, others take the size and read up to there.
 fn reads_reach_sizes(appending: &PathBuf, reading: &[&PathBuf]) {
     const LINES: usize = 2500;

@@ -87,6 +87,17 @@ pub(super) enum Op {
     LoadMapped {
         path: String,
     },
+    /// Maps so many bytes of an open file, which may be more than it has, and keeps the mapping.
+    MapOpen {
+        file: u32,
+        len: u64,
+    },
+    /// The bytes of that mapping from this one on, as many as are there of `len`: [`Reply::Text`].
+    LoadOpen {
+        file: u32,
+        from: u64,
+        len: u64,
+    },
     /// Opens a file for reading and writing.
     Open {
         file: u32,
@@ -149,7 +160,8 @@ impl Op {
             Op::Unlink { .. } => "an unlink",
             Op::Append { .. } => "an append",
             Op::StoreMapped { .. } => "a store to a mapped file",
-            Op::LoadMapped { .. } => "a load from a mapped file",
+            Op::LoadMapped { .. } | Op::LoadOpen { .. } => "a load from a mapped file",
+            Op::MapOpen { .. } => "mmap",
             Op::Open { .. } => "an open",
             Op::Close { .. } => "a close",
             Op::Lock { .. } => "a lock",
@@ -208,7 +220,13 @@ pub(crate) fn serve(args: &Agent) -> Outcome<()> {
     Ok(())
 }
 
-type OpenFiles = HashMap<u32, File>;
+type OpenFiles = HashMap<u32, OpenFile>;
+
+/// An open file, and the mapping of it.
+struct OpenFile {
+    file: File,
+    mapping: Option<Mapping>,
+}
 
 fn carry_out(root: &Path, files: &mut OpenFiles, op: Op) -> io::Result<Reply> {
     match op {
@@ -252,7 +270,17 @@ fn carry_out(root: &Path, files: &mut OpenFiles, op: Op) -> io::Result<Reply> {
         }
         Op::Open { file, path } => {
             let opened = OpenOptions::new().read(true).write(true).open(root.join(path))?;
-            files.insert(file, opened);
+            files.insert(file, OpenFile { file: opened, mapping: None });
+        }
+        Op::MapOpen { file, len } => {
+            let open = files.get_mut(&file).ok_or_else(no_such_file)?;
+            let len = usize::try_from(len).map_err(io::Error::other)?;
+            open.mapping = Some(Mapping::new(&open.file, len, libc::PROT_READ)?);
+        }
+        Op::LoadOpen { file, from, len } => {
+            let mapping = files.get(&file).and_then(|it| it.mapping.as_ref());
+            let mapping = mapping.ok_or_else(no_such_file)?;
+            return load_from(mapping, from, len).map(Reply::Text);
         }
         Op::Close { file } => drop(files.remove(&file)),
         Op::GetOpen { file } => return get_open(opened(files, file)?).map(Reply::Text),
@@ -269,7 +297,11 @@ fn carry_out(root: &Path, files: &mut OpenFiles, op: Op) -> io::Result<Reply> {
 }
 
 fn opened(files: &OpenFiles, file: u32) -> io::Result<&File> {
-    files.get(&file).ok_or_else(|| io::Error::other("no such open file"))
+    files.get(&file).map(|it| &it.file).ok_or_else(no_such_file)
+}
+
+fn no_such_file() -> io::Error {
+    io::Error::other("no such open file")
 }
 
 fn stat(path: &Path) -> io::Result<Reply> {
@@ -335,7 +367,7 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes, which the file has.
+    /// Maps `len` bytes.
     fn new(file: &File, len: usize, protection: i32) -> io::Result<Mapping> {
         // SAFETY: the kernel chooses the address, and the descriptor is open.
         let at = unsafe {
@@ -373,6 +405,30 @@ fn load_mapped(file: &File) -> io::Result<String> {
     // SAFETY: the mapping is that long and readable, and `bytes` lie elsewhere.
     unsafe { std::ptr::copy_nonoverlapping(mapping.at.cast(), bytes.as_mut_ptr(), len) };
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What can be loaded of these bytes. The kernel loads them: it stops where a program would be killed.
+fn load_from(mapping: &Mapping, from: u64, len: u64) -> io::Result<String> {
+    let end = from.saturating_add(len).min(mapping.len as u64);
+    let from = from.min(end);
+    let (mut pipe, into) = io::pipe()?;
+    let mut text = Vec::new();
+    // A pipe holds at least a page.
+    for at in (from..end).step_by(4096) {
+        let some = (end - at).min(4096) as usize;
+        // SAFETY: the range is within the mapping, and the descriptor is open.
+        let wrote = unsafe {
+            libc::write(into.as_raw_fd(), mapping.at.cast::<u8>().add(at as usize).cast(), some)
+        };
+        let Ok(wrote @ 1..) = usize::try_from(wrote) else { break };
+        let start = text.len();
+        text.resize(start + wrote, 0);
+        pipe.read_exact(&mut text[start..])?;
+        if wrote < some {
+            break;
+        }
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Takes a lock.

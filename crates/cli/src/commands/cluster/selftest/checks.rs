@@ -21,6 +21,7 @@ pub(super) enum Check {
     Sizes,
     Append,
     Mapped,
+    MappedOpen,
     Unlinked,
     Flock,
     Posix,
@@ -30,7 +31,7 @@ pub(super) enum Check {
 }
 
 impl Check {
-    pub(super) const ALL: [Check; 16] = [
+    pub(super) const ALL: [Check; 17] = [
         Check::Create,
         Check::Remove,
         Check::Rename,
@@ -41,6 +42,7 @@ impl Check {
         Check::Sizes,
         Check::Append,
         Check::Mapped,
+        Check::MappedOpen,
         Check::Unlinked,
         Check::Flock,
         Check::Posix,
@@ -66,6 +68,7 @@ impl Check {
             Check::Sizes => "append and truncate",
             Check::Append => "O_APPEND by both",
             Check::Mapped => "mmap after msync",
+            Check::MappedOpen => "mmap without fstat",
             Check::Unlinked => "unlink of an open file",
             Check::Flock => "flock",
             Check::Posix => "fcntl locks",
@@ -90,6 +93,7 @@ impl Check {
             Check::Sizes => sizes(one, two, path, times).await,
             Check::Append => append(one, two, path, times).await,
             Check::Mapped => mapped(one, two, path, times).await,
+            Check::MappedOpen => mapped_open(one, two, path, times).await,
             Check::Unlinked => unlinked(one, two, path, times).await,
             Check::Flock => locks::flock(&env, one, two, path, times).await,
             Check::Posix => locks::posix(&env, one, two, path, times).await,
@@ -254,6 +258,28 @@ async fn mapped(one: &mut Side, two: &mut Side, path: String, times: &mut Times)
     one.order(Op::StoreMapped { path: path.clone(), text: "behind".to_owned() }).await?;
     two.sees(times, load(), "a synced store, through a mapping", is_text("behind")).await?;
     two.sees(times, get(&path), "a synced store, by a read", is_text("behind")).await?;
+    one.order(unlink(&path)).await
+}
+
+async fn mapped_open(
+    one: &mut Side,
+    two: &mut Side,
+    path: String,
+    times: &mut Times,
+) -> Outcome<()> {
+    // Two pages, of which the second one is added while the other side has the file open, and has it mapped.
+    let (page, more) = ("a".repeat(4096), "b".repeat(4096));
+    let load = |from: u64| Op::LoadOpen { file: 1, from, len: 4096 };
+    make(one, two, &path, &page).await?;
+    two.order(Op::Open { file: 1, path: path.clone() }).await?;
+    two.order(Op::MapOpen { file: 1, len: 8192 }).await?;
+    two.expect(load(0), &Reply::Text(page), "a mapped file").await?;
+    one.order(Op::Append { path: path.clone(), lines: vec![more.clone()] }).await?;
+    two.sees(times, load(4096), "an append, through a mapping", is_text(&more)).await?;
+    let changed = "c".repeat(4096);
+    one.order(Op::WriteAt { path: path.clone(), offset: 0, text: changed.clone() }).await?;
+    two.sees(times, load(0), "a write, through a mapping", is_text(&changed)).await?;
+    two.order(Op::Close { file: 1 }).await?;
     one.order(unlink(&path)).await
 }
 

@@ -36,7 +36,7 @@ struct PageChange {
     /// Other sessions have to drop pages before it is carried out or answered.
     waits: bool,
     is_carried_out: bool,
-    /// The pages that other sessions have read since it began, until it was carried out: they drop these before it ends.
+    /// The pages that sessions have read since it began, until it was carried out: they drop these before it ends.
     read: Vec<(u64, Range<u64>)>,
 }
 
@@ -112,10 +112,9 @@ impl PageChanges {
     /// A session reads pages.
     pub(super) fn read(&mut self, session: u64, ino: Ino, range: &Range<u64>) {
         for change in self.0.get_mut(&ino).into_iter().flatten() {
-            if change.session == session || change.is_carried_out {
-                continue;
-            }
-            if let Some(both) = common(&change.range, &whole_pages(range)) {
+            // A client's own change, too: its kernel may have dropped the page since it wrote to it.
+            let both = common(&change.range, &whole_pages(range));
+            if let Some(both) = both.filter(|_| !change.is_carried_out) {
                 change.read.push((session, both));
                 change.waits = true;
             }
@@ -293,7 +292,7 @@ mod tests {
     fn a_page_that_is_read_meanwhile_is_outdated() {
         let mut pages = PageChanges::default();
         pages.begin((1, 10), (FILE, 100..200), false);
-        pages.read(10, FILE, &(0..10));
+        pages.read(10, FILE, &(4096..9000));
         pages.read(20, FILE, &(0..9000));
         pages.read(20, FILE, &(5000..9000));
         assert_eq!(pages.carried_out(1, FILE), [(20, 0..4096)]);

@@ -20,6 +20,7 @@ mod model;
 mod moves;
 mod objects;
 mod own_files;
+mod pages;
 mod pressure;
 mod recover;
 mod reports;

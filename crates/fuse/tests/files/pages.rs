@@ -157,6 +157,7 @@ fn read_otherwise(file: &File, how: usize) {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods)]
 fn what_fills_pages_without_a_read_leaves_no_old_ones() {
     let Some((rigs, _)) = two() else { return };
     let paths = [rigs[0].root().join("file"), rigs[1].root().join("file")];

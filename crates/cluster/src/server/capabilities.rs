@@ -275,14 +275,22 @@ impl Table {
         true
     }
 
-    /// What sessions can drop of all this, without what they hold by earlier changes: these are answered later.
-    pub(super) fn free_of(&self, late: Vec<Late>) -> Drops {
-        let mut free = Vec::new();
+    /// What sessions can drop of all this, without what they hold by earlier changes: these are answered later. And the sizes that
+    /// they hear of without delay, but cannot confirm before one of their changes is answered: their kernels wait for the last
+    /// page when they have taken the size.
+    pub(super) fn free_of(&self, late: Vec<Late>) -> (Drops, Drops) {
+        let (mut free, mut sizes) = (Vec::new(), Vec::new());
         for Late { number, session, change } in late {
+            if let Changed::Size { ino, size } = change
+                && self.pages.holds_end(session, ino, size)
+            {
+                add_change(&mut sizes, session, change);
+                continue;
+            }
             let (now, _) = self.pages.divide(number, session, vec![change]);
             now.into_iter().for_each(|change| add_change(&mut free, session, change));
         }
-        free
+        (free, sizes)
     }
 }
 

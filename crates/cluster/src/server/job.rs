@@ -130,6 +130,11 @@ impl<'a> Job<'a> {
         self.turns.lock().extend(turn);
     }
 
+    /// It is not answered before other sessions have heard of its changes.
+    pub(super) fn waits_for_others(&self) {
+        self.turns.lock().iter().for_each(PageTurn::wait);
+    }
+
     /// Before it is answered, a session has to drop or to know something.
     pub(super) fn is_late(&self, late: Late) {
         self.late.lock().push(late);

@@ -83,6 +83,19 @@ impl PageChanges {
         changes.filter(holds).filter_map(|it| common(&it.range, range)).collect()
     }
 
+    /// A change is not answered before other sessions have heard of it.
+    fn wait(&mut self, number: u64, ino: Ino) {
+        let changes = self.0.get_mut(&ino).into_iter().flatten();
+        changes.filter(|it| it.number == number).for_each(|it| it.waits = true);
+    }
+
+    /// Whether a session holds the last page of a file of this size by a change.
+    pub(super) fn holds_end(&self, session: u64, ino: Ino, size: u64) -> bool {
+        let (last, changes) = (size.saturating_sub(1)..size, self.0.get(&ino));
+        let mut own = changes.into_iter().flatten().filter(|it| it.session == session);
+        own.any(|it| common(&it.range, &last).is_some())
+    }
+
     /// Divides what a session has to drop for a change into what it can drop now, and what it holds by earlier changes.
     pub(super) fn divide(
         &self,
@@ -156,6 +169,15 @@ pub(super) struct PageTurn {
     pub(super) inodes: SmallVec<[Ino; 2]>,
 }
 
+impl PageTurn {
+    /// Its call is not answered before other sessions have heard of it: changes that begin from here on do not wait for pages that its
+    /// session holds by it.
+    pub(super) fn wait(&self) {
+        let mut table = self.table.lock();
+        self.inodes.iter().for_each(|ino| table.pages.wait(self.number, *ino));
+    }
+}
+
 impl Drop for PageTurn {
     fn drop(&mut self) {
         let mut table = self.table.lock();
@@ -201,7 +223,8 @@ impl Shared {
         if late.is_empty() {
             return;
         }
-        let free = self.capabilities.lock().free_of(late);
+        let (free, sizes) = self.capabilities.lock().free_of(late);
+        self.drop_soon(sizes);
         self.invalidate(job, free).await;
     }
 
@@ -239,6 +262,7 @@ impl Shared {
             return;
         };
         let change = Changed::Size { ino, size };
+        job.waits_for_others();
         for session in self.open_files.others(job.session.serial, ino) {
             job.is_late(Late { number: 0, session, change: change.clone() });
         }

@@ -81,8 +81,11 @@ impl Kernel {
         let pages = Arc::new(Pages::default());
         let (of_watcher, env) = (pages.clone(), env.clone());
         client.watch(Box::new(move |change| {
-            let Change::Inode { content: Some(bytes), .. } = change else {
-                return Invalidation::complete();
+            let bytes = match change {
+                Change::Inode { content: Some(bytes), .. } => bytes,
+                // A kernel waits for the last page.
+                Change::Grown { size, .. } => size - 1..size,
+                _ => return Invalidation::complete(),
             };
             let (invalidation, completion) = Invalidation::pending();
             let pages = of_watcher.clone();
@@ -110,7 +113,8 @@ impl Kernel {
             Some(numbers) => numbers,
             None => {
                 let read = self.client.read_cached(self.file, page * PAGE, 4096).await.unwrap();
-                let bytes = read.concat();
+                let mut bytes = read.concat();
+                bytes.resize(PAGE as usize, 0);
                 std::array::from_fn(|at| {
                     let number = &bytes[at * 8..(at + 1) * 8];
                     u64::from_le_bytes(number.try_into().unwrap())
@@ -148,9 +152,6 @@ fn pages_show_what_was_acknowledged_and_wait_in_no_circle() {
             let scene = Scene::durable(&env).await;
             let maker = scene.client("maker").await;
             let file = make(&maker.client, Ino::ROOT, "f", Node::File).await;
-            let zeros = vec![Bytes::from(vec![0; (PAGES * PAGE) as usize])];
-            let how = WriteHow::default();
-            maker.client.write(file, WriteAt::Offset(0), zeros, how).await.unwrap();
             maker.client.sync_all().await.unwrap();
             let mut machines = Vec::new();
             for name in ["a", "b", "c"] {

@@ -162,6 +162,8 @@ pub enum Request {
     },
     Attributes {
         ino: Ino,
+        /// The client's caller has pages of the file. The answer comes when it has dropped those that were changed before.
+        shown: bool,
     },
     SetAttributes {
         ino: Ino,

@@ -180,6 +180,12 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// [`FsError::Stale`]
     async fn attributes(&self, ino: Ino) -> Result<Answer, FsError>;
 
+    /// As [`Filesystem::attributes`], for a cache that shows them to programs: it has dropped the pages that were changed before
+    /// ([`Filesystem::watch`]). So never wait for this in a task that holds pages.
+    async fn shown_attributes(&self, ino: Ino) -> Result<Answer, FsError> {
+        self.attributes(ino).await
+    }
+
     /// Sets attributes.
     async fn set_attributes(&self, ino: Ino, change: &AttributeChange) -> Result<Answer, FsError>;
 

@@ -143,7 +143,7 @@ impl Shared {
     async fn complete_own(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
         let lacks = self.cache.lock().lacks_attributes(ino);
         if lacks {
-            self.attributes(ino).await?;
+            self.attributes(ino, false).await?;
         }
         Ok(())
     }

@@ -68,7 +68,13 @@ impl Filesystem for Client {
     }
 
     async fn attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
-        let mut answer = self.shared.attributes(self.theirs(ino)).await?;
+        let mut answer = self.shared.attributes(self.theirs(ino), false).await?;
+        answer.attributes.ino = ino;
+        Ok(answer)
+    }
+
+    async fn shown_attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
+        let mut answer = self.shared.attributes(self.theirs(ino), true).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }

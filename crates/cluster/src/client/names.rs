@@ -95,12 +95,17 @@ impl Shared {
         }
     }
 
-    pub(super) async fn attributes(self: &Arc<Self>, ino: Ino) -> Result<FileAnswer, FsError> {
+    /// The attributes of an inode. With `shown`, the caller's cache shows them to programs.
+    pub(super) async fn attributes(
+        self: &Arc<Self>,
+        ino: Ino,
+        shown: bool,
+    ) -> Result<FileAnswer, FsError> {
         if let Some(found) = self.cache.lock().attributes(ino, self.env.now()) {
             return Ok(found);
         }
         let take = |shared: &Shared, reply: &Reply, _: &Bytes| shared.take_inode(reply);
-        let (reply, _) = self.call(Request::Attributes { ino }, Vec::new(), take).await?;
+        let (reply, _) = self.call(Request::Attributes { ino, shown }, Vec::new(), take).await?;
         self.learned(&reply)
     }
 

@@ -74,7 +74,7 @@ impl Shared {
         };
         let it = match known {
             Some(known) => known,
-            None => self.attributes(ino).await?.attributes,
+            None => self.attributes(ino, false).await?.attributes,
         };
         let files: &dyn Filesystem = files;
         Rules { files, user: Actor::of(&user), lists: &self.lists }.check(&it, wanted).await

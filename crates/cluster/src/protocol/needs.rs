@@ -43,7 +43,7 @@ impl Request {
             Request::Lookup { parent: ino, .. }
             | Request::Acquire { ino }
             | Request::Parent { directory: ino }
-            | Request::Attributes { ino }
+            | Request::Attributes { ino, .. }
             | Request::ReadLink { ino }
             | Request::ReadDirectory { ino, .. }
             | Request::Read { ino, .. }
@@ -73,6 +73,15 @@ impl Request {
             | Request::Copy { from: (one, _), to: (two, _), .. } => {
                 ([Some(*one), Some(*two)], true)
             }
+        }
+    }
+
+    /// Whether the client's caller shows the attributes in the answer to programs. It asks so only where it holds no pages.
+    pub fn shows_attributes(&self) -> bool {
+        match self {
+            Request::Lookup { .. } | Request::ReadDirectory { .. } => true,
+            Request::Attributes { shown, .. } => *shown,
+            _ => false,
         }
     }
 

@@ -104,7 +104,7 @@ impl Shared {
         match request {
             Request::Lookup { parent, name } => self.look_up(job, parent, &name).await,
             Request::Parent { directory } => self.parent(job, directory).await,
-            Request::Attributes { ino } => self.attributes(job, ino).await,
+            Request::Attributes { ino, .. } => self.attributes(job, ino).await,
             Request::SetAttributes { ino, change } => self.set_attributes(job, ino, change).await,
             Request::Create { parent, name, new } => {
                 self.create(job, (parent, name), new, payload).await

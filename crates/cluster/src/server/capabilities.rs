@@ -200,7 +200,8 @@ fn slot(ino: Ino) -> usize {
 impl Table {
     /// Grants a session something of an inode that it has read since the stamp `since`; whether it did.
     pub(super) fn grant(&mut self, session: u64, ino: Ino, what: Held, since: u64) -> bool {
-        if !self.is_steady(ino, since) || self.exclusive(ino, session).is_some() {
+        let is_early = what.attributes && self.pages.has_outdated(session, ino);
+        if is_early || !self.is_steady(ino, since) || self.exclusive(ino, session).is_some() {
             return false;
         }
         self.add(session, ino, what);

@@ -331,8 +331,8 @@ impl Shared {
         (user, request, payload): (Option<Credentials>, Request, Bytes),
     ) -> Result<Outcome, FsError> {
         let (number, filesystem) = (place.number, &self.filesystem);
-        let is_change = request.is_change();
-        let (job, before) = match is_change {
+        let shows = request.shows_attributes();
+        let (job, before) = match request.is_change() {
             true => (
                 Job::recorded(session, place, filesystem, None),
                 session.recorded.lock().get(&place.slot).filter(|it| it.number == number).copied(),
@@ -351,7 +351,7 @@ impl Shared {
             None => self.carry_out_alone(&job, request, payload).await,
         };
         self.settle(&job).await;
-        if let (Ok(outcome), false) = (&done, is_change) {
+        if let (Ok(outcome), true) = (&done, shows) {
             self.settle_pages(session.serial, &outcome.tells()).await;
         }
         if let Ok(outcome) = &mut done {

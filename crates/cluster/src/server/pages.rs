@@ -147,7 +147,7 @@ impl PageChanges {
     }
 
     /// Whether a session has pages of a file that it is about to drop, since another one has changed them.
-    fn has_outdated(&self, session: u64, ino: Ino) -> bool {
+    pub(super) fn has_outdated(&self, session: u64, ino: Ino) -> bool {
         let changes = self.0.get(&ino).into_iter().flatten();
         changes.flat_map(|it| &it.read).any(|(reader, _)| *reader == session)
     }

@@ -111,7 +111,7 @@ impl Shared {
                 let it = self.inode(ino).await?;
                 match it.uid == user.uid && rules.permits(&it, WRITE | SEARCH).await? {
                     true => Request::Acquire { ino },
-                    false => Request::Attributes { ino },
+                    false => Request::Attributes { ino, shown: false },
                 }
             }
             request => request,

@@ -129,7 +129,7 @@ fn host(scene: &Scene) -> Host {
     scene.visit("peer")
 }
 
-const ROOT: Request = Request::Attributes { ino: Ino::ROOT };
+const ROOT: Request = Request::Attributes { ino: Ino::ROOT, shown: false };
 
 #[test]
 fn a_peer_that_violates_the_protocol_loses_its_connection() {
@@ -220,7 +220,7 @@ fn inodes_that_are_forgotten_twice_harm_nobody() {
         for _ in 0..3 {
             peer.tell(Request::Forget, postcard::to_allocvec(&forgotten).unwrap());
         }
-        let gone = peer.ask(2, Request::Attributes { ino: file }).await;
+        let gone = peer.ask(2, Request::Attributes { ino: file, shown: false }).await;
         assert_eq!(gone, Answer::Failed(WireError::Stale));
         others.go_on().await;
         drop(peer);

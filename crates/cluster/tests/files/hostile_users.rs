@@ -243,7 +243,7 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
             for request in [
                 Request::Lookup { parent: ino, name: name.clone() },
                 Request::Lookup { parent: ino, name: Bytes::from_static(b"..") },
-                Request::Attributes { ino },
+                Request::Attributes { ino, shown: false },
                 Request::SetAttributes { ino, change: mode },
                 Request::Parent { directory: ino },
                 Request::ReadDirectory { ino, from: Cookie::START, most: 9, attributes: true },

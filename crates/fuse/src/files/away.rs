@@ -28,7 +28,7 @@ impl Served {
 
     /// The attributes of an inode; of the root also while the server is away.
     async fn attributes(&self, env: &Env, ino: Ino) -> Result<Answer, FsError> {
-        let asked = self.filesystem.attributes(ino);
+        let asked = self.filesystem.shown_attributes(ino);
         match ino == Ino::ROOT && self.filesystem.is_remote() {
             true => self.or_last_known(env, asked, &self.last.root, uncached).await,
             false => asked.await,

@@ -91,7 +91,7 @@ impl Served {
             return Ok(found);
         }
         self.write_back(found.ino).await;
-        self.filesystem.attributes(found.ino).await
+        self.filesystem.shown_attributes(found.ino).await
     }
 
     /// Changes attributes.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{AttachError, LinkError, SessionInfo, Shared};
 use crate::protocol::{
-    Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
+    Answer, Call, Changed, Dropped, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
     RemovedInode, Reply, Request,
 };
 
@@ -51,6 +51,9 @@ pub(super) struct Connection {
     new_server: Option<Uuid>,
 }
 
+/// What the caller's cache has not dropped after so long is held by a call that is under way.
+const HELD: Duration = Duration::from_millis(2);
+
 /// Carries out the calls of the server.
 struct Invalidator(Arc<Shared>, Channel);
 
@@ -58,6 +61,18 @@ impl Handler for Invalidator {
     async fn handle(&self, call: Incoming) -> io::Result<()> {
         let changes = match call.decode().map_err(io::Error::other)? {
             FromServer::Invalidate(changes) => changes,
+            FromServer::InvalidateUnlessHeld(changes) => {
+                let dropped = self.0.invalidate(&changes);
+                let (channel, id, env) = (self.1.clone(), call.id, self.0.env.clone());
+                let answering = async move {
+                    let dropping = join_all(dropped.into_iter().map(Invalidation::wait));
+                    let dropped = env.timeout(HELD, dropping).await.is_some();
+                    channel.answer(id, &Dropped(dropped), &[]);
+                    channel.flush_soon();
+                };
+                self.0.env.spawn(answering).detach();
+                return Ok(());
+            }
             FromServer::ReturnRoom(recalls) => {
                 self.0.return_room(recalls, self.1.clone(), call.id);
                 return Ok(());

@@ -276,22 +276,21 @@ impl Table {
         true
     }
 
-    /// What sessions can drop of all this, without what they hold by earlier changes: these are answered later. And the sizes that
-    /// they hear of without delay, but cannot confirm before one of their changes is answered: their kernels wait for the last
-    /// page when they have taken the size.
-    pub(super) fn free_of(&self, late: Vec<Late>) -> (Drops, Drops) {
-        let (mut free, mut sizes) = (Vec::new(), Vec::new());
+    /// Divides what sessions have to drop or to hear of into what they can drop now, and what they may hold by changes that are
+    /// answered later. A kernel takes a size at once, and then waits for the last page.
+    pub(super) fn divide(&self, late: Vec<Late>) -> (Drops, Drops) {
+        let (mut free, mut held) = (Vec::new(), Vec::new());
         for Late { number, session, change } in late {
-            if let Changed::Size { ino, size } = change
-                && self.pages.holds_end(session, ino, size)
-            {
-                add_change(&mut sizes, session, change);
-                continue;
-            }
-            let (now, _) = self.pages.divide(number, session, vec![change]);
+            let (now, later) = match change {
+                Changed::Size { ino, size } if self.pages.holds_end(session, ino, size) => {
+                    (Vec::new(), vec![change])
+                }
+                change => self.pages.divide(number, session, vec![change]),
+            };
             now.into_iter().for_each(|change| add_change(&mut free, session, change));
+            later.into_iter().for_each(|change| add_change(&mut held, session, change));
         }
-        (free, sizes)
+        (free, held)
     }
 }
 

@@ -3,12 +3,14 @@
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use futures::future::join_all;
+use futures::future::{join, join_all};
 use smallvec::SmallVec;
 use thalweg_env::FixedState;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
+
+use serde::de::DeserializeOwned;
 
 use super::capabilities::{Begun, Capabilities, Drops};
 use super::counters::add;
@@ -17,7 +19,7 @@ use super::pages::Late;
 use super::session::Session;
 use super::undurable::{Items, Undurable, items};
 use super::{Ending, Shared};
-use crate::protocol::{Changed, FromServer, Invalidated};
+use crate::protocol::{Changed, Dropped, FromServer, Invalidated};
 
 /// Names with equal hashes modulo this share a lock.
 const LOCKS: usize = 256;
@@ -124,8 +126,7 @@ impl Shared {
             {
                 by.is_late(Late { number, session, change: change.clone() });
             }
-            self.drop_soon(held);
-            self.drop_first(by, number, invalid).await;
+            join(self.drop_unless_held(held), self.drop_first(by, number, invalid)).await;
         }
         // A call that only takes back what is another client's alone goes on to change something else.
         let is_change = |it: &Changed| !matches!(it, Changed::Exclusive(_));
@@ -173,8 +174,27 @@ impl Shared {
     }
 
     /// Returns when a client does not cache these things any more.
-    pub(super) async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
+    async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
         self.order(session, &FromServer::Invalidate(changes.to_vec())).await;
+    }
+
+    /// Has sessions drop what their calls may hold. Returns when each of them has, or holds some of it: that is dropped when its call
+    /// is answered.
+    pub(super) async fn drop_unless_held(&self, held: Drops) {
+        let waits = held.into_iter().map(|(serial, changes)| async move {
+            let session = self.sessions.lock().values().find(|it| it.serial == serial).cloned();
+            let Some(session) = session else { return self.leave(serial).await };
+            let call = FromServer::InvalidateUnlessHeld(changes);
+            let asked = self.call::<Dropped>(&session, &call);
+            let answered = self.env.timeout(self.options.lease, asked).await;
+            if answered.is_none() {
+                self.end(&session, Ending::Evicted("its client did not answer an invalidation"));
+            }
+            if answered.flatten().is_none() {
+                self.leave(serial).await;
+            }
+        });
+        join_all(waits).await;
     }
 
     /// Has a client return something, or drop it. When this returns, it has done so, or its session has ended and it has left:
@@ -196,6 +216,11 @@ impl Shared {
     /// Sends an invalidation on each connection of the client, until it is answered or the session has ended: whether it
     /// was answered.
     async fn deliver(&self, session: &Session, call: &FromServer) -> bool {
+        self.call::<Invalidated>(session, call).await.is_some()
+    }
+
+    /// Makes a call on each connection of the client, until it is answered or the session has ended.
+    async fn call<A: DeserializeOwned>(&self, session: &Session, call: &FromServer) -> Option<A> {
         let mut failed: Option<Channel> = None;
         loop {
             let moved = session.moved.notified();
@@ -206,13 +231,13 @@ impl Shared {
                 (state.channel.clone(), state.has_ended)
             };
             if has_ended {
-                return false;
+                return None;
             }
             let channel = channel.filter(|it| !failed.as_ref().is_some_and(|old| old.is_same(it)));
             match channel {
                 None => moved.await,
-                Some(channel) => match channel.call::<_, Invalidated>(call, &[]).await {
-                    Ok(_) => return true,
+                Some(channel) => match channel.call::<_, A>(call, &[]).await {
+                    Ok((answer, _)) => return Some(answer),
                     Err(_) => failed = Some(channel),
                 },
             }

@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use futures::future::join;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_env::HashMap;
@@ -207,25 +208,14 @@ impl Shared {
         }
     }
 
-    /// Has sessions drop pages when their calls that hold these are answered. Nothing waits for that.
-    pub(super) fn drop_soon(&self, held: Vec<(u64, Vec<Changed>)>) {
-        for (serial, changes) in held {
-            let Some(shared) = self.me.upgrade() else { return };
-            let session = self.sessions.lock().values().find(|it| it.serial == serial).cloned();
-            let Some(session) = session else { continue };
-            self.env.spawn(async move { shared.drop_from(&session, &changes).await }).detach();
-        }
-    }
-
     /// Returns when the other sessions have dropped what outlived the changes of a call, and know what they are to know of them.
     pub(super) async fn settle(&self, job: &Job<'_>) {
         let late = job.take_late();
         if late.is_empty() {
             return;
         }
-        let (free, sizes) = self.capabilities.lock().free_of(late);
-        self.drop_soon(sizes);
-        self.invalidate(job, free).await;
+        let (free, held) = self.capabilities.lock().divide(late);
+        join(self.drop_unless_held(held), self.invalidate(job, free)).await;
     }
 
     /// Returns when a client has dropped the pages of these files that it has read while they were changed. If it were told

@@ -17,8 +17,9 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, Lookup};
-use crate::attributes::{AttributeChange, Ino, Kind};
+use crate::attributes::{AttributeChange, Ino};
 use crate::direct::DirectContents;
+pub use crate::entry::{Cookie, Entry};
 use crate::error::FsError;
 use crate::event::{ByteEvents, Event};
 use crate::handle::{Caller, Credentials, Handle, OpenFlags, Opened};
@@ -51,33 +52,6 @@ pub enum Rename {
     NoReplace,
     /// Exchanges the two.
     Exchange,
-}
-
-/// A place in a directory: behind an entry. It stays valid while entries come and go, and is less
-/// than 2⁶².
-#[derive(
-    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
-)]
-pub struct Cookie(pub u64);
-
-impl Cookie {
-    /// Before the first entry.
-    pub const START: Cookie = Cookie(0);
-}
-
-/// A name in a directory.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// The name.
-    pub name: Bytes,
-    /// The inode.
-    pub ino: Ino,
-    /// Its type.
-    pub kind: Kind,
-    /// The place behind this entry.
-    pub cookie: Cookie,
-    /// The inode's attributes, if they were asked for.
-    pub attributes: Option<Answer>,
 }
 
 /// Where a write goes.

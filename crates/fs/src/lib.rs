@@ -20,6 +20,7 @@ pub mod answer;
 pub mod attributes;
 pub mod contents;
 pub mod direct;
+pub mod entry;
 pub mod errno;
 pub mod error;
 pub mod event;

@@ -29,6 +29,7 @@
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
 //!   that are under way (`grace`), on threads that do not wait for each other (`workers`); `dirty`: pages that the kernel
 //!   has not written yet; `sizes`: those that it has of files;
+//!   `shown`: what programs are shown of these;
 //! - `patience`: how long requests wait, and the signals that end a wait; `away`: answers while a server is away;
 //! - `users`: the users of requests, where a server checks what these may do;
 //! - `opening`: open files; `locks`: locks on files;
@@ -55,6 +56,7 @@ mod patience;
 mod privileges;
 mod requests;
 mod served;
+mod shown;
 mod sizes;
 mod spinning;
 mod stages;

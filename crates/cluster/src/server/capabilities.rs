@@ -15,7 +15,7 @@ use thalweg_env::{Env, HashMap, Time};
 use thalweg_fs::Ino;
 use tokio::sync::Notify;
 
-use super::pages::{Late, PageChanges, PageTurn};
+use super::pages::{Late, PageChanges, content_of};
 use crate::protocol::Changed;
 
 /// Inodes with equal numbers modulo this share a slot. Two in one slot cost each other a grant now and then.
@@ -185,14 +185,6 @@ impl Table {
     }
 }
 
-/// The inode whose bytes change.
-fn content_of(change: &Changed) -> Option<Ino> {
-    match change {
-        Changed::Content { ino, .. } => Some(*ino),
-        _ => None,
-    }
-}
-
 fn slot(ino: Ino) -> usize {
     (ino.0 % SLOTS as u64) as usize
 }
@@ -309,6 +301,11 @@ impl Capabilities {
         Capabilities(Arc::new(Mutex::new(Table::new(env, recall))))
     }
 
+    /// The table, to be locked later.
+    pub(super) fn table(&self) -> &Arc<Mutex<Table>> {
+        &self.0
+    }
+
     /// The table. Nothing is granted and no change begins while it is locked.
     pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock()
@@ -364,12 +361,6 @@ impl Capabilities {
         Begun { number, invalid, held }
     }
 
-    /// Changes of bytes, until their call is answered.
-    pub(super) fn page_turn(&self, number: u64, changes: &[Changed]) -> Option<PageTurn> {
-        let inodes: SmallVec<[Ino; 2]> = changes.iter().filter_map(content_of).collect();
-        (!inodes.is_empty()).then(|| PageTurn { table: self.0.clone(), number, inodes })
-    }
-
     /// The ones of these inodes that other sessions have to release before a session uses them.
     pub(super) fn recalls(&self, by: u64, seen: &[Ino]) -> Vec<(u64, Vec<Changed>)> {
         let mut table = self.0.lock();
@@ -410,7 +401,7 @@ impl Capabilities {
         }
     }
 
-    /// The changes have ended: the pages that others have read meanwhile.
+    /// The changes have ended: the pages that were read meanwhile.
     pub(super) fn end(&self, number: u64, changes: &[Changed]) -> Vec<Late> {
         let mut table = self.0.lock();
         let mut outdated = Vec::new();

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use super::capabilities::{Begun, Capabilities, Drops};
 use super::counters::add;
 use super::job::Job;
+use super::page_turn::PageTurn;
 use super::pages::Late;
 use super::session::Session;
 use super::undurable::{Items, Undurable, items};
@@ -116,7 +117,7 @@ impl Shared {
             undurable.begin(serial, items);
         }
         let Begun { number, invalid, held } = self.capabilities.begin(serial, &changes, surprising);
-        by.holds(self.capabilities.page_turn(number, &changes));
+        by.holds(PageTurn::of(self.capabilities.table(), number, &changes));
         let (capabilities, _executing) = (&self.capabilities, None);
         let mut change = Change { capabilities, changes, number, job: by, undurable, _executing };
         // What is made again was invalidated the first time, and no client has seen it since.

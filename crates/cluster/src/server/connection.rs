@@ -350,14 +350,9 @@ impl Shared {
             }
             None => self.carry_out_alone(&job, request, payload).await,
         };
-        self.settle(&job).await;
-        if let (Ok(outcome), true) = (&done, shows) {
-            self.settle_pages(session.serial, &outcome.tells()).await;
-        }
+        self.settle(&job, done.as_ref().ok().filter(|_| shows)).await;
         if let Ok(outcome) = &mut done {
             self.promise_room(session, outcome).await;
-        }
-        if let Ok(outcome) = &mut done {
             outcome.committed = job.committed();
         }
         if job.depends() {

@@ -43,17 +43,7 @@ impl Shared {
                 job.sees_inodes(&self.undurable, &[ino]);
                 Ok(Outcome::of(Answer::Number(found?)))
             }
-            Request::Copy { from, to, len } => {
-                let changes = bytes_change(to.0, to.1, to.1.saturating_add(len));
-                let _change = self.begin(job, changes).await?;
-                let range = to.1..to.1.saturating_add(len);
-                let with = Replacement::Copy(from.0, from.1);
-                let before = self.size_for_others(job, to.0).await;
-                let copied = self.replace(job, (to.0, range), &with).await;
-                self.tell_size(job, to.0, before).await;
-                job.sees_inodes(&self.undurable, &[from.0]);
-                Ok(Outcome::of(Answer::Number(copied?)))
-            }
+            Request::Copy { from, to, len } => self.copy(job, from, to, len).await,
             Request::Sync { ino, content_only } => {
                 match self.undurable.has_changed(ino) {
                     true => self.make_durable().await?,
@@ -90,6 +80,23 @@ impl Shared {
             }
             request => self.use_handle(job, request).await,
         }
+    }
+
+    async fn copy(
+        &self,
+        job: &Job<'_>,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+    ) -> Result<Outcome, FsError> {
+        let end = to.1.saturating_add(len);
+        let _change = self.begin(job, bytes_change(to.0, to.1, end)).await?;
+        let with = Replacement::Copy(from.0, from.1);
+        let before = self.size_for_others(job, to.0).await;
+        let copied = self.replace(job, (to.0, to.1..end), &with).await;
+        self.tell_size(job, to.0, before).await;
+        job.sees_inodes(&self.undurable, &[from.0]);
+        Ok(Outcome::of(Answer::Number(copied?)))
     }
 
     async fn write(

@@ -8,7 +8,8 @@ use smallvec::SmallVec;
 use thalweg_fs::ledger::{Committed, RecordedCall, Recorder, SupersededCall};
 use thalweg_fs::{Credentials, Filesystem, Ino};
 
-use super::pages::{Late, PageTurn};
+use super::page_turn::PageTurn;
+use super::pages::Late;
 use super::session::Session;
 use super::undurable::{Item, Undurable};
 use crate::squash::acting;

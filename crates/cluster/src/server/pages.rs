@@ -6,17 +6,11 @@
 //! dropped before the change is answered.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use futures::future::join;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_env::HashMap;
 use thalweg_fs::Ino;
 
-use super::Shared;
-use super::capabilities::Table;
-use super::job::Job;
 use crate::protocol::Changed;
 
 /// Kernels cache and lock so many bytes at a time.
@@ -85,7 +79,7 @@ impl PageChanges {
     }
 
     /// A change is not answered before other sessions have heard of it.
-    fn wait(&mut self, number: u64, ino: Ino) {
+    pub(super) fn wait(&mut self, number: u64, ino: Ino) {
         let changes = self.0.get_mut(&ino).into_iter().flatten();
         changes.filter(|it| it.number == number).for_each(|it| it.waits = true);
     }
@@ -153,37 +147,13 @@ impl PageChanges {
         changes.flat_map(|it| &it.read).any(|(reader, _)| *reader == session)
     }
 
-    fn end(&mut self, number: u64, ino: Ino) {
+    /// A change was answered.
+    pub(super) fn end(&mut self, number: u64, ino: Ino) {
         let Some(changes) = self.0.get_mut(&ino) else { return };
         changes.retain(|it| it.number != number);
         if changes.is_empty() {
             self.0.remove(&ino);
         }
-    }
-}
-
-/// A change of bytes until its call is answered.
-#[derive(Debug)]
-pub(super) struct PageTurn {
-    pub(super) table: Arc<Mutex<Table>>,
-    pub(super) number: u64,
-    pub(super) inodes: SmallVec<[Ino; 2]>,
-}
-
-impl PageTurn {
-    /// Its call is not answered before other sessions have heard of it: changes that begin from here on do not wait for pages that its
-    /// session holds by it.
-    pub(super) fn wait(&self) {
-        let mut table = self.table.lock();
-        self.inodes.iter().for_each(|ino| table.pages.wait(self.number, *ino));
-    }
-}
-
-impl Drop for PageTurn {
-    fn drop(&mut self) {
-        let mut table = self.table.lock();
-        self.inodes.iter().for_each(|ino| table.pages.end(self.number, *ino));
-        table.pages_ended.notify_waiters();
     }
 }
 
@@ -196,66 +166,11 @@ pub(super) struct Late {
     pub(super) change: Changed,
 }
 
-impl Shared {
-    /// A client's kernel is about to cache pages of a file: from here on it is told of each change of them.
-    pub(super) async fn hold_pages(&self, job: &Job<'_>, ino: Ino, range: Range<u64>) {
-        let serial = job.session.serial;
-        while !self.capabilities.lock().read_pages(serial, ino, &range) {
-            // What the owner sends before it releases the file may concern pages of this client, which drops none before
-            // its read is answered. So it is not told before.
-            let recalls = self.capabilities.recalls(serial, &[ino]);
-            self.invalidate(job, recalls).await;
-        }
-    }
-
-    /// Returns when the other sessions have dropped what outlived the changes of a call, and know what they are to know of them.
-    pub(super) async fn settle(&self, job: &Job<'_>) {
-        let late = job.take_late();
-        if late.is_empty() {
-            return;
-        }
-        let (free, held) = self.capabilities.lock().divide(late);
-        join(self.drop_unless_held(held), self.invalidate(job, free)).await;
-    }
-
-    /// Returns when a client has dropped the pages of these files that it has read while they were changed. If it were told
-    /// of a new size before, it would see zeros where the file goes on.
-    pub(super) async fn settle_pages(&self, session: u64, told: &[Ino]) {
-        let ended = self.capabilities.lock().pages_ended.clone();
-        loop {
-            let next = ended.notified();
-            tokio::pin!(next);
-            next.as_mut().enable();
-            {
-                let pages = &self.capabilities.lock().pages;
-                if !told.iter().any(|ino| pages.has_outdated(session, *ino)) {
-                    return;
-                }
-            }
-            next.await;
-        }
-    }
-
-    /// The size of a file that other clients have open.
-    pub(super) async fn size_for_others(&self, job: &Job<'_>, ino: Ino) -> Option<u64> {
-        if !self.open_files.is_open_by_others(job.session.serial, ino) {
-            return None;
-        }
-        Some(self.filesystem.attributes(ino).await.ok()?.attributes.size)
-    }
-
-    /// A file has perhaps grown since it had the size `before`: the other clients that have it open are told, since their programs
-    /// may map it without asking for its size.
-    pub(super) async fn tell_size(&self, job: &Job<'_>, ino: Ino, before: Option<u64>) {
-        let Some(before) = before else { return };
-        let Some(size) = self.size_for_others(job, ino).await.filter(|size| *size > before) else {
-            return;
-        };
-        let change = Changed::Size { ino, size };
-        job.waits_for_others();
-        for session in self.open_files.others(job.session.serial, ino) {
-            job.is_late(Late { number: 0, session, change: change.clone() });
-        }
+/// The inode whose bytes change.
+pub(super) fn content_of(change: &Changed) -> Option<Ino> {
+    match change {
+        Changed::Content { ino, .. } => Some(*ino),
+        _ => None,
     }
 }
 
@@ -269,11 +184,15 @@ mod tests {
         Changed::Content { ino: FILE, from, to }
     }
 
+    fn pairs(ranges: Vec<Range<u64>>) -> Vec<(u64, u64)> {
+        ranges.into_iter().map(|it| (it.start, it.end)).collect()
+    }
+
     #[test]
     fn ranges_are_cut() {
-        assert_eq!(without(0..10, &[]), [0..10]);
-        assert_eq!(without(0..10, &[2..4, 3..6]), [0..2, 6..10]);
-        assert_eq!(without(0..10, &[0..10]), []);
+        assert_eq!(pairs(without(0..10, &[])), [(0, 10)]);
+        assert_eq!(pairs(without(0..10, &[2..4, 3..6])), [(0, 2), (6, 10)]);
+        assert_eq!(pairs(without(0..10, std::slice::from_ref(&(0..10)))), []);
         assert_eq!(whole_pages(&(4097..u64::MAX)), 4096..u64::MAX);
         assert_eq!(whole_pages(&(4095..4097)), 0..8192);
     }
@@ -313,6 +232,6 @@ mod tests {
         pages.read(30, FILE, &(0..10));
         assert_eq!(pages.carried_out(1, FILE), []);
         // The other one's pages are dropped before this one is answered.
-        assert_eq!(pages.held((2, 10), FILE, &(0..10)), [0..10]);
+        assert_eq!(pairs(pages.held((2, 10), FILE, &(0..10))), [(0, 10)]);
     }
 }

@@ -143,7 +143,7 @@ impl Kernel {
     }
 }
 
-/// Each client writes growing numbers to a place of its own on each page, and reads whole pages. Nobody reads a number that was
+/// Each client writes growing numbers to a place of its own on each page, and reads whole pages. No program reads a number that was
 /// replaced before the read began, and no client is evicted because kernels wait for each other.
 #[test]
 fn pages_show_what_was_acknowledged_and_wait_in_no_circle() {

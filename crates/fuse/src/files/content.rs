@@ -40,7 +40,7 @@ impl Adapter {
         let end = if appends { u64::MAX } else { offset.saturating_add(len.into()) };
         let known = &self.served().known;
         let growing = (!cached && known.is_longer(ino, end))
-            .then(|| GrowingWrite::begin(known, ino, request.pid(), is_direct));
+            .then(|| GrowingWrite::begin(known.growing_files(), ino, request.pid(), is_direct));
         let bypasses = !cached && (is_direct || flags.0 & libc::O_DIRECT != 0);
         self.of(request).changing_inode(ino).run(
             "write",

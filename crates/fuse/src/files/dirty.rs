@@ -2,22 +2,18 @@
 //! cache all that they wrote.
 //!
 //! Where data is, how much of it there is and when it was written, the kernel asks the filesystem without writing such pages
-//! first. So they are written before these answers. Nobody tells whether a file is mapped; but it has to be open for
+//! first. So they are written before these answers. The kernel does not tell whether a file is mapped; but it has to be open for
 //! that, and the kernel writes all of its pages before it closes the file.
 
 use parking_lot::Mutex;
 use thalweg_env::HashMap;
-use thalweg_fs::{Answer, AttributeChange, FsError, Ino, Kind, OpenFlags, Validity};
-
-use super::attributes::validity;
-use super::opening::KernelHandle;
-use super::served::Served;
+use thalweg_fs::{Ino, OpenFlags};
 
 /// The files of which the kernel may have such pages.
 #[derive(Debug)]
 pub(super) struct Dirty {
     /// The kernel collects writes.
-    writeback_cache: bool,
+    pub(super) writeback_cache: bool,
     /// How many handles can leave such pages.
     open: Mutex<HashMap<Ino, u32>>,
 }
@@ -47,65 +43,9 @@ impl Dirty {
         }
     }
 
-    fn may_have(&self, ino: Ino) -> bool {
+    /// Whether the kernel may have such pages of a file.
+    pub(super) fn may_have(&self, ino: Ino) -> bool {
         self.open.lock().contains_key(&ino)
-    }
-}
-
-impl Served {
-    /// Closes a file.
-    pub(super) async fn close(&self, ino: Ino, handle: KernelHandle) {
-        self.filesystem.release(ino, handle.handle).await;
-        if handle.may_dirty {
-            self.dirty.close(ino);
-        }
-    }
-
-    /// Returns when the kernel has written what it has of a file.
-    pub(super) async fn write_back(&self, ino: Ino) {
-        if let Some(coherence) = self.coherence().filter(|_| self.dirty.may_have(ino)) {
-            // It writes a page before it drops it.
-            coherence.drop_pages(ino, 0, u64::MAX).await;
-        }
-    }
-
-    /// Whether the kernel may have pages of a file that will take blocks. With a write-back cache it asks for attributes at
-    /// each write, and so is answered without such pages.
-    fn hides_blocks(&self, answer: &Answer) -> bool {
-        let is_sparse = answer.kind == Kind::File && answer.stored < answer.size;
-        is_sparse && !self.dirty.writeback_cache && self.dirty.may_have(answer.ino)
-    }
-
-    /// How long the kernel may cache what it is told of an inode.
-    pub(super) fn validity(&self, answer: &Answer) -> Validity {
-        let valid = validity(answer);
-        match self.hides_blocks(answer) {
-            true => Validity { attributes: std::time::Duration::ZERO, ..valid },
-            false => valid,
-        }
-    }
-
-    /// Attributes, with the blocks of pages that the kernel writes first.
-    pub(super) async fn with_blocks(&self, found: Answer) -> Result<Answer, FsError> {
-        if !self.hides_blocks(&found) {
-            return Ok(found);
-        }
-        self.write_back(found.ino).await;
-        self.filesystem.shown_attributes(found.ino).await
-    }
-
-    /// Changes attributes.
-    pub(super) async fn set_attributes(
-        &self,
-        ino: Ino,
-        change: &AttributeChange,
-    ) -> Result<Answer, FsError> {
-        // A page that is written later would have the file's time be that of its write. While the kernel cuts a file it
-        // writes none.
-        if change.modified.is_some() && change.size.is_none() {
-            self.write_back(ino).await;
-        }
-        self.filesystem.set_attributes(ino, change).await
     }
 }
 

@@ -1,5 +1,7 @@
 //! The inodes that the kernel knows.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet};
@@ -17,7 +19,7 @@ pub(crate) struct Known {
     /// The names that the kernel may cache, where everything may change at once.
     names: Option<Mutex<Names>>,
     /// The files that writes make longer.
-    growing: Mutex<Growing>,
+    growing: Arc<Mutex<Growing>>,
 }
 
 #[derive(Debug, Default)]
@@ -134,6 +136,11 @@ impl Known {
     /// The files that writes make longer.
     pub(super) fn growing(&self) -> MutexGuard<'_, Growing> {
         self.growing.lock()
+    }
+
+    /// The same, to be locked later.
+    pub(super) fn growing_files(&self) -> &Arc<Mutex<Growing>> {
+        &self.growing
     }
 
     /// The kernel is about to be told the size of a file.

@@ -11,11 +11,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use thalweg_env::HashMap;
-use thalweg_fs::{Answer, Ino};
-
-use super::known::Known;
-use super::served::Served;
+use thalweg_fs::Ino;
 
 /// `FUSE_NOTIFY_STORE`.
 const STORE: i32 = 4;
@@ -98,27 +96,6 @@ impl fmt::Debug for Sizes {
     }
 }
 
-impl Served {
-    /// Before a thread is told the size of a file that another one's write made longer, the kernel takes it. `last` is its
-    /// number, if it was answered before the size was read.
-    pub(super) async fn raise_size(&self, answer: &Answer, thread: u32, last: Option<u64>) {
-        let (ino, size) = (answer.ino, answer.size);
-        let hidden = self.known.growing().hides_size(ino, thread);
-        if let Some(coherence) = self.coherence().filter(|_| hidden) {
-            if self.known.growing().bypasses(ino) {
-                // The last page has zeros where the file goes on.
-                let from = self.known.size(ino).unwrap_or_default();
-                coherence.drop_pages(ino, from, u64::MAX).await;
-            }
-            coherence.raise_size(ino, size).await;
-            if let Some(last) = last {
-                self.known.growing().has_size(ino, last);
-            }
-        }
-        self.known.note_size(ino, size);
-    }
-}
-
 /// The files that writes make longer.
 #[derive(Debug, Default)]
 pub(super) struct Growing {
@@ -157,12 +134,12 @@ impl Growing {
     }
 
     /// Whether the kernel may have pages of a file without what was added to them.
-    fn bypasses(&self, ino: Ino) -> bool {
+    pub(super) fn bypasses(&self, ino: Ino) -> bool {
         self.files.get(&ino).is_some_and(|it| it.bypasses)
     }
 
     /// Whether the kernel may not have the size of a file that a thread asks for.
-    fn hides_size(&self, ino: Ino, thread: u32) -> bool {
+    pub(super) fn hides_size(&self, ino: Ino, thread: u32) -> bool {
         // A thread that has written and runs again has had the kernel take the size.
         let is_known = |it: &Growth| it.by == Some(thread) && it.running == 0;
         self.files.get(&ino).is_some_and(|it| !is_known(it))
@@ -174,7 +151,7 @@ impl Growing {
     }
 
     /// The kernel has a size that was read after this write, which is the last one.
-    fn has_size(&mut self, ino: Ino, count: u64) {
+    pub(super) fn has_size(&mut self, ino: Ino, count: u64) {
         if self.files.get(&ino).is_some_and(|it| it.count == count) {
             self.files.remove(&ino);
         }
@@ -194,20 +171,25 @@ impl Growing {
 /// A write that makes a file longer, until it is answered.
 #[derive(Debug)]
 pub(super) struct GrowingWrite {
-    known: Arc<Known>,
+    growing: Arc<Mutex<Growing>>,
     ino: Ino,
 }
 
 impl GrowingWrite {
-    pub(super) fn begin(known: &Arc<Known>, ino: Ino, by: u32, bypasses: bool) -> GrowingWrite {
-        known.growing().begin(ino, by, bypasses);
-        GrowingWrite { known: known.clone(), ino }
+    pub(super) fn begin(
+        growing: &Arc<Mutex<Growing>>,
+        ino: Ino,
+        by: u32,
+        bypasses: bool,
+    ) -> GrowingWrite {
+        growing.lock().begin(ino, by, bypasses);
+        GrowingWrite { growing: growing.clone(), ino }
     }
 }
 
 impl Drop for GrowingWrite {
     fn drop(&mut self) {
-        self.known.growing().end(self.ino);
+        self.growing.lock().end(self.ino);
     }
 }
 

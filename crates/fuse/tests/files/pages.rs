@@ -362,7 +362,7 @@ fn a_database_that_two_mounts_map_loses_nothing() {
     assert_eq!(server.status().evictions, 0);
 }
 
-/// One program appends, others take the size and read up to there.
+/// One program appends; two other programs take the size and read up to there.
 fn reads_reach_sizes(appending: &PathBuf, reading: &[&PathBuf]) {
     const LINES: usize = 2500;
     let log = OpenOptions::new().append(true).create(true).open(appending).unwrap();

@@ -194,20 +194,21 @@ fn a_program_that_waits_for_the_server_can_be_killed() {
         "flock -n mnt/a true",
         "sync mnt/a",
     ];
-    let children = scripts.map(|script| scene.begin(script));
+    let mut children = scripts.map(|script| scene.begin(script));
     pause(Duration::from_millis(500));
-    for ((mut child, script), fatal) in children
-        .into_iter()
-        .zip(scripts)
-        .zip([libc::SIGKILL, libc::SIGTERM, libc::SIGINT].iter().cycle())
-    {
+    let signals = [libc::SIGKILL, libc::SIGTERM, libc::SIGINT].into_iter().cycle();
+    // All of them first: one that holds the lock of the directory keeps the others from noticing.
+    let mut waiting = Vec::new();
+    for ((child, script), fatal) in children.iter_mut().zip(scripts).zip(signals) {
         if let Some(status) = child.try_wait().unwrap() {
             assert_eq!(status.code(), Some(127), "{script} did not wait: {status}");
             continue;
         }
-        signal(&child, *fatal);
-        let by = ends_by(&mut child);
-        assert_eq!(by, Some(*fatal), "{script}");
+        signal(child, fatal);
+        waiting.push((child, script, fatal));
+    }
+    for (child, script, fatal) in waiting {
+        assert_eq!(ends_by(child), Some(fatal), "{script}");
     }
     scene.network.mend();
     // What was not sent is not made later, and everything goes on.

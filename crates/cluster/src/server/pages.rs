@@ -166,7 +166,7 @@ pub(super) struct Late {
     pub(super) change: Changed,
 }
 
-/// The inode whose bytes change.
+/// The inode of a change of bytes.
 pub(super) fn content_of(change: &Changed) -> Option<Ino> {
     match change {
         Changed::Content { ino, .. } => Some(*ino),

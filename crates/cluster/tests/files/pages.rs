@@ -66,7 +66,7 @@ impl Pages {
     }
 }
 
-/// A client whose kernel caches pages of a file.
+/// A client, and the pages of a file in its kernel's cache.
 struct Kernel {
     client: Client,
     pages: Arc<Pages>,

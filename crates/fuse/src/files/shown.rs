@@ -63,9 +63,7 @@ impl Served {
         }
         self.filesystem.set_attributes(ino, change).await
     }
-}
 
-impl Served {
     /// Before a thread is told the size of a file that another one's write made longer, the kernel takes it. `last` is its
     /// number, if it was answered before the size was read.
     pub(super) async fn raise_size(&self, answer: &Answer, thread: u32, last: Option<u64>) {

@@ -44,7 +44,7 @@ use uuid::Uuid;
 
 use crate::failure::WireError;
 pub use call::Call;
-pub use notices::{Changed, Dropped, FromServer, Invalidated, RemovedInode};
+pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use unanswered::{Effect, Unanswered};
 
 /// The first bytes that each side sends.

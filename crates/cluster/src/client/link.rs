@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{AttachError, LinkError, SessionInfo, Shared};
 use crate::protocol::{
-    Answer, Call, Changed, Dropped, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
+    Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
     RemovedInode, Reply, Request,
 };
 
@@ -66,8 +66,8 @@ impl Handler for Invalidator {
                 let (channel, id, env) = (self.1.clone(), call.id, self.0.env.clone());
                 let answering = async move {
                     let dropping = join_all(dropped.into_iter().map(Invalidation::wait));
-                    let dropped = env.timeout(HELD, dropping).await.is_some();
-                    channel.answer(id, &Dropped(dropped), &[]);
+                    let _ = env.timeout(HELD, dropping).await;
+                    channel.answer(id, &Invalidated, &[]);
                     channel.flush_soon();
                 };
                 self.0.env.spawn(answering).detach();

@@ -9,8 +9,8 @@ use thalweg_fs::Ino;
 pub enum FromServer {
     /// The client is to drop what it caches of these. Answered with [`Invalidated`].
     Invalidate(Vec<Changed>),
-    /// As [`FromServer::Invalidate`], of what calls of the client may hold. Answered with [`Dropped`] when the client's caller has
-    /// dropped it, or soon if it holds some of it: that is dropped when it can be.
+    /// As [`FromServer::Invalidate`], of what calls of the client may hold. Answered with [`Invalidated`] when the client's
+    /// caller has dropped it, or soon if it holds some of it: that is dropped when it can be.
     InvalidateUnlessHeld(Vec<Changed>),
     /// The client is promised no room any more. Answered with [`Invalidated`] when the server has everything
     /// that the client has made by itself. The number of such calls in the session.
@@ -85,10 +85,6 @@ impl Changed {
         }
     }
 }
-
-/// Whether the client has dropped it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Dropped(pub bool);
 
 /// The client has dropped it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -10,7 +10,6 @@ use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
 
-use serde::de::DeserializeOwned;
 
 use super::capabilities::{Begun, Capabilities, Drops};
 use super::counters::add;
@@ -20,7 +19,7 @@ use super::pages::Late;
 use super::session::Session;
 use super::undurable::{Items, Undurable, items};
 use super::{Ending, Shared};
-use crate::protocol::{Changed, Dropped, FromServer, Invalidated};
+use crate::protocol::{Changed, FromServer, Invalidated};
 
 /// Names with equal hashes modulo this share a lock.
 const LOCKS: usize = 256;
@@ -186,12 +185,11 @@ impl Shared {
             let session = self.sessions.lock().values().find(|it| it.serial == serial).cloned();
             let Some(session) = session else { return self.leave(serial).await };
             let call = FromServer::InvalidateUnlessHeld(changes);
-            let asked = self.call::<Dropped>(&session, &call);
-            let answered = self.env.timeout(self.options.lease, asked).await;
+            let answered = self.env.timeout(self.options.lease, self.deliver(&session, &call)).await;
             if answered.is_none() {
                 self.end(&session, Ending::Evicted("its client did not answer an invalidation"));
             }
-            if answered.flatten().is_none() {
+            if answered != Some(true) {
                 self.leave(serial).await;
             }
         });
@@ -217,11 +215,6 @@ impl Shared {
     /// Sends an invalidation on each connection of the client, until it is answered or the session has ended: whether it
     /// was answered.
     async fn deliver(&self, session: &Session, call: &FromServer) -> bool {
-        self.call::<Invalidated>(session, call).await.is_some()
-    }
-
-    /// Makes a call on each connection of the client, until it is answered or the session has ended.
-    async fn call<A: DeserializeOwned>(&self, session: &Session, call: &FromServer) -> Option<A> {
         let mut failed: Option<Channel> = None;
         loop {
             let moved = session.moved.notified();
@@ -232,13 +225,13 @@ impl Shared {
                 (state.channel.clone(), state.has_ended)
             };
             if has_ended {
-                return None;
+                return false;
             }
             let channel = channel.filter(|it| !failed.as_ref().is_some_and(|old| old.is_same(it)));
             match channel {
                 None => moved.await,
-                Some(channel) => match channel.call::<_, A>(call, &[]).await {
-                    Ok((answer, _)) => return Some(answer),
+                Some(channel) => match channel.call::<_, Invalidated>(call, &[]).await {
+                    Ok(_) => return true,
                     Err(_) => failed = Some(channel),
                 },
             }

@@ -143,6 +143,10 @@ impl Inner {
     }
 
     async fn promise_of_volume(&self, session: u64, wanted: Room) -> Result<Room, FsError> {
+        // Beside snapshots an overwrite takes room as well, and that is charged to no promise.
+        if self.volume.room().is_some() {
+            return Ok(Room::NONE);
+        }
         let elsewhere = match &self.elsewhere {
             // Where contents are is not counted exactly.
             Some(elsewhere) => Some(self.blocks_elsewhere(elsewhere).await?.1),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_env::Env;
 use thalweg_fs::local::{self, Format, Local, Options};
-use thalweg_fs::{Filesystem, FsError, Ino};
+use thalweg_fs::{Filesystem, FsError, Ino, Promises, Room};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Retained};
 use thalweg_store::chain::{Chain, Cleaning};
@@ -99,4 +99,22 @@ fn blocks_are_free_that_a_write_can_use_beside_snapshots() {
 #[test]
 fn kept_versions_leave_as_much_room_to_writers_as_there_is_beside_snapshots() {
     test(Some(Keep::latest(u64::MAX)));
+}
+
+/// An overwrite takes room beside snapshots, and nothing says who pays for it.
+#[test]
+fn no_room_is_promised_beside_snapshots() {
+    run(1, |env| async move {
+        let (chain, files) = on_chain(&env, None).await;
+        let promised = async |session: u64| -> Room {
+            let shares = files.promise(session, 0).await.unwrap();
+            files.release_room(session);
+            shares.into_iter().map(|share| share.room).fold(Room::NONE, Room::plus)
+        };
+        assert_ne!(promised(1).await, Room::NONE);
+        chain.create_snapshot("s").await.unwrap();
+        assert_eq!(promised(2).await, Room::NONE);
+        chain.delete_snapshot("s").await.unwrap();
+        assert_ne!(promised(3).await, Room::NONE);
+    });
 }

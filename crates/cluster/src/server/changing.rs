@@ -10,7 +10,6 @@ use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
 
-
 use super::capabilities::{Begun, Capabilities, Drops};
 use super::counters::add;
 use super::job::Job;
@@ -185,7 +184,8 @@ impl Shared {
             let session = self.sessions.lock().values().find(|it| it.serial == serial).cloned();
             let Some(session) = session else { return self.leave(serial).await };
             let call = FromServer::InvalidateUnlessHeld(changes);
-            let answered = self.env.timeout(self.options.lease, self.deliver(&session, &call)).await;
+            let answered =
+                self.env.timeout(self.options.lease, self.deliver(&session, &call)).await;
             if answered.is_none() {
                 self.end(&session, Ending::Evicted("its client did not answer an invalidation"));
             }

@@ -101,7 +101,7 @@ fn kept_versions_leave_as_much_room_to_writers_as_there_is_beside_snapshots() {
     test(Some(Keep::latest(u64::MAX)));
 }
 
-/// An overwrite takes room beside snapshots, and nothing says who pays for it.
+/// An overwrite takes room beside snapshots, and no promise is charged for it.
 #[test]
 fn no_room_is_promised_beside_snapshots() {
     run(1, |env| async move {

@@ -15,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     while let Ok(Some(frame)) = decode::<Request>(&mut input, MAX_REQUEST_PAYLOAD) {
         // What was understood is what would be sent.
         let mut again = BytesMut::new();
-        encode(frame.id, &frame.message, frame.payload.len(), &mut again);
+        encode(frame.id, &frame.message, frame.payload.len(), &mut again).expect("it has come in a frame");
         again.extend_from_slice(&frame.payload);
         let found = decode::<Request>(&mut again, MAX_REQUEST_PAYLOAD);
         assert_eq!(found.ok().flatten(), Some(frame));

@@ -67,6 +67,9 @@ pub enum CallError {
     /// Too much is under way already. The call was not sent.
     #[error("{0}")]
     Overloaded(&'static str),
+    /// It does not fit into a frame. The call was not sent.
+    #[error("{0}")]
+    TooLarge(FrameError),
 }
 
 /// A call of the peer.
@@ -214,17 +217,18 @@ impl Channel {
         purpose: Option<&'static str>,
         message: &T,
         payload: &[Bytes],
-    ) {
-        let bytes = self.shared.output.push(id, message, payload);
+    ) -> Result<(), FrameError> {
+        let bytes = self.shared.output.push(id, message, payload)?;
         if let Some(traffic) = self.shared.traffic.as_ref().filter(|_| bytes > 0) {
             traffic.count(purpose.unwrap_or_else(|| name_of(message)), bytes);
         }
+        Ok(())
     }
 
     /// Makes a call and waits for the answer. Dropping the future does not stop the peer.
     ///
     /// # Errors
-    /// [`CallError::Lost`], [`CallError::Overloaded`].
+    /// [`CallError::Lost`], [`CallError::Overloaded`], [`CallError::TooLarge`].
     pub async fn call<C: Serialize, A: DeserializeOwned>(
         &self,
         call: &C,
@@ -286,9 +290,9 @@ impl Channel {
             }
             calls.last += 1;
             let id = shared.side.numbers() | calls.last;
-            calls.waiting.insert(id, waiter);
             // Under the lock, so that calls leave in the order of their numbers.
-            self.push(id, purpose, call, payload);
+            self.push(id, purpose, call, payload).map_err(CallError::TooLarge)?;
+            calls.waiting.insert(id, waiter);
             calls.waiting.len() == 1
         };
         match is_alone {
@@ -318,7 +322,7 @@ impl Channel {
     /// are queued.
     ///
     /// # Errors
-    /// [`CallError::Lost`], [`CallError::Overloaded`].
+    /// [`CallError::Lost`], [`CallError::Overloaded`], [`CallError::TooLarge`].
     pub fn tell<C: Serialize>(&self, call: &C, payload: &[Bytes]) -> Result<(), CallError> {
         self.tell_for(None, call, payload)
     }
@@ -334,7 +338,7 @@ impl Channel {
         payload: &[Bytes],
     ) -> Result<(), CallError> {
         self.check(&self.shared.calls.lock())?;
-        self.push(UNANSWERED, purpose.into(), call, payload);
+        self.push(UNANSWERED, purpose.into(), call, payload).map_err(CallError::TooLarge)?;
         if self.shared.output.pending() > self.shared.limits.cork {
             self.flush_soon();
         }
@@ -351,10 +355,15 @@ impl Channel {
         }
     }
 
-    /// Queues the answer to the peer's call `id`; nothing for one that is not answered.
+    /// Queues the answer to the peer's call `id`; nothing for one that is not answered. An answer that does not fit into a
+    /// frame ends the connection: the peer would wait for it for ever.
     pub fn answer<A: Serialize>(&self, id: u64, answer: &A, payload: &[Bytes]) {
-        if id != UNANSWERED {
-            self.push(id, None, answer, payload);
+        if id == UNANSWERED {
+            return;
+        }
+        if let Err(error) = self.push(id, None, answer, payload) {
+            tracing::error!(answer = name_of(answer), %error, "an answer cannot be sent");
+            self.close(&error.to_string());
         }
     }
 

@@ -109,7 +109,7 @@ pub(crate) async fn send<T: Serialize>(
     message: &T,
 ) -> io::Result<()> {
     let mut bytes = BytesMut::new();
-    frame::encode(UNANSWERED, message, 0, &mut bytes);
+    frame::encode(UNANSWERED, message, 0, &mut bytes).map_err(io::Error::other)?;
     stream.write_all(&bytes).await?;
     stream.flush().await
 }

@@ -27,16 +27,31 @@ pub enum FrameError {
     /// A message that does not decode.
     #[error("a message does not decode")]
     Message,
+    /// A message that cannot be sent: no receiver would take the frame.
+    #[error("a message of {0} bytes with a payload of {1} bytes does not fit into a frame")]
+    TooLarge(usize, usize),
 }
 
 /// Appends the beginning of a frame whose payload, `payload` bytes, follows.
-pub fn encode<T: Serialize>(id: u64, message: &T, payload: usize, to: &mut BytesMut) {
-    // Writing to memory does not fail, and postcard can encode every message.
-    let head = postcard::to_allocvec(&(id, message)).unwrap_or_default();
-    debug_assert!(head.len() <= MAX_HEAD);
-    to.put_u32_le((2 + head.len() + payload) as u32);
-    to.put_u16_le(head.len() as u16);
+///
+/// # Errors
+/// [`FrameError::TooLarge`]; then nothing is appended.
+pub fn encode<T: Serialize>(
+    id: u64,
+    message: &T,
+    payload: usize,
+    to: &mut BytesMut,
+) -> Result<(), FrameError> {
+    let head =
+        postcard::to_allocvec(&(id, message)).map_err(|_| FrameError::TooLarge(0, payload))?;
+    let too_large = FrameError::TooLarge(head.len(), payload);
+    let len = u32::try_from(2 + head.len() + payload).map_err(|_| too_large.clone())?;
+    let head_len = u16::try_from(head.len()).ok().filter(|_| head.len() <= MAX_HEAD);
+    let head_len = head_len.ok_or(too_large)?;
+    to.put_u32_le(len);
+    to.put_u16_le(head_len);
     to.extend_from_slice(&head);
+    Ok(())
 }
 
 /// A received frame with its message still encoded. Both parts are slices of the receive buffer.

@@ -18,7 +18,7 @@ use thalweg_env::Tenure;
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 
-use crate::frame;
+use crate::frame::{self, FrameError};
 
 /// Maximum number of slices in one write.
 const SLICES: usize = 64;
@@ -127,14 +127,22 @@ impl Output {
     }
 
     /// Queues a frame; returns its bytes, none when the connection is broken.
-    pub(crate) fn push<T: Serialize>(&self, id: u64, message: &T, payload: &[Bytes]) -> usize {
+    ///
+    /// # Errors
+    /// [`FrameError::TooLarge`]; then nothing is queued.
+    pub(crate) fn push<T: Serialize>(
+        &self,
+        id: u64,
+        message: &T,
+        payload: &[Bytes],
+    ) -> Result<usize, FrameError> {
         let len = payload.iter().map(Bytes::len).sum();
         let mut queue = self.queue.lock();
         if queue.broken {
-            return 0;
+            return Ok(0);
         }
         let before = queue.tail.len();
-        frame::encode(id, message, len, &mut queue.tail);
+        frame::encode(id, message, len, &mut queue.tail)?;
         let bytes = queue.tail.len() - before + len;
         queue.bytes += bytes;
         if len > 0 {
@@ -142,7 +150,7 @@ impl Output {
             queue.chunks.push_back(head);
             queue.chunks.extend(payload.iter().cloned());
         }
-        bytes
+        Ok(bytes)
     }
 
     /// The number of bytes that have not been written.

@@ -34,7 +34,7 @@ async fn ends(rig: &Rig, bytes: &[u8]) {
 
 fn frame(id: u64, request: &Request, payload: &[u8]) -> Vec<u8> {
     let mut frame = BytesMut::new();
-    protocol::encode(id, request, payload.len(), &mut frame);
+    protocol::encode(id, request, payload.len(), &mut frame).unwrap();
     frame.extend_from_slice(payload);
     frame.to_vec()
 }
@@ -206,7 +206,7 @@ async fn a_server_that_answers_nonsense_is_left() {
         [(77, Answer::Done, 0), (1, Answer::Done, 0), (1, Answer::Blocks, BLOCK_SIZE)]
     {
         let mut frame = BytesMut::new();
-        protocol::encode(id, &answer, payload, &mut frame);
+        protocol::encode(id, &answer, payload, &mut frame).unwrap();
         frame.extend_from_slice(&vec![0; payload]);
         answers.push(frame.to_vec());
     }
@@ -214,7 +214,7 @@ async fn a_server_that_answers_nonsense_is_left() {
         let (near, mut far) = tokio::net::UnixStream::pair().unwrap();
         let mut welcome = BytesMut::from(&protocol::HELLO.encode()[..]);
         let ready = protocol::Welcome::Ready { blocks: 9, max_writes: 9 };
-        protocol::encode(0, &ready, 0, &mut welcome);
+        protocol::encode(0, &ready, 0, &mut welcome).unwrap();
         far.write_all(&welcome).await.unwrap();
         let volume = Connection::over(&env, near).await.unwrap();
         let begin = volume.begin(Begin::STRICT);

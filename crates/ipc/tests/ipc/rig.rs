@@ -50,7 +50,7 @@ pub(crate) struct Raw {
 impl Raw {
     pub(crate) async fn send(&mut self, id: u64, request: &Request, payload: &[u8]) {
         let mut frame = BytesMut::new();
-        protocol::encode(id, request, payload.len(), &mut frame);
+        protocol::encode(id, request, payload.len(), &mut frame).unwrap();
         frame.extend_from_slice(payload);
         self.stream.write_all(&frame).await.unwrap();
     }

@@ -155,7 +155,7 @@ fn a_peer_that_does_not_read_is_not_read_from() {
         let (mut peer_end, near) = tokio::io::duplex(1000);
         let near = peer(&env, Side::Accepting, limits, 1000, near);
         let mut call = BytesMut::new();
-        frame::encode(1, &0u64, 100, &mut call);
+        frame::encode(1, &0u64, 100, &mut call).unwrap();
         call.extend_from_slice(&[0; 100]);
         let sent = env.timeout(Duration::from_secs(60), async {
             loop {
@@ -188,6 +188,44 @@ fn calls_wait_for_the_budget() {
     });
 }
 
+/// Answers with a text of that many bytes.
+struct Texts(Channel);
+
+impl Handler for Texts {
+    async fn handle(&self, call: Incoming) -> io::Result<()> {
+        let text: String = call.decode().map_err(io::Error::other)?;
+        let len: usize = text.parse().map_err(io::Error::other)?;
+        self.0.answer(call.id, &"n".repeat(len), &[]);
+        self.0.flush_soon();
+        Ok(())
+    }
+}
+
+/// A call that does not fit into a frame fails by itself; such an answer ends the connection.
+#[test]
+fn what_does_not_fit_into_a_frame_is_not_sent() {
+    runtime::run(9, |env| async move {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let (reader, writer) = tokio::io::split(far);
+        let far = Channel::new(&env, Side::Accepting, Limits::default(), writer);
+        let _answering = env.spawn(async move {
+            let texts = Texts(far.clone());
+            tokio::select! {
+                _ = far.run(reader, &texts) => {}
+                () = far.closed() => {}
+            }
+        });
+        let near = peer(&env, Side::Connecting, Limits::default(), 1, near);
+        let call = async |text: String| {
+            near.channel.call::<_, String>(&text, &[]).await.map(|(text, _)| text.len())
+        };
+        assert!(matches!(call("1".repeat(5000)).await, Err(CallError::TooLarge(_))));
+        assert!(matches!(near.channel.tell(&"1".repeat(5000), &[]), Err(CallError::TooLarge(_))));
+        assert_eq!(call("4000".to_owned()).await, Ok(4000));
+        assert!(matches!(call("5000".to_owned()).await, Err(CallError::Lost(_))));
+    });
+}
+
 #[test]
 fn a_caller_that_the_peer_does_not_read_from_is_refused() {
     runtime::run(7, |env| async move {
@@ -208,7 +246,7 @@ fn a_peer_that_violates_the_protocol_is_left() {
     runtime::run(8, |env| async move {
         let frame_of = |id: u64| {
             let mut frame = BytesMut::new();
-            frame::encode(id, &"text", 0, &mut frame);
+            frame::encode(id, &"text", 0, &mut frame).unwrap();
             frame.to_vec()
         };
         // An answer to no call, an answer of another type, a call where none is taken, no frame, half a frame.

@@ -9,7 +9,7 @@ const LONGEST: usize = 4096;
 
 fn encoded(id: u64, message: &str, payload: &[u8]) -> BytesMut {
     let mut frame = BytesMut::new();
-    frame::encode(id, &message, payload.len(), &mut frame);
+    frame::encode(id, &message, payload.len(), &mut frame).expect("it fits");
     frame.extend_from_slice(payload);
     frame
 }
@@ -33,6 +33,24 @@ fn lengths_are_refused_before_the_frame_has_come() {
     let long_head = [&u32::MAX.to_le_bytes()[..], &head.to_le_bytes()].concat();
     assert!(matches!(refused(&long_head), FrameError::Length(..)));
     assert!(matches!(refused(&[1, 0, 0, 0, 0, 0]), FrameError::Length(1, 0)));
+}
+
+/// What no receiver would take is not sent in part either.
+#[test]
+fn a_message_that_does_not_fit_is_an_error_of_the_sender() {
+    let mut frame = BytesMut::new();
+    // The number takes one byte, the text's length two.
+    let longest = "n".repeat(MAX_HEAD - 3);
+    frame::encode(1, &longest, 0, &mut frame).unwrap();
+    let found = frame::decode::<String>(&mut frame, LONGEST).unwrap().unwrap();
+    assert_eq!((found.message, frame.len()), (longest.clone(), 0));
+    for len in [MAX_HEAD - 2, usize::from(u16::MAX) + 1] {
+        let refused = frame::encode(1, &"n".repeat(len), 7, &mut frame);
+        assert!(matches!(refused, Err(FrameError::TooLarge(_, 7))), "{refused:?}");
+        assert!(frame.is_empty());
+    }
+    let refused = frame::encode(1, &"n", u32::MAX as usize, &mut frame);
+    assert!(matches!(refused, Err(FrameError::TooLarge(..))) && frame.is_empty());
 }
 
 #[tokio::test]

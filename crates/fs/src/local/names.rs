@@ -219,7 +219,11 @@ impl Op<'_> {
     /// Removes one link of an inode that is no directory.
     async fn drop_link(&mut self, ino: u64) -> Result<(), FsError> {
         let mut record = self.named_inode(ino).await?;
-        record.links = record.links.get().saturating_sub(1).into();
+        let links = record.links.get().checked_sub(1);
+        let links = links.ok_or_else(|| {
+            FsError::Damaged(format!("inode {ino} has a name, and its record counts no link"))
+        })?;
+        record.links = links.into();
         self.touch(ino, &mut record);
         if record.links.get() > 0 && record.quota.get() != 0 {
             record.flags |= LOST_NAME;

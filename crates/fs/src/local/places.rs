@@ -171,7 +171,12 @@ impl Op<'_> {
             false => self.delete(place_key(directory, position)),
         }
         let mut record = self.directory(directory).await?;
-        record.size = record.size.get().saturating_sub(1).into();
+        let names = record.size.get().checked_sub(1);
+        let names = names.ok_or_else(|| {
+            let what = format!("directory {directory} has a name, and its record counts none");
+            FsError::Damaged(what)
+        })?;
+        record.size = names.into();
         self.touch_directory(directory, record);
         self.note_name(directory, entry.name);
         Ok(())

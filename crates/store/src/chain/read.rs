@@ -401,8 +401,9 @@ impl Drop for Pin<'_> {
     fn drop(&mut self) {
         let mut state = self.inner.state.lock();
         let segment = state.segments.get_mut(self.segment);
-        // The segment's link may have left the chain meanwhile.
-        segment.pins = segment.pins.saturating_sub(1);
+        // Also when the segment's link has left the chain meanwhile.
+        assert!(segment.pins > 0, "a segment is unpinned more often than it was pinned");
+        segment.pins -= 1;
         if state.segments.can_free() {
             // A waiting writer may now request a checkpoint.
             self.inner.room.notify_waiters();

@@ -41,7 +41,7 @@ pub(super) struct Segment {
     /// Holds a block of which no copy is whole; it is not cleaned.
     pub(super) damaged: bool,
     /// Tasks that read or repair it, and need it not to be written anew meanwhile.
-    pub(super) pins: u16,
+    pub(super) pins: u32,
 }
 
 const NOWHERE: Segment = Segment {
@@ -118,7 +118,9 @@ impl Segments {
             self.table.resize(end, NOWHERE);
         }
         for id in base..base + count {
-            self.table[id as usize] = Segment { state: SegmentState::Free, link, ..NOWHERE };
+            // Readers of a link that had these numbers before may not have ended.
+            let pins = self.table[id as usize].pins;
+            self.table[id as usize] = Segment { state: SegmentState::Free, link, pins, ..NOWHERE };
         }
         self.links.push(LinkState {
             id: Uuid::from_bytes(record.id),
@@ -139,7 +141,8 @@ impl Segments {
         let gone = self.links.remove(link);
         for id in gone.base..gone.base + gone.count {
             self.set_state(id, SegmentState::Absent);
-            self.table[id as usize] = NOWHERE;
+            let pins = self.table[id as usize].pins;
+            self.table[id as usize] = Segment { pins, ..NOWHERE };
         }
         for segment in &mut self.table {
             if usize::from(segment.link) > link {

@@ -67,7 +67,8 @@ impl Fence {
     /// Records the outcome of a transaction that entered.
     pub(super) fn leave(&mut self, intent: &Intent, committed: bool) {
         if let Some(raises) = self.raised_by(intent) {
-            self.pending = self.pending.saturating_sub(1);
+            assert!(self.pending > 0, "a transaction leaves the fence that did not enter");
+            self.pending -= 1;
             if committed {
                 self.is_up.store(raises, Ordering::SeqCst);
             }

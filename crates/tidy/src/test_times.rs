@@ -150,3 +150,45 @@ fn a_damaged_budget_is_refused_before_anything_runs() {
         "{error}"
     );
 }
+
+/// What cargo says of a test binary, which is a script here.
+fn artifact(folder: &Path, name: &str, script: &str) -> String {
+    let executable = folder.join(name);
+    fs::write(&executable, format!("#!/bin/sh\n{script}\n")).unwrap();
+    let mut mode = fs::metadata(&executable).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o755);
+    fs::set_permissions(&executable, mode).unwrap();
+    serde_json::json!({
+        "reason": "compiler-artifact",
+        "executable": executable,
+        "manifest_path": folder.join("Cargo.toml"),
+        "target": { "src_path": std::env::current_dir().unwrap().join(name) },
+        "profile": { "test": true },
+    })
+    .to_string()
+}
+
+#[test]
+fn binaries_that_run_together_are_told_apart() {
+    let budget = BudgetFile::new("together", "9 0.1 2026-01-02 quick\n9 7 2026-01-02 slow\n");
+    let folder = std::env::temp_dir().join(format!("thalweg-run-together-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    // The slow one starts first, and ends when the quick one has run beside it, in the folder of its package.
+    let slow = "for i in $(seq 100); do [ -e ran ] && exit 0; sleep 0.1; done; exit 1";
+    let quick = "touch ran; echo 'test a::b ... FAILED'; exit 3";
+    let said = [artifact(&folder, "quick", quick), artifact(&folder, "slow", slow)];
+    let cargo = folder.join("cargo");
+    fs::write(&cargo, format!("cat <<'END'\nplain text\n{}\nEND\n", said.join("\n"))).unwrap();
+    let command = format!("sh {}", cargo.display());
+    let output = start(&budget, &["--together", "2", &command]).wait_with_output().unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(101), "{text}");
+    let (begin, end) = text.split_once("1 failed:\n").unwrap_or_else(|| panic!("{text}"));
+    assert_eq!(end, "  quick: a::b\nerror: quick ended with 3\n");
+    assert!(begin.starts_with("plain text\n     Running quick\n"), "{text}");
+    assert!(
+        begin.contains("\n     Running slow\n") && row(begin, "slow").contains("7.0"),
+        "{text}"
+    );
+}

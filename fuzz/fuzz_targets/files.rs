@@ -8,7 +8,9 @@ use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thalweg_cluster::failure::WireError;
-use thalweg_cluster::protocol::{Answer, Call, FromServer, ListedEntry, Reply};
+use thalweg_cluster::protocol::{
+    Answer, Call, FromServer, MAX_ENTRIES, MAX_FORGOTTEN, Reply, decode_entries, decode_list,
+};
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::frame::message_of;
 
@@ -35,6 +37,8 @@ fuzz_target!(|data: &[u8]| {
             let _ = change.ino();
         }
     }
-    decode::<Vec<ListedEntry>>(data);
-    decode::<Vec<(Ino, u64)>>(data);
+    if let Ok(entries) = decode_entries(data) {
+        assert!(entries.len() <= MAX_ENTRIES);
+    }
+    decode_list::<(Ino, u64)>(data, MAX_FORGOTTEN).ok();
 });

@@ -48,7 +48,6 @@ use parking_lot::{Mutex, RwLock};
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, watch};
 use thalweg_fs::access::AccessLists;
-use thalweg_fs::event::ByteEvents;
 use thalweg_fs::{Action, ContentsFinder, Failure, FsError, Ino, Watcher};
 use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
@@ -173,8 +172,6 @@ struct SessionInfo {
     root: Ino,
     lease: Duration,
     read_only: bool,
-    /// The changes of bytes that batches may have.
-    bytes: ByteEvents,
     /// Where the contents of files are; nothing if only the server reaches them.
     contents: Bytes,
     squash: Squash,
@@ -260,7 +257,6 @@ impl Client {
             root: Ino::ROOT,
             lease: Duration::ZERO,
             read_only: false,
-            bytes: ByteEvents::default(),
             contents: Bytes::new(),
             squash: Squash::None,
             server: Uuid::nil(),

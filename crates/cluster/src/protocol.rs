@@ -25,7 +25,8 @@
 //! invalidation ends with it, also when the answer that allowed it is looked at later.
 
 mod call;
-mod needs;
+mod footprint;
+mod lists;
 mod notices;
 mod unanswered;
 
@@ -44,11 +45,13 @@ use uuid::Uuid;
 
 use crate::failure::WireError;
 pub use call::Call;
+pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_events};
+pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use unanswered::{Effect, Unanswered};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 10 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 11 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -403,7 +406,8 @@ pub enum Answer {
         /// Bytes of the file below this one may be stored by the client itself while the file is its alone.
         reach: u64,
     },
-    /// The payload is a list of [`ListedEntry`].
+    /// The payload is a list of [`ListedEntry`], and behind that a byte for each: 1 if its attributes may be cached, else 0. Without
+    /// these bytes none may.
     Entries,
     /// The payload is what was asked for.
     Bytes,
@@ -440,6 +444,6 @@ pub struct ListedEntry {
     pub kind: Kind,
     /// The place behind this entry.
     pub cookie: Cookie,
-    /// The attributes, if they were asked for, whether they may be cached, and the proof that the client knows the inode.
-    pub attributes: Option<(Attributes, bool, u64)>,
+    /// The attributes, if they were asked for, and the proof that the client knows the inode.
+    pub attributes: Option<(Attributes, u64)>,
 }

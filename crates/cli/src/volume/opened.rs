@@ -111,10 +111,28 @@ impl Opened {
         };
         match &store {
             AnyVolume::Chained(pool) => {
-                tracing::info!(volume = target.name, found = ?pool.recovered(), "opened");
+                let found = pool.recovered();
+                tracing::info!(
+                    volume = target.name,
+                    version = found.version,
+                    epoch = found.epoch,
+                    entries_replayed = found.replayed,
+                    entries_dropped = found.dropped,
+                    "opened"
+                );
             }
             AnyVolume::InPlace(it) => {
-                tracing::info!(volume = target.name, recovered = ?it.recovered, "opened");
+                let found = &it.recovered;
+                tracing::info!(
+                    volume = target.name,
+                    version = found.version,
+                    epoch = found.epoch,
+                    transactions_replayed = found.transactions,
+                    transactions_given_up = found.given_up,
+                    blocks_unverified = found.unverified,
+                    blocks_unreadable = found.unreadable,
+                    "opened"
+                );
             }
         }
         let changes = tokio::sync::Mutex::default();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
+use thalweg_fs::event::ByteEvents;
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 
@@ -34,6 +35,8 @@ pub(super) struct Cache {
     pub(super) new_reach: u64,
     /// The users of this client that act as another one at the server.
     pub(super) squash: Squash,
+    /// The changes of bytes that a batch may have.
+    pub(super) bytes: ByteEvents,
 }
 
 /// An inode.
@@ -335,7 +338,8 @@ impl Cache {
     fn end(&mut self, changes: &[Changed]) {
         for ino in inodes(changes) {
             if let Some(node) = self.nodes.get_mut(&ino) {
-                node.changing = node.changing.saturating_sub(1);
+                assert!(node.changing > 0, "a change of an inode ends twice");
+                node.changing -= 1;
             }
         }
     }
@@ -440,7 +444,8 @@ impl Cache {
             node.names = None;
             (node.content, node.cached_alone) = (false, false);
             node.stamp = 0;
-            node.own = Own::default();
+            // Events of a batch that is under way: their outcome is still to come.
+            node.own = Own { unsent: node.own.unsent, ..Own::default() };
         }
         let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();
         inodes.sort_unstable();

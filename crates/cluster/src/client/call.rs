@@ -11,7 +11,6 @@ use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
 use super::holdings::{KeptCall, Slot};
-use super::level::changed_by;
 use super::link::Link;
 use super::users::{self, User};
 use super::{LinkError, Shared};
@@ -120,7 +119,8 @@ async fn answer<T>(
 
 impl Shared {
     fn number(self: &Arc<Self>, slot: u16, request: &Request, bytes: usize) -> Number {
-        let (effect, is_once) = (request.effect(bytes as u64), request.is_once());
+        let print = request.footprint(bytes);
+        let (effect, is_once) = (print.effect(), print.is_once());
         let number = self.numbers.lock().begin(is_once, slot, effect);
         Number { shared: self.clone(), number, is_once }
     }
@@ -184,7 +184,7 @@ impl Shared {
         self.send_before(&request).await?;
         self.tell_before(&request).await?;
         let slot = self.slot_for(&request).await?;
-        let named = request.touched().0.into_iter().flatten().collect();
+        let named = request.footprint(0).inodes.to_vec().into();
         let caller = Interruption::current();
         let by = (slot, users::current());
         self.call_while(
@@ -237,7 +237,7 @@ impl Shared {
         let mut is_cancelled = false;
         let generation = self.session.lock().generation;
         let mut failed: Option<Channel> = None;
-        let is_once = request.is_once();
+        let (is_once, is_change) = (number.is_once, request.footprint(bytes).is_change());
         let request = Arc::new(request);
         loop {
             let channel = self.connected(failed.as_ref(), caller).await?;
@@ -265,7 +265,7 @@ impl Shared {
                 then(&shared, &reply, &payload);
                 (reply, payload)
             };
-            if request.is_change() {
+            if is_change {
                 caller.inspect(|caller| caller.begin());
             }
             let purpose = name_of(&call.request);
@@ -285,6 +285,8 @@ impl Shared {
                 Err(CallError::Overloaded(why)) => {
                     return Err(LinkError::Unreachable(why.to_owned()).into());
                 }
+                // Names are all that may be so long.
+                Err(CallError::TooLarge(_)) => return Err(FsError::NameTooLong),
                 Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel.clone()),
             }
         }
@@ -309,14 +311,15 @@ impl Shared {
             let cache = self.cache.lock();
             named.iter().filter_map(|ino| cache.claim(*ino)).collect()
         };
-        let changed = changed_by(named, &request, committed);
+        let besides = request.footprint(0).changed_besides(committed.outcome).collect::<Vec<_>>();
+        let changed = named.iter().copied().chain(besides).collect();
         let call = KeptCall { number, slot, user, request, payload, committed, inodes, changed };
         self.holdings.kept.lock().keep(call);
     }
 
     /// A slot for a change. While many changes are kept, it comes when the server has made them durable.
     async fn slot_for(self: &Arc<Self>, request: &Request) -> Result<Option<Arc<Slot>>, FsError> {
-        if !request.is_change() {
+        if !request.footprint(0).is_change() {
             return Ok(None);
         }
         self.make_room().await?;

@@ -7,12 +7,14 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use futures::future::{join_all, maybe_done};
+use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
+use thalweg_net::traffic::name_of;
 
 use super::holdings::KeptCall;
 use super::opening::Opening;
 use super::{AttachError, Shared};
-use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request};
+use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, encode_list};
 
 /// Calls that are under way at a time.
 const AT_ONCE: usize = 16;
@@ -27,11 +29,11 @@ impl Shared {
         let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
         let claims = self.cache.lock().claims(needed);
         for some in claims.chunks(MAX_CLAIMS) {
-            let payload = postcard::to_allocvec(some).unwrap_or_default();
-            let call = Call::outside(Request::Claim);
-            let answers = self.in_order(channel, vec![(call, vec![payload.into()])]).await?;
+            let call = (Call::outside(Request::Claim), vec![encode_list(some)]);
+            let answers = self.in_order(channel, vec![call]).await?;
             if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
-                tracing::error!(error = ?error, "the server refuses what this client held");
+                let error = FsError::from(error);
+                tracing::error!(%error, "the server refuses what this client held");
                 self.forget_session();
                 return Err(lost("the server refuses the session"));
             }
@@ -41,9 +43,8 @@ impl Shared {
         self.make_again(channel, kept).await?;
         let sent = self.env.now();
         let unanswered = self.numbers.lock().unanswered();
-        let payload = postcard::to_allocvec(&unanswered).unwrap_or_default();
-        let call = Call::outside(Request::Claimed);
-        self.in_order(channel, vec![(call, vec![payload.into()])]).await?;
+        let call = (Call::outside(Request::Claimed), vec![encode_list(&unanswered)]);
+        self.in_order(channel, vec![call]).await?;
         self.renew(sent);
         Ok(())
     }
@@ -108,7 +109,8 @@ impl Shared {
         for (call, reply) in kept.into_iter().zip(answers) {
             match (reply.answer, reply.committed) {
                 (Answer::Failed(error), _) => {
-                    tracing::error!(error = ?error, request = ?call.request, "a change is lost");
+                    let (error, request) = (FsError::from(error), name_of(&*call.request));
+                    tracing::error!(%error, request, number = call.number, "a change is lost");
                     failed += 1;
                     inodes.extend(call.changed);
                 }

@@ -8,7 +8,7 @@ use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 use super::cache::ChangeGuard;
 use super::exclusive::MAX_WRITE;
 use super::{LinkError, Shared};
-use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Reply, Request};
+use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
 /// Cuts buffers where a write ends that begins at `start`: at multiples of `most` bytes, so that aligned writes stay whole.
 fn cut(start: u64, data: Vec<Bytes>, most: usize) -> Vec<Vec<Bytes>> {
@@ -80,7 +80,8 @@ impl Shared {
     ) -> Result<Answer, FsError> {
         // While the change is under way, the bytes of events would go to the server, too.
         self.send_before(&request).await?;
-        let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
+        let bytes = payload.iter().map(Bytes::len).sum();
+        let guard = ChangeGuard::begin(self, request.footprint(bytes).changed());
         self.cache.lock().call_for_bytes(ino, self.env.now());
         let take = move |_: &Shared, _: &Reply, _: &Bytes| {
             let _guard = &guard;
@@ -112,7 +113,8 @@ impl Shared {
             WriteAt::End => 0,
         };
         let (mut went, mut next) = (None, at);
-        let most = if self.cache.lock().is_own(ino) { MAX_WRITE } else { MAX_PAYLOAD };
+        let is_long = data.iter().map(Bytes::len).sum::<usize>() > MAX_WRITE;
+        let most = if is_long && self.cache.lock().is_own(ino) { MAX_WRITE } else { MAX_PAYLOAD };
         let mut pieces = cut(start, data, most);
         if pieces.is_empty() {
             pieces.push(Vec::new());

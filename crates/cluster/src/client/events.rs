@@ -1,6 +1,7 @@
 //! Sends what this client has made by itself.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use super::holdings::Slot;
 use super::own::{Batch, Charge, Reservation, shares_of};
 use super::users::User;
 use super::{LinkError, Shared};
-use crate::protocol::{Answer, Reply, Request};
+use crate::protocol::{Answer, Needs, Reply, Request, decode_list};
 
 /// The sender of the next batch.
 type Turn = tokio::sync::OwnedMutexGuard<()>;
@@ -33,6 +34,8 @@ enum Stored {
     Sent,
 }
 
+/// Bytes of a write at most that are copied under the lock of the cache.
+const SMALL_WRITE: usize = 16 << 10;
 /// A directory that was refused is not asked for again within this part of a lease.
 const REFUSED: u32 = 10;
 /// The time between two looks for events that have waited for long enough, at least.
@@ -81,7 +84,7 @@ impl Shared {
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<Option<FileAnswer>, FsError> {
-        if change.size.is_some() && !self.session.lock().bytes.sizes {
+        if change.size.is_some() && !self.cache.lock().bytes.sizes {
             return Ok(None);
         }
         self.complete_own(ino).await?;
@@ -99,20 +102,36 @@ impl Shared {
         how: WriteHow,
     ) -> Result<Option<u64>, FsError> {
         let len: usize = data.iter().map(Bytes::len).sum();
-        let bytes = self.session.lock().bytes;
-        if how.sync || len > MAX_WRITE || bytes.end == 0 || !self.cache.lock().is_own(ino) {
-            return Ok(None);
-        }
-        self.complete_own(ino).await?;
         let at = match at {
             WriteAt::Offset(offset) => Some(offset),
             WriteAt::End => None,
         };
+        if how.sync || len > MAX_WRITE {
+            return Ok(None);
+        }
+        let clocks = self.clocks();
+        let (wrote, is_full) = {
+            let mut cache = self.cache.lock();
+            if cache.bytes.end == 0 || !cache.is_own(ino) {
+                return Ok(None);
+            }
+            // The usual case takes the lock once. Few bytes are copied for less than another turn at the lock costs.
+            let is_small = len <= SMALL_WRITE;
+            let mut write = |data| cache.write(ino, at, data, how.clear_suid, clocks);
+            let wrote = is_small.then(|| write(Bytes::from(data.concat()))).flatten();
+            (wrote, cache.pending.is_full())
+        };
+        if wrote.is_some() {
+            if is_full {
+                self.pace().await?;
+            }
+            return Ok(wrote);
+        }
+        self.complete_own(ino).await?;
         // What the caller's buffers are part of may be much larger.
         let data = Bytes::from(data.concat());
-        let write = |cache: &mut Cache| {
-            cache.write(ino, (at, bytes), data.clone(), how.clear_suid, self.clocks())
-        };
+        let write =
+            |cache: &mut Cache| cache.write(ino, at, data.clone(), how.clear_suid, self.clocks());
         let wrote = self.in_room(write).await?;
         if wrote.is_some() {
             self.pace().await?;
@@ -346,15 +365,25 @@ impl Shared {
         sync: bool,
     ) -> Result<(), FsError> {
         let (events, taken): (Arc<[Event]>, Arc<[Charge]>) = (part.into(), charges.into());
+        let made = part.iter().filter(|event| event.deed.made().is_some()).count();
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let taking = is_taken.clone();
         let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
-            if reply.answer == Answer::Made {
-                let proofs: Vec<u64> = postcard::from_bytes(payload).unwrap_or_default();
+            let proofs = decode_list::<u64>(payload, made).ok();
+            let proofs = proofs.filter(|it| it.len() == made && reply.answer == Answer::Made);
+            if let Some(proofs) = proofs {
                 let mut cache = shared.cache.lock();
                 cache.sent(&events, reply.stamp, &proofs);
                 cache.pending.discharge(&taken, false);
+                taking.store(true, Ordering::Relaxed);
             }
         };
-        self.send_call((part, charges), user, sync, take).await
+        self.send_call((part, charges), user, sync, take).await?;
+        match is_taken.load(Ordering::Relaxed) {
+            true => Ok(()),
+            // Without the proofs this client could not claim after a restart of the server what it has made.
+            false => Err(LinkError::Unexpected.into()),
+        }
     }
 
     async fn send_call(
@@ -406,19 +435,13 @@ impl Shared {
     pub(super) async fn send_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
         let waits = {
             let cache = self.cache.lock();
-            let is_unsent = |ino: &Ino| cache.is_unsent(*ino);
-            let is_needed = || match request {
-                Request::Sync { .. } | Request::SyncAll | Request::Statistics => true,
-                Request::Release { .. }
-                | Request::Reserve
-                | Request::Room { .. }
-                | Request::Acquire { .. } => false,
-                request => {
-                    let (inodes, changes) = request.touched();
-                    changes || inodes.iter().flatten().any(is_unsent)
-                }
+            let print = request.footprint(0);
+            let is_needed = match print.needs {
+                Needs::Everything => true,
+                Needs::Nothing => false,
+                Needs::Named => print.inodes.iter().any(|ino| cache.is_unsent(*ino)),
             };
-            cache.pending.len() > 0 && is_needed()
+            cache.pending.len() > 0 && is_needed
         };
         match waits {
             true => Box::pin(self.send_events(true)).await,

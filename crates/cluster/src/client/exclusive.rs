@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::Time;
-use thalweg_fs::event::{ByteEvents, Deed, Event};
+use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
 use thalweg_fs::room::{Room, blocks_of};
 use thalweg_fs::{
@@ -303,11 +303,12 @@ impl Cache {
     pub(super) fn write(
         &mut self,
         ino: Ino,
-        (at, bytes): (Option<u64>, ByteEvents),
+        at: Option<u64>,
         data: Bytes,
         clear_suid: bool,
         (now, time): (Time, Timestamp),
     ) -> Option<u64> {
+        let bytes = self.bytes;
         let mut attributes = self.own_attributes(ino, now)?;
         let offset = at.unwrap_or(attributes.size);
         let len = data.len() as u64;
@@ -412,7 +413,8 @@ impl Cache {
         for Event { deed, .. } in batch {
             for ino in [Some(deed.ino()), deed.made()].into_iter().flatten() {
                 if let Some(node) = self.nodes.get_mut(&ino) {
-                    node.own.unsent = node.own.unsent.saturating_sub(1);
+                    assert!(node.own.unsent > 0, "an event is sent that was not made");
+                    node.own.unsent -= 1;
                     if node.own.unsent == 0 {
                         pending.ended.remove(&ino);
                     }

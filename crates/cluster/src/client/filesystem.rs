@@ -15,7 +15,7 @@ use thalweg_net::keys::Squash;
 
 use super::link::Link;
 use super::{Client, LinkError, users};
-use crate::protocol::{Answer, Request};
+use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
 use crate::squash::acting;
 
 /// The server would refuse a longer name; one that exceeds a message would end the connection, again and again.
@@ -229,7 +229,7 @@ impl Filesystem for Client {
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
         match self.act(self.shared.ask(Request::Xattrs { ino: self.theirs(ino) })).await? {
             (Answer::Names, names) => {
-                postcard::from_bytes(&names).map_err(|_| LinkError::Unexpected.into())
+                decode_list(&names, MAX_PAYLOAD).map_err(|_| LinkError::Unexpected.into())
             }
             _ => unexpected(),
         }

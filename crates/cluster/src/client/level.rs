@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_fs::ledger::Committed;
 use thalweg_fs::{FsError, Ino, Level};
 
 use super::cache::Cache;
@@ -15,20 +14,6 @@ use crate::protocol::{Answer, Request};
 
 /// The longest wait of one call.
 const MOST: Duration = Duration::from_secs(1);
-
-/// The inodes that a call has changed, if `named` are those that it names.
-pub(super) fn changed_by(named: &[Ino], request: &Request, committed: Committed) -> Vec<Ino> {
-    let mut changed = named.to_vec();
-    match request {
-        Request::Create { .. } => changed.push(Ino(committed.outcome)),
-        Request::Unlink { target, .. } | Request::RemoveDirectory { target, .. } => {
-            changed.extend(target);
-        }
-        Request::Rename { targets, .. } => changed.extend(targets.iter().flatten()),
-        _ => {}
-    }
-    changed
-}
 
 impl Cache {
     /// Changes of these may be lost: the next sync of each of them fails.

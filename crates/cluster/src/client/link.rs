@@ -13,11 +13,13 @@ use uuid::Uuid;
 use super::{AttachError, LinkError, SessionInfo, Shared};
 use crate::protocol::{
     Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
-    RemovedInode, Reply, Request,
+    RemovedInode, Reply, Request, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
 const LONGEST_PAUSE: u32 = 4;
+/// Inodes whose numbers a line of the log has at most.
+const INODES_LOGGED: usize = 16;
 /// Renewals in the time of a lease, which is the time between two sweeps of the cache.
 const RENEWALS: u32 = 4;
 
@@ -194,11 +196,10 @@ impl Shared {
         let request = Request::Attach { session: id, resumes: begun };
         let call = Call::outside(request);
         // The numbers of calls that are made from here on are sent behind this call.
-        let pending = postcard::to_allocvec(&self.numbers.lock().resume()).unwrap_or_default();
+        let pending = encode_list(&self.numbers.lock().resume());
         let sent = self.env.now();
         let lost = |error| AttachError::Lost(io::Error::other(error));
-        let answer =
-            channel.call::<_, Reply>(&call, &[pending.into()]).await.map_err(lost)?.0.answer;
+        let answer = channel.call::<_, Reply>(&call, &[pending]).await.map_err(lost)?.0.answer;
         match answer {
             Answer::Attached {
                 root,
@@ -219,7 +220,7 @@ impl Shared {
                 let is_new = begun && before != server;
                 {
                     let mut cache = self.cache.lock();
-                    cache.squash = squash;
+                    (cache.squash, cache.bytes) = (squash, bytes);
                     cache.new_reach = if contents.is_empty() { 0 } else { bytes.end };
                     let mut session = self.session.lock();
                     let known = session.clone();
@@ -228,7 +229,6 @@ impl Shared {
                         root,
                         lease,
                         read_only,
-                        bytes,
                         contents,
                         squash,
                         server: if is_new { known.server } else { server },
@@ -261,17 +261,31 @@ impl Shared {
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"
         );
-        let inodes = {
+        let (inodes, unsent, mut changed) = {
             let mut cache = self.cache.lock();
-            let unsent = cache.pending.clear();
-            let (_, changes) = cache.lose(&unsent, &LinkError::Lost.into());
-            self.holdings.lose(changes);
-            cache.clear()
+            let events = cache.pending.clear();
+            let (_, unsent) = cache.lose(&events, &LinkError::Lost.into());
+            self.holdings.lose(unsent);
+            let changed: Vec<Ino> = events.iter().map(|event| event.deed.ino()).collect();
+            (cache.clear(), unsent, changed)
         };
-        let (changes, inodes_changed) = self.holdings.clear();
-        if changes > 0 {
+        let (answered, inodes_changed) = self.holdings.clear();
+        if answered > 0 {
+            changed.extend(&inodes_changed);
             self.cache.lock().fail(inodes_changed);
-            tracing::error!(changes, "changes that were not synced may be lost");
+        }
+        if answered + unsent > 0 {
+            changed.sort_unstable();
+            changed.dedup();
+            let numbers: Vec<u64> =
+                changed.iter().take(INODES_LOGGED).map(|ino| self.ours(*ino).0).collect();
+            tracing::error!(
+                unsent,
+                answered,
+                inodes = changed.len(),
+                first = ?numbers,
+                "changes that were not synced may be lost: those that the server has not had, and those that it has answered"
+            );
         }
         self.tell_watcher(inodes);
         self.end_unless_clean();
@@ -441,10 +455,9 @@ impl Shared {
         }
         let gone = cache.take_gone();
         for some in gone.chunks(MAX_FORGOTTEN) {
-            let payload = postcard::to_allocvec(some).unwrap_or_default();
             let call = Call::outside(Request::Forget);
             // If this connection breaks, they are told again on another one.
-            let _ = channel.tell_for("Forget", &call, &[payload.into()]);
+            let _ = channel.tell_for("Forget", &call, &[encode_list(some)]);
         }
         gone
     }

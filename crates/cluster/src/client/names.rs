@@ -12,12 +12,7 @@ use thalweg_net::keys::Squash;
 
 use super::cache::{ChangeGuard, NewName};
 use super::{LinkError, Shared, users};
-use crate::protocol::{Answer, Changed, ListedEntry, Reply, Request};
-
-/// What a change of a name in a directory changes.
-fn name_changes(parent: Ino, name: &[u8]) -> Vec<Changed> {
-    vec![Changed::Attributes(parent), Changed::Name { parent, name: Bytes::copy_from_slice(name) }]
-}
+use crate::protocol::{Answer, ListedEntry, Reply, Request, decode_entries};
 
 /// Whether a mode has set-user-id or set-group-id.
 fn is_privileged(mode: u16) -> bool {
@@ -123,7 +118,8 @@ impl Shared {
         {
             return Ok(set);
         }
-        let guard = ChangeGuard::begin(self, vec![Changed::Attributes(ino)]);
+        let request = Request::SetAttributes { ino, change };
+        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
         if let Some(size) = change.size {
             self.cache.lock().call_for_size(ino, size, self.env.now());
         }
@@ -134,7 +130,6 @@ impl Shared {
             }
             shared.take_inode(reply);
         };
-        let request = Request::SetAttributes { ino, change };
         let (reply, _) = self.call(request, Vec::new(), take).await?;
         self.learned(&reply)
     }
@@ -156,7 +151,6 @@ impl Shared {
         {
             return Ok(made);
         }
-        let guard = ChangeGuard::begin(self, name_changes(parent, name));
         let name = Bytes::copy_from_slice(name);
         let (new, payload) = match &new.node {
             Node::Symlink(target) => {
@@ -166,6 +160,7 @@ impl Shared {
             _ => (new.clone(), Vec::new()),
         };
         let request = Request::Create { parent, name: name.clone(), new };
+        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
             shared.take_inode(reply);
@@ -187,12 +182,9 @@ impl Shared {
         parent: Ino,
         name: &[u8],
     ) -> Result<FileAnswer, FsError> {
-        let mut changes = name_changes(parent, name);
-        changes.push(Changed::Attributes(ino));
-        let guard = ChangeGuard::begin(self, changes);
+        let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
+        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
         self.cache.lock().share_all_of(ino);
-        let name = Bytes::copy_from_slice(name);
-        let request = Request::Link { ino, parent, name };
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
             shared.take_inode(reply);
@@ -209,15 +201,13 @@ impl Shared {
     ) -> Result<(), FsError> {
         // While the change is under way, new names in the directory would be calls, too.
         self.send_waiting().await?;
-        let mut changes = name_changes(parent, name);
         let target = self.cache.lock().target(parent, name);
-        changes.extend(target.map(Changed::Attributes));
-        let guard = ChangeGuard::begin(self, changes);
         let name = Bytes::copy_from_slice(name);
         let request = match is_directory {
             true => Request::RemoveDirectory { parent, name: name.clone(), target },
             false => Request::Unlink { parent, name: name.clone(), target },
         };
+        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
             if reply.answer == Answer::Done {
@@ -235,18 +225,12 @@ impl Shared {
         how: Rename,
     ) -> Result<(), FsError> {
         self.send_waiting().await?;
-        let mut changes = Vec::new();
-        let targets = [from, to].map(|(parent, name)| {
-            let target = self.cache.lock().target(parent, name);
-            changes.extend(name_changes(parent, name));
-            changes.extend(target.map(Changed::Attributes));
-            target
-        });
+        let targets = [from, to].map(|(parent, name)| self.cache.lock().target(parent, name));
         self.check_whole(from, targets[0]).await?;
-        let guard = ChangeGuard::begin(self, changes);
-        self.share_moved(from.0, to.0, &targets);
         let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
         let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
+        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
+        self.share_moved(from.0, to.0, &targets);
         let replaced = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it));
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
@@ -296,16 +280,16 @@ impl Shared {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
         let request = Request::ReadDirectory { ino, from, most, attributes };
         let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
-            let Ok(entries) = postcard::from_bytes::<Vec<ListedEntry>>(payload) else { return };
+            let Ok(entries) = decode_entries(payload) else { return };
             let mut cache = shared.cache.lock();
             let now = shared.env.now();
             if reply.grants.names {
                 let listed: Vec<_> =
-                    entries.iter().map(|it| (it.name.clone(), it.ino, it.cookie)).collect();
+                    entries.iter().map(|(it, _)| (it.name.clone(), it.ino, it.cookie)).collect();
                 cache.hold_listed(ino, from, &listed);
             }
-            for entry in entries {
-                if let Some((attributes, keep, proof)) = entry.attributes {
+            for (entry, keep) in entries {
+                if let Some((attributes, proof)) = entry.attributes {
                     cache.learn(&attributes, (reply.stamp, proof), keep, now);
                 }
             }
@@ -314,9 +298,8 @@ impl Shared {
         if reply.answer != Answer::Entries {
             return Err(LinkError::Unexpected.into());
         }
-        let entries = postcard::from_bytes::<Vec<ListedEntry>>(&payload);
-        let entries = entries.map_err(|_| LinkError::Unexpected)?;
-        let shown = |entry: ListedEntry| Entry {
+        let entries = decode_entries(&payload).map_err(|_| LinkError::Unexpected)?;
+        let shown = |(entry, _): (ListedEntry, bool)| Entry {
             name: entry.name,
             ino: entry.ino,
             kind: entry.kind,

@@ -3,6 +3,12 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::Ino;
+use thalweg_net::frame::MAX_HEAD;
+
+/// Bytes of a list of changes in a frame at most. The rest of the head are the numbers before it.
+const LIST: usize = MAX_HEAD - 64;
+/// Bytes of a change at most, beside a name: its kind, and three numbers or the length of the name.
+const CHANGE: usize = 1 + 3 * 10;
 
 /// A call of the server.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -84,8 +90,72 @@ impl Changed {
             | Changed::Size { ino, .. } => *ino,
         }
     }
+
+    /// Bytes that it takes in a message, or more.
+    fn bytes(&self) -> usize {
+        match self {
+            Changed::Name { name, .. } => CHANGE + name.len(),
+            Changed::Exclusive(_)
+            | Changed::Pages(_)
+            | Changed::Attributes(_)
+            | Changed::Names(_)
+            | Changed::Content { .. }
+            | Changed::Size { .. } => CHANGE,
+        }
+    }
+
+    /// The parts of a list that each fit into a message.
+    pub fn messages_of(mut changes: &[Changed]) -> impl Iterator<Item = &[Changed]> {
+        std::iter::from_fn(move || {
+            let mut left = LIST;
+            let fits = |change: &&Changed| {
+                let rest = left.checked_sub(change.bytes());
+                left = rest.unwrap_or(0);
+                rest.is_some()
+            };
+            // A change that is too large by itself is left to the encoder, which refuses it.
+            let count = changes.iter().take_while(fits).count().max(1).min(changes.len());
+            let (part, rest) = changes.split_at(count);
+            changes = rest;
+            (!part.is_empty()).then_some(part)
+        })
+    }
 }
 
 /// The client has dropped it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Invalidated;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(ino: u64) -> Changed {
+        match ino % 7 {
+            0 => Changed::Exclusive(Ino(u64::MAX - ino)),
+            1 => Changed::Pages(Ino(ino)),
+            2 => Changed::Attributes(Ino(u64::MAX - ino)),
+            3 => Changed::Names(Ino(ino)),
+            4 => {
+                let name = vec![b'n'; ino as usize % 256].into();
+                Changed::Name { parent: Ino(u64::MAX), name }
+            }
+            5 => Changed::Content { ino: Ino(u64::MAX - ino), from: u64::MAX - 1, to: u64::MAX },
+            _ => Changed::Size { ino: Ino(u64::MAX - ino), size: u64::MAX },
+        }
+    }
+
+    #[test]
+    fn long_lists_are_cut_into_messages_that_fit() {
+        for len in [0, 1, 2, 100, 5000] {
+            let all: Vec<Changed> = (0..len).map(changed).collect();
+            let parts: Vec<&[Changed]> = Changed::messages_of(&all).collect();
+            assert_eq!(parts.concat(), all);
+            for part in parts {
+                let call = FromServer::InvalidateUnlessHeld(part.to_vec());
+                let bytes = postcard::to_allocvec(&(u64::MAX, &call)).unwrap();
+                assert!(bytes.len() <= MAX_HEAD && !part.is_empty(), "{}", bytes.len());
+            }
+        }
+    }
+}

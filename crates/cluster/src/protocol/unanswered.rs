@@ -1,9 +1,7 @@
 //! Calls that a server has not answered before it stopped.
 
 use serde::{Deserialize, Serialize};
-use thalweg_fs::{Ino, WriteAt};
-
-use super::Request;
+use thalweg_fs::Ino;
 
 /// A call that the server before this one has not answered: it may have come to this there, and its client sends it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -32,22 +30,4 @@ pub enum Effect {
         /// Its answer is this number: an offset, or the bytes that were copied.
         outcome: u64,
     },
-}
-
-impl Request {
-    /// What it may have come to at a server that stopped before it answered, if another client would see that. Its payload has
-    /// so many bytes.
-    pub fn effect(&self, payload: u64) -> Option<Effect> {
-        let (ino, offset, len, outcome) = match *self {
-            Request::Create { .. } => return Some(Effect::Makes),
-            // What is appended is not part of the file before the call is recorded.
-            Request::Write { ino, at: WriteAt::Offset(offset), .. } => {
-                (ino, offset, payload, offset)
-            }
-            Request::Allocate { ino, offset, len, .. } => (ino, offset, len, 0),
-            Request::Copy { to: (ino, offset), len, .. } => (ino, offset, len, len),
-            _ => return None,
-        };
-        Some(Effect::Replaces { ino, offset, len, outcome })
-    }
 }

@@ -1,14 +1,15 @@
-//! Calls about attributes, and all calls by their kind.
+//! Calls about attributes.
 
 use bytes::Bytes;
 use thalweg_fs::{AttributeChange, FsError, Ino, SetXattr};
-use thalweg_net::keys::Access;
 
 use super::Shared;
 use super::job::Job;
 use super::outcome::{Outcome, Wants};
-use super::session::Session;
-use crate::protocol::{Answer, Changed, MAX_PAYLOAD, Request};
+use crate::protocol::{Answer, Footprint, MAX_PAYLOAD, encode_list};
+
+/// Bytes of the length of a name, or of a list of names, in a message at most.
+const LENGTH_OF_NAME: usize = 10;
 
 impl Shared {
     pub(super) async fn attributes(&self, job: &Job<'_>, ino: Ino) -> Result<Outcome, FsError> {
@@ -23,13 +24,11 @@ impl Shared {
     pub(super) async fn set_attributes(
         &self,
         job: &Job<'_>,
+        print: &Footprint<'_>,
         ino: Ino,
-        change: AttributeChange,
+        change: &AttributeChange,
     ) -> Result<Outcome, FsError> {
-        let mut changes = vec![Changed::Attributes(ino)];
-        // Zeros may follow, and the last page has other bytes behind its end.
-        changes.extend(change.size.map(|_| Changed::Content { ino, from: 0, to: u64::MAX }));
-        let _change = self.begin(job, changes).await?;
+        let _change = self.begin(job, print.changed()).await?;
         let before = match change.size {
             Some(_) => self.size_for_others(job, ino).await,
             None => None,
@@ -42,7 +41,7 @@ impl Shared {
         if let Some((turn, behind)) = turn.as_mut().zip(behind.clone()) {
             turn.replaces(behind);
         }
-        let set = job.filesystem.set_attributes(ino, &change).await?;
+        let set = job.filesystem.set_attributes(ino, change).await?;
         if let Some((turn, behind)) = turn.zip(behind) {
             turn.replaced(behind);
         }
@@ -50,22 +49,29 @@ impl Shared {
         Ok(Outcome::of(Answer::Inode(set.attributes)))
     }
 
-    async fn set_xattr(
+    pub(super) async fn set_xattr(
         &self,
         job: &Job<'_>,
-        (ino, name): (Ino, Bytes),
+        print: &Footprint<'_>,
+        (ino, name): (Ino, &Bytes),
         value: Bytes,
         how: SetXattr,
     ) -> Result<Outcome, FsError> {
-        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await?;
-        self.lose_group(job, ino, &name).await?;
-        self.changing_quota(job, &name, job.filesystem.set_xattr(ino, &name, value, how)).await?;
+        let _change = self.begin(job, print.changed()).await?;
+        self.lose_group(job, ino, name).await?;
+        self.changing_quota(job, name, job.filesystem.set_xattr(ino, name, value, how)).await?;
         Ok(Outcome::done())
     }
 
-    async fn remove_xattr(&self, job: &Job<'_>, ino: Ino, name: Bytes) -> Result<Outcome, FsError> {
-        let _change = self.begin(job, vec![Changed::Attributes(ino)]).await?;
-        self.changing_quota(job, &name, job.filesystem.remove_xattr(ino, &name)).await?;
+    pub(super) async fn remove_xattr(
+        &self,
+        job: &Job<'_>,
+        print: &Footprint<'_>,
+        ino: Ino,
+        name: &[u8],
+    ) -> Result<Outcome, FsError> {
+        let _change = self.begin(job, print.changed()).await?;
+        self.changing_quota(job, name, job.filesystem.remove_xattr(ino, name)).await?;
         Ok(Outcome::done())
     }
 
@@ -91,76 +97,29 @@ impl Shared {
         changed
     }
 
-    /// Carries out a call.
-    pub(super) async fn carry_out(
-        &self,
-        job: &Job<'_>,
-        request: Request,
-        payload: Bytes,
-    ) -> Result<Outcome, FsError> {
-        self.check(job.session, &request)?;
-        let request = self.permit(job, request).await?;
-        let filesystem = &self.filesystem;
-        match request {
-            Request::Lookup { parent, name } => self.look_up(job, parent, &name).await,
-            Request::Parent { directory } => self.parent(job, directory).await,
-            Request::Attributes { ino, .. } => self.attributes(job, ino).await,
-            Request::SetAttributes { ino, change } => self.set_attributes(job, ino, change).await,
-            Request::Create { parent, name, new } => {
-                self.create(job, (parent, name), new, payload).await
-            }
-            Request::Link { ino, parent, name } => self.link(job, ino, (parent, name)).await,
-            Request::Unlink { parent, name, target } => {
-                self.unlink(job, (parent, name), target, false).await
-            }
-            Request::RemoveDirectory { parent, name, target } => {
-                self.unlink(job, (parent, name), target, true).await
-            }
-            Request::Rename { from, to, how, targets } => {
-                self.rename(job, from, to, how, targets).await
-            }
-            Request::ReadLink { ino } => {
-                Ok(Outcome::with(Answer::Bytes, vec![filesystem.read_link(ino).await?]))
-            }
-            Request::ReadDirectory { ino, from, most, attributes } => {
-                self.list(job, ino, from, most as usize, attributes).await
-            }
-            Request::Xattr { ino, name } => {
-                let value = filesystem.xattr(ino, &name).await;
-                job.sees_inodes(&self.undurable, &[ino]);
-                Ok(Outcome::with(Answer::Bytes, vec![value?]))
-            }
-            Request::SetXattr { ino, name, how } => {
-                self.set_xattr(job, (ino, name), payload, how).await
-            }
-            Request::Xattrs { ino } => {
-                let names = filesystem.xattrs(ino).await;
-                job.sees_inodes(&self.undurable, &[ino]);
-                let names = postcard::to_allocvec(&self.known_names(job, names?));
-                let names = Bytes::from(names.unwrap_or_default());
-                match names.len() > MAX_PAYLOAD {
-                    true => Err(FsError::AttributeTooLarge),
-                    false => Ok(Outcome::with(Answer::Names, vec![names])),
-                }
-            }
-            Request::RemoveXattr { ino, name } => self.remove_xattr(job, ino, name).await,
-            Request::Acquire { ino } => self.acquire(job, ino).await,
-            Request::Reserve => self.reserve(job.session).await,
-            Request::Batch { sync, charged } => self.batch(job, &payload, (sync, &charged)).await,
-            Request::Room { quota } => Ok(Outcome { room_for: vec![quota], ..Outcome::done() }),
-            Request::Statistics => {
-                Ok(Outcome::of(Answer::Statistics(filesystem.statistics().await?)))
-            }
-            request => self.use_content(job, request, payload).await,
-        }
+    pub(super) async fn read_link(&self, ino: Ino) -> Result<Outcome, FsError> {
+        Ok(Outcome::with(Answer::Bytes, vec![self.filesystem.read_link(ino).await?]))
     }
 
-    /// Whether the session may do this at all: its client knows the inodes, and may change what it changes.
-    fn check(&self, session: &Session, request: &Request) -> Result<(), FsError> {
-        let (inodes, changes) = request.touched();
-        if changes && session.visitor.access == Access::Read {
-            return Err(FsError::ReadOnly);
+    pub(super) async fn xattr(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        name: &[u8],
+    ) -> Result<Outcome, FsError> {
+        let value = self.filesystem.xattr(ino, name).await;
+        job.sees_inodes(&self.undurable, &[ino]);
+        Ok(Outcome::with(Answer::Bytes, vec![value?]))
+    }
+
+    pub(super) async fn xattrs(&self, job: &Job<'_>, ino: Ino) -> Result<Outcome, FsError> {
+        let names = self.filesystem.xattrs(ino).await;
+        job.sees_inodes(&self.undurable, &[ino]);
+        let names = self.known_names(job, names?);
+        let bytes: usize = names.iter().map(|name| name.len() + LENGTH_OF_NAME).sum();
+        match bytes + LENGTH_OF_NAME > MAX_PAYLOAD {
+            true => Err(FsError::AttributeTooLarge),
+            false => Ok(Outcome::with(Answer::Names, vec![encode_list(&names)])),
         }
-        inodes.into_iter().flatten().try_for_each(|ino| session.knows(ino))
     }
 }

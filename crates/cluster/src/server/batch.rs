@@ -14,7 +14,7 @@ use super::job::Job;
 use super::outcome::{Outcome, Wants};
 use super::room::check_shares;
 use super::session::Session;
-use crate::protocol::{Answer, Changed, MAX_EVENTS, MAX_NUMBERS};
+use crate::protocol::{Answer, Changed, MAX_EVENTS, MAX_NUMBERS, changed_by_events, decode_list};
 
 /// Ranges of inode numbers that a client has at most.
 const MAX_RANGES: usize = 4;
@@ -26,12 +26,7 @@ const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 /// # Errors
 /// [`FsError::Invalid`]
 pub(super) fn decode_events(payload: &[u8]) -> Result<Vec<Event>, FsError> {
-    let events: Vec<Event> =
-        postcard::from_bytes(payload).map_err(|_| FsError::Invalid("not a list of events"))?;
-    match events.len() > MAX_EVENTS {
-        true => Err(FsError::Invalid("too many events")),
-        false => Ok(events),
-    }
+    decode_list(payload, MAX_EVENTS)
 }
 
 /// What the client is told when its events count.
@@ -41,34 +36,6 @@ pub(super) fn made_by(events: &[Event]) -> Outcome {
         Deed::SetAttributes { .. } | Deed::Write { .. } | Deed::Stored { .. } => None,
     });
     Outcome { made: made.collect(), ..Outcome::of(Answer::Made) }
-}
-
-/// What events change.
-fn changes_of(events: &[Event]) -> Vec<Changed> {
-    let (mut changes, mut inodes) = (Vec::with_capacity(events.len()), HashSet::default());
-    for Event { deed, .. } in events {
-        if inodes.insert(deed.ino()) {
-            changes.push(Changed::Attributes(deed.ino()));
-        }
-        match deed {
-            Deed::Create { parent, name, .. } => {
-                changes.push(Changed::Name { parent: *parent, name: name.clone() });
-            }
-            Deed::Write { ino, offset, data, .. } => {
-                let to = offset.saturating_add(data.len() as u64);
-                changes.push(Changed::Content { ino: *ino, from: *offset, to });
-            }
-            Deed::Stored { ino, offset, len, .. } => {
-                let to = offset.saturating_add(*len);
-                changes.push(Changed::Content { ino: *ino, from: *offset, to });
-            }
-            Deed::SetAttributes { ino, change } if change.size.is_some() => {
-                changes.push(Changed::Content { ino: *ino, from: 0, to: u64::MAX });
-            }
-            Deed::SetAttributes { .. } => {}
-        }
-    }
-    changes
 }
 
 impl Shared {
@@ -195,7 +162,7 @@ impl Shared {
         self.check_events(job, &events)?;
         self.permit_events(job, &events).await?;
         let Some(ledger) = job.filesystem.ledger() else { return Err(FsError::NotSupported) };
-        let change = self.begin(job, changes_of(&events)).await?;
+        let change = self.begin(job, changed_by_events(&events)).await?;
         if let Err(error) = ledger.apply(&events, charged).await {
             drop(change);
             // Its client sends each half again.

@@ -174,7 +174,10 @@ impl Shared {
 
     /// Returns when a client does not cache these things any more.
     async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
-        self.order(session, &FromServer::Invalidate(changes.to_vec())).await;
+        let orders: Vec<FromServer> = Changed::messages_of(changes)
+            .map(|part| FromServer::Invalidate(part.to_vec()))
+            .collect();
+        join_all(orders.iter().map(|order| self.order(session, order))).await;
     }
 
     /// Has sessions drop what their calls may hold. Returns when each of them has, or holds some of it: that is dropped when its call
@@ -183,15 +186,10 @@ impl Shared {
         let waits = held.into_iter().map(|(serial, changes)| async move {
             let session = self.sessions.lock().values().find(|it| it.serial == serial).cloned();
             let Some(session) = session else { return self.leave(serial).await };
-            let call = FromServer::InvalidateUnlessHeld(changes);
-            let answered =
-                self.env.timeout(self.options.lease, self.deliver(&session, &call)).await;
-            if answered.is_none() {
-                self.end(&session, Ending::Evicted("its client did not answer an invalidation"));
-            }
-            if answered != Some(true) {
-                self.leave(serial).await;
-            }
+            let orders: Vec<FromServer> = Changed::messages_of(&changes)
+                .map(|part| FromServer::InvalidateUnlessHeld(part.to_vec()))
+                .collect();
+            join_all(orders.iter().map(|order| self.order(&session, order))).await;
         });
         join_all(waits).await;
     }

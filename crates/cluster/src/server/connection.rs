@@ -16,11 +16,12 @@ use uuid::Uuid;
 use super::calls::Admission;
 use super::counters::add;
 use super::job::{Job, Place};
-use super::outcome::{Outcome, encode, grant};
+use super::outcome::{Outcome, grant};
 use super::session::{Session, SessionState};
 use super::{Ending, Shared, Visitor};
 use crate::protocol::{
-    Answer, Call, Grants, MAX_ANSWERED, MAX_FORGOTTEN, Reply, Request, RoomGrant, SLOTS,
+    Answer, Call, Grants, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, RoomGrant,
+    SLOTS, decode_list,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -46,9 +47,9 @@ impl Drop for Connection {
 }
 
 /// What a client sees of what its call is about.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Sight {
-    named: [Option<Ino>; 2],
+    named: SmallVec<[Ino; 2]>,
     /// How many inodes the client had lost when the call began.
     lost: u64,
 }
@@ -56,7 +57,7 @@ struct Sight {
 impl Sight {
     fn of(session: &Session, request: &Request) -> Sight {
         let lost = if session.is_confined() { session.state.lock().lost() } else { 0 };
-        Sight { named: request.touched().0, lost }
+        Sight { named: request.footprint(0).inodes, lost }
     }
 
     /// Whether some of that was moved out of the client's root since the call began.
@@ -64,7 +65,7 @@ impl Sight {
         let has_lost = state.lost() > self.lost;
         // Where a batch has made inodes is not known here.
         let is_named = |ino: &Ino| state.is_revoked(*ino);
-        has_lost && (self.named.iter().flatten().any(is_named) || !outcome.made.is_empty())
+        has_lost && (self.named.iter().any(is_named) || !outcome.made.is_empty())
     }
 }
 
@@ -73,7 +74,7 @@ fn pending_of(payload: &[u8]) -> io::Result<Option<Vec<u64>>> {
     if payload.is_empty() {
         return Ok(None);
     }
-    let mut pending: Vec<u64> = postcard::from_bytes(payload).map_err(io::Error::other)?;
+    let mut pending: Vec<u64> = decode_list(payload, MAX_PAYLOAD).map_err(io::Error::other)?;
     pending.sort_unstable();
     Ok(Some(pending))
 }
@@ -233,10 +234,10 @@ impl Connection {
     }
 
     fn forget(&self, session: &Session, payload: &[u8]) -> io::Result<()> {
-        let forgotten: Vec<(Ino, u64)> = postcard::from_bytes(payload).map_err(io::Error::other)?;
-        if forgotten.len() > MAX_FORGOTTEN {
-            return Err(io::Error::other("invalid request: it forgets too many inodes"));
-        }
+        let forgotten = decode_list::<(Ino, u64)>(payload, MAX_FORGOTTEN);
+        let forgotten = forgotten.map_err(|error| {
+            io::Error::other(format!("invalid request: inodes that it forgets: {error}"))
+        })?;
         for (ino, stamp) in forgotten {
             let is_forgotten = session.state.lock().forget(ino, stamp);
             if is_forgotten {
@@ -266,7 +267,7 @@ impl Connection {
         drop(session.again.lock().take());
         self.shared.sends_no_more(&session, oldest, &answered);
         session.acknowledge(oldest, &answered);
-        let is_once = request.is_once();
+        let is_once = request.footprint(payload.len()).is_once();
         if is_once {
             let admission = session.state.lock().calls.admit(number, id);
             match admission {
@@ -331,8 +332,11 @@ impl Shared {
         (user, request, payload): (Option<Credentials>, Request, Bytes),
     ) -> Result<Outcome, FsError> {
         let (number, filesystem) = (place.number, &self.filesystem);
-        let shows = request.shows_attributes();
-        let (job, before) = match request.is_change() {
+        let (shows, changes) = {
+            let print = request.footprint(payload.len());
+            (print.shows, print.is_change())
+        };
+        let (job, before) = match changes {
             true => (
                 Job::recorded(session, place, filesystem, None),
                 session.recorded.lock().get(&place.slot).filter(|it| it.number == number).copied(),
@@ -373,9 +377,12 @@ impl Shared {
         request: Request,
         payload: Bytes,
     ) -> Result<Outcome, FsError> {
-        if request.is_once() {
+        let (is_once, inodes) = {
+            let print = request.footprint(payload.len());
+            (print.is_once(), print.inodes)
+        };
+        if is_once {
             // What its user may do is decided by what the owner has made.
-            let inodes: SmallVec<[Ino; 2]> = request.touched().0.into_iter().flatten().collect();
             let recalls = self.capabilities.recalls(job.session.serial, &inodes);
             if !recalls.is_empty() {
                 self.invalidate(job, recalls).await;
@@ -405,14 +412,14 @@ impl Shared {
         (channel, id): (&Channel, u64),
         mut outcome: Outcome,
     ) -> Result<(), Box<Outcome>> {
-        let mut table = self.capabilities.lock();
-        let mut state = session.state.lock();
+        let (mut table, mut state, proof) = self.lock_proved(session, &mut outcome);
         if state.has_ended {
             return Err(Box::new(outcome));
         }
         let stale = Outcome::of(Answer::Failed(FsError::Stale.into()));
         let lost = sight.is_lost(&state, &outcome);
         let lost = lost.then(|| Box::new(std::mem::replace(&mut outcome, stale)));
+        let proof = if lost.is_some() { 0 } else { proof };
         let grants = match self.is_refused(state.asked) {
             true => Grants::default(),
             false => {
@@ -430,10 +437,6 @@ impl Shared {
             self.filesystem.reference(*ino);
         }
         let extra = outcome.referenced.filter(|ino| !new.contains(ino));
-        let proof = self.prove(session, &state, &mut outcome);
-        if let Some(entries) = &outcome.entries {
-            outcome.payload = vec![encode(entries)];
-        }
         let bytes: usize = outcome.payload.iter().map(Bytes::len).sum();
         add(&session.counters.sent, bytes as u64);
         add(&self.counters.sent, bytes as u64);
@@ -465,26 +468,6 @@ impl Shared {
             self.env.spawn(async move { shared.close(serial, file).await }).detach();
         }
         lost.map_or(Ok(()), Err)
-    }
-
-    /// Proves that the client is told of the inodes in an outcome.
-    fn prove(&self, session: &Session, state: &SessionState, outcome: &mut Outcome) -> u64 {
-        let Some(ledger) = self.filesystem.ledger() else { return 0 };
-        let proof = |ino: Ino| ledger.proof(session.serial, ino, state.generation(ino));
-        for entry in outcome.entries.iter_mut().flatten() {
-            if let Some((attributes, _, shown)) = &mut entry.attributes {
-                *shown = proof(attributes.ino);
-            }
-        }
-        match &outcome.answer {
-            Answer::Inode(attributes) => proof(attributes.ino),
-            Answer::Made => {
-                let proofs: Vec<u64> = outcome.made.iter().map(|(ino, _)| proof(*ino)).collect();
-                outcome.payload = vec![postcard::to_allocvec(&proofs).unwrap_or_default().into()];
-                0
-            }
-            _ => 0,
-        }
     }
 
     /// The session has ended: no client is told of what the call has got.

@@ -7,11 +7,12 @@ use super::Shared;
 use super::job::Job;
 use super::outcome::{Outcome, Wants};
 use super::undurable::Item;
-use crate::protocol::{Answer, Changed, ListedEntry, MAX_ENTRIES, RemovedInode};
+use crate::protocol::{Answer, Changed, Footprint, ListedEntry, MAX_ENTRIES, RemovedInode};
 
-/// What a change of a name in a directory changes.
-fn name_changes(parent: Ino, name: &Bytes) -> [Changed; 2] {
-    [Changed::Attributes(parent), Changed::Name { parent, name: name.clone() }]
+/// The inodes behind the names that a call writes of which its client does not know that.
+fn surprising(print: &Footprint<'_>, targets: &[Option<Ino>]) -> Vec<Ino> {
+    let pairs = print.names.iter().zip(targets);
+    pairs.filter_map(|((.., expected), target)| target.filter(|_| target != expected)).collect()
 }
 
 impl Shared {
@@ -76,19 +77,20 @@ impl Shared {
     pub(super) async fn create(
         &self,
         job: &Job<'_>,
-        (parent, name): (Ino, Bytes),
-        new: NewNode,
+        print: &Footprint<'_>,
+        (parent, name): (Ino, &Bytes),
+        new: &NewNode,
         payload: Bytes,
     ) -> Result<Outcome, FsError> {
         let new = match new.node {
-            Node::Symlink(_) => NewNode { node: Node::Symlink(payload), ..new },
-            _ => new,
+            Node::Symlink(_) => NewNode { node: Node::Symlink(payload), ..new.clone() },
+            _ => new.clone(),
         };
         let is_directory = new.node == Node::Directory;
         let since = self.capabilities.now();
-        let _names = self.names.lock(&[(parent, &name)]).await;
-        let change = self.begin(job, name_changes(parent, &name).to_vec()).await?;
-        let made = job.filesystem.create(parent, &name, &new).await?;
+        let _names = self.names.lock(&[(parent, name)]).await;
+        let change = self.begin(job, print.changed()).await?;
+        let made = job.filesystem.create(parent, name, &new).await?;
         self.filesystem.reference(made.ino);
         drop(change);
         let wants = Wants {
@@ -105,42 +107,39 @@ impl Shared {
     pub(super) async fn link(
         &self,
         job: &Job<'_>,
+        print: &Footprint<'_>,
         ino: Ino,
-        (parent, name): (Ino, Bytes),
+        (parent, name): (Ino, &Bytes),
     ) -> Result<Outcome, FsError> {
-        let _names = self.names.lock(&[(parent, &name)]).await;
-        let mut changes = name_changes(parent, &name).to_vec();
-        changes.push(Changed::Attributes(ino));
-        let _change = self.begin(job, changes).await?;
-        let linked = job.filesystem.link(ino, parent, &name).await?;
+        let _names = self.names.lock(&[(parent, name)]).await;
+        let _change = self.begin(job, print.changed()).await?;
+        let linked = job.filesystem.link(ino, parent, name).await?;
         Ok(Outcome::of(Answer::Inode(linked.attributes)))
     }
 
     pub(super) async fn unlink(
         &self,
         job: &Job<'_>,
-        (parent, name): (Ino, Bytes),
-        expected: Option<Ino>,
+        print: &Footprint<'_>,
+        (parent, name): (Ino, &Bytes),
         is_directory: bool,
     ) -> Result<Outcome, FsError> {
         // What the name leads to is not known before the directory is no other client's alone.
         let _shared = self.begin(job, vec![Changed::Exclusive(parent)]).await?;
-        let _names = self.names.lock(&[(parent, &name)]).await;
-        let mut changes = name_changes(parent, &name).to_vec();
-        let target = self.target(parent, &name).await?;
-        changes.extend(target.map(Changed::Attributes));
+        let _names = self.names.lock(&[(parent, name)]).await;
+        let target = self.target(parent, name).await?;
         self.permit_removal(job, parent, target, is_directory).await?;
-        let surprising = target.filter(|_| target != expected);
-        let _change = self.begin_with(job, changes, surprising.as_slice()).await?;
+        let surprising = surprising(print, &[target]);
+        let _change = self.begin_with(job, print.changed_with([target]), &surprising).await?;
         match is_directory {
             true => {
-                job.filesystem.remove_directory(parent, &name).await?;
+                job.filesystem.remove_directory(parent, name).await?;
                 target.into_iter().for_each(|directory| self.root_is_gone(job, directory));
             }
-            false => job.filesystem.unlink(parent, &name).await?,
+            false => job.filesystem.unlink(parent, name).await?,
         }
         if let Some(ino) = target {
-            self.tell_removed(job, RemovedInode { parent, name, ino }).await;
+            self.tell_removed(job, RemovedInode { parent, name: name.clone(), ino }).await;
         }
         Ok(Outcome::done())
     }
@@ -148,32 +147,25 @@ impl Shared {
     pub(super) async fn rename(
         &self,
         job: &Job<'_>,
-        from: (Ino, Bytes),
-        to: (Ino, Bytes),
+        print: &Footprint<'_>,
+        from: &(Ino, Bytes),
+        to: &(Ino, Bytes),
         how: Rename,
-        expected: [Option<Ino>; 2],
     ) -> Result<Outcome, FsError> {
         let moving = self.begin_move(job, [from.0, to.0], how).await?;
         let parents = [from.0, to.0].map(Changed::Exclusive);
         let _shared = self.begin(job, parents.to_vec()).await?;
         let _names = self.names.lock(&[(from.0, &from.1), (to.0, &to.1)]).await;
-        let (mut changes, mut surprising) = (Vec::new(), Vec::new());
         let targets = [self.target(from.0, &from.1).await?, self.target(to.0, &to.1).await?];
         self.permit_rename(job, [from.0, to.0], targets, how).await?;
-        for (((parent, name), expected), target) in
-            [&from, &to].into_iter().zip(expected).zip(targets)
-        {
-            changes.extend(name_changes(*parent, name));
-            changes.extend(target.map(Changed::Attributes));
-            surprising.extend(target.filter(|_| target != expected));
-        }
-        let _change = self.begin_with(job, changes, &surprising).await?;
+        let surprising = surprising(print, &targets);
+        let _change = self.begin_with(job, print.changed_with(targets), &surprising).await?;
         let moved = if how == Rename::Exchange { targets } else { [targets[0], None] };
         let rename = async || job.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await;
         self.make_move(job, moving, moved, rename).await?;
         if let Some(ino) = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it))
         {
-            self.tell_removed(job, RemovedInode { parent: to.0, name: to.1, ino }).await;
+            self.tell_removed(job, RemovedInode { parent: to.0, name: to.1.clone(), ino }).await;
         }
         Ok(Outcome::done())
     }
@@ -198,7 +190,7 @@ impl Shared {
             ino: entry.ino,
             kind: entry.kind,
             cookie: entry.cookie,
-            attributes: entry.attributes.map(|answer| (answer.attributes, false, 0)),
+            attributes: entry.attributes.map(|answer| (answer.attributes, 0)),
         });
         let entries = Some(entries.collect());
         let wants = Wants { since, names: Some(ino), ..Wants::default() };

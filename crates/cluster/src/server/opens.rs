@@ -1,76 +1,93 @@
 //! Open files, and locks that are taken through them.
 
-use thalweg_fs::{Caller, FsError, Handle, Ino, Kind, Lock, OpenFlags, PageCache};
+use thalweg_fs::{
+    Caller, FsError, Handle, Ino, Kind, Lock, LockKind, LockOwner, LockRange, OpenFlags, PageCache,
+};
 use thalweg_net::keys::Access;
 
 use super::Shared;
 use super::job::Job;
 use super::outcome::{Outcome, Wants};
 use super::session::{OpenFile, Session};
-use crate::protocol::{Answer, Changed, Request};
+use crate::protocol::{Answer, Changed};
 
 impl Shared {
-    /// Carries out a call about open files.
-    pub(super) async fn use_handle(
+    /// Opens a file, exclusively if the client would like that and it can be.
+    pub(super) async fn open(
         &self,
         job: &Job<'_>,
-        request: Request,
+        (caller, handle): (&Caller, Handle),
+        (ino, flags): (Ino, OpenFlags),
+        (late, exclusive): (bool, bool),
     ) -> Result<Outcome, FsError> {
-        let (session, filesystem) = (job.session, &self.filesystem);
-        let owner_of = |owner| session.owner_of(owner);
-        let lock_of = |lock: Lock| Lock { owner: owner_of(lock.owner), ..lock };
-        match request {
-            Request::Open { handle, caller, ino, flags, late, exclusive } => {
-                let alone = exclusive && self.prepare_alone(job, ino).await?;
-                let mut opened = self.open(session, (&caller, handle), (ino, flags), late).await?;
-                let exclusive = alone.then_some(ino);
-                if alone
-                    && let Some(direct) = self.direct()
-                    && let Answer::Opened { reach, .. } = &mut opened.answer
-                {
-                    // Bytes that the client had written again after a crash would replace those that it stores from now on.
-                    *reach = match self.undurable.has_new_content(ino) {
-                        true => 0,
-                        false => direct.reach(ino).await.unwrap_or_default(),
-                    };
-                }
-                let opened = Outcome { wants: Wants { exclusive, ..opened.wants }, ..opened };
-                match alone {
-                    true => self.with_quota(ino, opened).await,
-                    false => Ok(opened),
-                }
-            }
-            Request::Flush { ino, handle, owner } => {
-                let file = session.opened(handle, ino)?;
-                filesystem.flush(ino, file.at, owner_of(owner)).await?;
-                Ok(Outcome::done())
-            }
-            Request::Release { ino, handle } => {
-                session.opened(handle, ino)?;
-                let closed = session.state.lock().close(handle);
-                if let Some(file) = closed {
-                    self.close(session.serial, file).await;
-                }
-                Ok(Outcome::done())
-            }
-            Request::Lock { ino, lock, wait } => {
-                let file = session.opened(lock.handle, ino)?;
-                let lock = Lock { handle: file.at, ..lock_of(lock) };
-                self.lock(job, (ino, lock), wait).await
-            }
-            Request::Unlock { ino, kind, owner, range } => {
-                filesystem.unlock(ino, kind, owner_of(owner), range).await?;
-                Ok(Outcome::done())
-            }
-            Request::ConflictingLock { ino, lock } => {
-                let found = filesystem.conflicting_lock(ino, &lock_of(lock)).await?;
-                Ok(Outcome::of(Answer::Lock(found)))
-            }
-            _ => Err(FsError::NotSupported),
+        let alone = exclusive && self.prepare_alone(job, ino).await?;
+        let mut opened =
+            self.open_shared(job.session, (caller, handle), (ino, flags), late).await?;
+        if !alone {
+            return Ok(opened);
         }
+        if let Some(direct) = self.direct()
+            && let Answer::Opened { reach, .. } = &mut opened.answer
+        {
+            // Bytes that the client had written again after a crash would replace those that it stores from now on.
+            *reach = match self.undurable.has_new_content(ino) {
+                true => 0,
+                false => direct.reach(ino).await.unwrap_or_default(),
+            };
+        }
+        opened.wants.exclusive = Some(ino);
+        self.with_quota(ino, opened).await
     }
 
-    async fn open(
+    pub(super) async fn flush(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        handle: Handle,
+        owner: LockOwner,
+    ) -> Result<Outcome, FsError> {
+        let file = job.session.opened(handle, ino)?;
+        self.filesystem.flush(ino, file.at, job.session.owner_of(owner)).await?;
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn release_handle(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        handle: Handle,
+    ) -> Result<Outcome, FsError> {
+        job.session.opened(handle, ino)?;
+        let closed = job.session.state.lock().close(handle);
+        if let Some(file) = closed {
+            self.close(job.session.serial, file).await;
+        }
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn unlock(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        (kind, owner): (LockKind, LockOwner),
+        range: LockRange,
+    ) -> Result<Outcome, FsError> {
+        self.filesystem.unlock(ino, kind, job.session.owner_of(owner), range).await?;
+        Ok(Outcome::done())
+    }
+
+    pub(super) async fn conflicting(
+        &self,
+        job: &Job<'_>,
+        ino: Ino,
+        lock: &Lock,
+    ) -> Result<Outcome, FsError> {
+        let lock = Lock { owner: job.session.owner_of(lock.owner), ..*lock };
+        let found = self.filesystem.conflicting_lock(ino, &lock).await?;
+        Ok(Outcome::of(Answer::Lock(found)))
+    }
+
+    async fn open_shared(
         &self,
         session: &Session,
         (caller, handle): (&Caller, Handle),
@@ -169,13 +186,15 @@ impl Shared {
         self.filesystem.release(file.ino, file.at).await;
     }
 
-    async fn lock(
+    pub(super) async fn lock(
         &self,
         job: &Job<'_>,
-        (ino, lock): (Ino, Lock),
+        (ino, lock): (Ino, &Lock),
         wait: bool,
     ) -> Result<Outcome, FsError> {
         let (session, number) = (job.session, job.number);
+        let file = session.opened(lock.handle, ino)?;
+        let lock = Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock };
         if wait {
             let cancelled = session.wait(number, (ino, lock), self.env.now())?;
             let locked = tokio::select! {

@@ -7,7 +7,7 @@ use thalweg_fs::{Handle, Ino};
 
 use super::capabilities::{Held, Table};
 use super::session::OpenFile;
-use crate::protocol::{Answer, Grants, ListedEntry, MAX_PAYLOAD};
+use crate::protocol::{Answer, Grants, ListedEntry};
 
 /// What a call has come to, before anything is granted.
 #[derive(Debug)]
@@ -96,10 +96,10 @@ pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> G
     let mut grant = |ino: Option<Ino>, what| {
         ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
     };
-    for entry in outcome.entries.iter_mut().flatten() {
-        if let Some((attributes, kept, _)) = &mut entry.attributes {
-            *kept = grant(Some(attributes.ino), Held::ATTRIBUTES);
-        }
+    if let Some(entries) = &outcome.entries {
+        let shown = |entry: &ListedEntry| entry.attributes.is_some().then_some(entry.ino);
+        let kept = entries.iter().map(|entry| u8::from(grant(shown(entry), Held::ATTRIBUTES)));
+        outcome.payload.push(kept.collect());
     }
     let grants = Grants {
         attributes: grant(wants.attributes, Held::ATTRIBUTES),
@@ -121,11 +121,4 @@ pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> G
         *reach = 0;
     }
     Grants { exclusive, ..grants }
-}
-
-/// The entries that fit into a payload.
-pub(super) fn encode(entries: &[ListedEntry]) -> Bytes {
-    let encoded = postcard::to_allocvec(entries).unwrap_or_default();
-    debug_assert!(encoded.len() <= MAX_PAYLOAD);
-    encoded.into()
 }

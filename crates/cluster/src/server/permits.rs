@@ -39,59 +39,106 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may do it; the call as it is carried out for that user. The inodes that it removes or
-    /// renames are checked when they are known.
+    /// renames are checked when they are known, and so are the events of a batch. Each kind is named: a new one does not
+    /// compile before it is checked or listed here.
     pub(super) async fn permit(&self, job: &Job<'_>, request: Request) -> Result<Request, FsError> {
         let Some(user) = &job.user else { return Ok(request) };
         let rules = self.rules(user);
-        match &request {
-            Request::Lookup { parent, .. } => {
-                rules.check(&self.inode(*parent).await?, SEARCH).await?;
-            }
+        match request {
+            Request::Lookup { parent, .. } => self.permit_names(&rules, parent, SEARCH).await?,
             Request::Link { parent, .. } => {
-                rules.check(&self.inode(*parent).await?, WRITE | SEARCH).await?;
+                self.permit_names(&rules, parent, WRITE | SEARCH).await?;
             }
-            Request::Open { ino, flags, .. } => self.permit_open(job, *ino, *flags).await?,
-            Request::Read { ino, .. } => self.permit_use(job, *ino, READ).await?,
-            Request::Seek { ino, .. } => self.permit_use(job, *ino, READ | WRITE).await?,
-            Request::Allocate { ino, .. } => self.permit_use(job, *ino, WRITE).await?,
+            Request::Open { ino, flags, .. } => self.permit_open(job, ino, flags).await?,
+            Request::Read { ino, .. } => self.permit_use(job, ino, READ).await?,
+            Request::Seek { ino, .. } => self.permit_use(job, ino, READ | WRITE).await?,
+            Request::Allocate { ino, .. } => self.permit_use(job, ino, WRITE).await?,
             Request::Copy { from, to, .. } => {
                 self.permit_use(job, from.0, READ).await?;
                 self.permit_use(job, to.0, WRITE).await?;
             }
-            Request::Xattr { ino, name } => {
-                rules.check_xattr(&self.inode(*ino).await?, name, false).await?;
+            Request::Xattr { ino, ref name } => {
+                rules.check_xattr(&self.inode(ino).await?, name, false).await?;
             }
-            Request::SetXattr { ino, name, .. } => {
-                self.permit_set_xattr(&rules, *ino, name).await?;
+            Request::RemoveXattr { ino, ref name } if name == CAPABILITIES => {
+                self.permit_use(job, ino, WRITE).await?;
             }
-            Request::RemoveXattr { ino, name } if name == CAPABILITIES => {
-                self.permit_use(job, *ino, WRITE).await?;
+            Request::SetXattr { ino, ref name, .. } | Request::RemoveXattr { ino, ref name } => {
+                self.permit_set_xattr(&rules, ino, name).await?;
             }
-            Request::RemoveXattr { ino, name } => self.permit_set_xattr(&rules, *ino, name).await?,
-            _ => return self.adapt(job, user, request).await,
+            Request::Create { .. }
+            | Request::SetAttributes { .. }
+            | Request::Write { .. }
+            | Request::ReadDirectory { .. }
+            | Request::Acquire { .. } => return self.adapt(job, &rules, request).await,
+            // When their inodes or events are known.
+            Request::Unlink { .. }
+            | Request::RemoveDirectory { .. }
+            | Request::Rename { .. }
+            | Request::Batch { .. }
+            // Of a client, not of one of its users.
+            | Request::Attach { .. }
+            | Request::Claim
+            | Request::ClaimOpen { .. }
+            | Request::ClaimLock { .. }
+            | Request::ClaimNumbers { .. }
+            | Request::ClaimRoom { .. }
+            | Request::Claimed
+            | Request::Reserve
+            | Request::Room { .. }
+            | Request::ReachContents { .. }
+            | Request::RaiseReach { .. }
+            | Request::KeepTail { .. }
+            | Request::Renew
+            | Request::Detach
+            | Request::Forget
+            | Request::Cancel(_)
+            // All users may.
+            | Request::Parent { .. }
+            | Request::Attributes { .. }
+            | Request::ReadLink { .. }
+            | Request::Sync { .. }
+            | Request::SyncAll
+            | Request::Level { .. }
+            | Request::Xattrs { .. }
+            | Request::Statistics
+            // They name an open file.
+            | Request::Flush { .. }
+            | Request::Release { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::ConflictingLock { .. } => {}
         }
         Ok(request)
+    }
+
+    async fn permit_names(
+        &self,
+        rules: &Rules<'_>,
+        directory: Ino,
+        wanted: u16,
+    ) -> Result<(), FsError> {
+        rules.check(&self.inode(directory).await?, wanted).await
     }
 
     /// As [`Shared::permit`], for calls that are carried out in another way for some users.
     async fn adapt(
         &self,
         job: &Job<'_>,
-        user: &Credentials,
+        rules: &Rules<'_>,
         request: Request,
     ) -> Result<Request, FsError> {
-        let rules = self.rules(user);
         Ok(match request {
             Request::Create { parent, name, new } => {
                 let it = self.inode(parent).await?;
                 rules.check(&it, WRITE | SEARCH).await?;
                 rules.check_node(&new.node)?;
                 let mode = rules.mode_of_new(&it, &new.node, new.mode, new.umask);
-                let new = NewNode { mode, uid: user.uid, gid: user.gid, ..new };
+                let new = NewNode { mode, uid: rules.user.uid, gid: rules.user.gid, ..new };
                 Request::Create { parent, name, new }
             }
             Request::SetAttributes { ino, change } => {
-                let change = self.permit_change(job, &rules, ino, change).await?;
+                let change = self.permit_change(job, rules, ino, change).await?;
                 Request::SetAttributes { ino, change }
             }
             Request::Write { ino, at, how } => {
@@ -109,12 +156,12 @@ impl Shared {
             // A client makes files by itself for the directory's owner only.
             Request::Acquire { ino } => {
                 let it = self.inode(ino).await?;
-                match it.uid == user.uid && rules.permits(&it, WRITE | SEARCH).await? {
+                match it.uid == rules.user.uid && rules.permits(&it, WRITE | SEARCH).await? {
                     true => Request::Acquire { ino },
                     false => Request::Attributes { ino, shown: false },
                 }
             }
-            request => request,
+            _ => return Err(FsError::NotPermitted),
         })
     }
 

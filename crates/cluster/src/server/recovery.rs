@@ -23,7 +23,7 @@ use super::outcome::Outcome;
 use super::room::check_shares;
 use super::session::Session;
 use super::{Ending, Shared, Visitor};
-use crate::protocol::{Answer, Claim, Grants, MAX_CLAIMS, Request};
+use crate::protocol::{Answer, Claim, Grants, MAX_CLAIMS, Request, decode_list};
 
 /// What the filesystem's record of a session says.
 #[derive(Serialize, Deserialize)]
@@ -228,12 +228,8 @@ impl Shared {
     }
 
     fn claim_inodes(&self, session: &Session, payload: &[u8]) -> Result<(), FsError> {
-        let claims: Vec<Claim> =
-            postcard::from_bytes(payload).map_err(|_| FsError::Invalid("not a list of claims"))?;
+        let claims: Vec<Claim> = decode_list(payload, MAX_CLAIMS)?;
         let Some(ledger) = self.filesystem.ledger() else { return Err(FsError::NotSupported) };
-        if claims.len() > MAX_CLAIMS {
-            return Err(FsError::Invalid("too many claims"));
-        }
         for Claim { ino, stamp, proof, held } in claims {
             if ino == session.root {
                 self.grant_again(session, ino, held);
@@ -279,7 +275,7 @@ impl Shared {
         if has_claimed || made.is_some() {
             return Ok((Outcome::done(), made));
         }
-        if !request.is_change() {
+        if !request.footprint(payload.len()).is_change() {
             return Err(FsError::Invalid("the call changes nothing"));
         }
         let last = session.recorded.lock().get(&place.slot).copied();

@@ -33,12 +33,12 @@ fn lacks_room(error: &FsError) -> bool {
 
 /// Whether a call may be made again after it has found no room: it has changed nothing.
 fn may_repeat(request: &Request, payload: &Bytes) -> bool {
-    match request {
-        Request::Batch { .. } => false,
+    let is_whole = match request {
+        Request::Batch { .. } | Request::Copy { .. } => false,
         Request::Write { at: thalweg_fs::WriteAt::End, .. } => payload.len() <= WHOLE_APPEND,
-        Request::Copy { .. } => false,
-        request => request.is_change(),
-    }
+        _ => true,
+    };
+    is_whole && request.footprint(payload.len()).is_change()
 }
 
 /// Checks what a client says that it has taken of its promise.

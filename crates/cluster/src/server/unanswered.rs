@@ -24,7 +24,7 @@ use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use super::Shared;
 use super::job::Job;
 use super::session::Session;
-use crate::protocol::{self, Effect, SLOTS};
+use crate::protocol::{self, Effect, SLOTS, decode_list};
 
 /// A call: its session, and its number.
 type Number = (u64, u64);
@@ -230,11 +230,7 @@ impl Shared {
         session: &Session,
         payload: &[u8],
     ) -> Result<(), FsError> {
-        let calls: Vec<protocol::Unanswered> =
-            postcard::from_bytes(payload).map_err(|_| FsError::Invalid("not a list of calls"))?;
-        if calls.len() > usize::from(SLOTS) {
-            return Err(FsError::Invalid("too many calls"));
-        }
+        let calls: Vec<protocol::Unanswered> = decode_list(payload, usize::from(SLOTS))?;
         let numbers: HashSet<_> = calls.iter().map(|it| it.number).collect();
         let is_known = |number| self.unanswered.has((session.serial, number));
         if numbers.len() < calls.len() || numbers.into_iter().any(is_known) {

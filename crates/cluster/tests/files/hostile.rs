@@ -87,8 +87,19 @@ impl Peer {
         request: Request,
         payload: Vec<u8>,
     ) -> Answer {
+        self.try_ask_with((number, user), request, payload).await.unwrap()
+    }
+
+    /// Makes a call for a user, on a connection that may end with it.
+    pub(crate) async fn try_ask_with(
+        &self,
+        (number, user): (u64, Option<Credentials>),
+        request: Request,
+        payload: Vec<u8>,
+    ) -> Result<Answer, CallError> {
         let call = Call { user, ..call(number, request) };
-        self.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
+        let answered = self.channel.call::<_, Reply>(&call, &[payload.into()]).await;
+        answered.map(|(reply, _)| reply.answer)
     }
 
     /// Sends something without an answer.
@@ -435,5 +446,54 @@ fn events_of_a_peer_are_checked() {
         }
         let refused = peer.ask(11, Request::Reserve).await;
         assert!(invalid(&refused), "{refused:?}");
+    });
+}
+
+/// A list of what another client is to give up is as long as the directory that a peer lists: it goes in messages that fit.
+#[test]
+fn a_listing_of_files_that_another_client_has_to_itself_ends_no_connection() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let office = scene.client("admin").await;
+        let directory = make(&office.client, Ino::ROOT, "d", Node::Directory).await;
+        let mut files = Vec::new();
+        for number in 0..1200 {
+            let name = format!("a_file_with_some_name_{number}");
+            files.push(make(&office.client, directory, &name, Node::File).await);
+        }
+        office.client.sync_all().await.unwrap();
+        office.client.close().await;
+        let owner = scene.client("owner").await;
+        let client = &owner.client;
+        client.reference(client.find(Ino::ROOT, b"d").await.unwrap().ino);
+        let mut opened = Vec::new();
+        for (number, ino) in files.iter().enumerate() {
+            let name = format!("a_file_with_some_name_{number}");
+            let found = client.find(directory, name.as_bytes()).await.unwrap().ino;
+            assert_eq!(found, *ino);
+            client.reference(found);
+            opened.push((found, client.open(&Caller::default(), found, WRITING).await.unwrap()));
+        }
+        let (first, last) = (files[0], files[1199]);
+        put(client, first, "not sent").await.unwrap();
+        put(client, last, "not sent").await.unwrap();
+        let peer = Peer::attached(&scene, &host(&scene), 1).await;
+        peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "d".into() }).await;
+        let (from, most) = (thalweg_fs::Cookie::START, 2048);
+        let list = Request::ReadDirectory { ino: directory, from, most, attributes: true };
+        let list = call(2, list);
+        let listing = peer.channel.call::<_, Reply>(&list, &[]);
+        let (reply, payload) = env.timeout(LEASE, listing).await.unwrap().unwrap();
+        assert_eq!(reply.answer, Answer::Entries);
+        let entries = thalweg_cluster::protocol::decode_entries(&payload).unwrap();
+        assert_eq!(entries.len(), 1200);
+        let sizes = entries.iter().filter(|(entry, _)| {
+            entry.attributes.is_some_and(|(attributes, _)| attributes.size == 8)
+        });
+        assert_eq!(sizes.count(), 2);
+        env.sleep(2 * EXPIRE).await;
+        let status = client.status();
+        assert!(status.connected && (status.evictions, status.lost) == (0, 0), "{status:?}");
+        assert_eq!(text(client, last).await, "not sent");
     });
 }

@@ -5,8 +5,10 @@
 mod access;
 mod alone;
 mod basics;
+mod closed;
 mod crossing;
 mod direct;
+mod footprints;
 mod full;
 mod histories;
 mod hostile;
@@ -24,6 +26,7 @@ mod pages;
 mod pressure;
 mod recover;
 mod reports;
+mod requests;
 mod restarts;
 mod scene;
 #[path = "../../../fs/tests/steps/mod.rs"]

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, Validity,
-    WriteAt, WriteHow,
+    Action, Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp,
+    Validity, WriteAt, WriteHow,
 };
 use tokio::sync::oneshot;
 
@@ -40,6 +40,16 @@ const SMALL_WRITE: usize = 16 << 10;
 const REFUSED: u32 = 10;
 /// The time between two looks for events that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Whether parts of a batch may be taken that is refused as a whole.
+fn may_divide(error: &FsError) -> bool {
+    match error {
+        FsError::Store(failure) => {
+            matches!(failure.action(), Action::Divide | Action::RetrySmaller)
+        }
+        _ => true,
+    }
+}
 
 impl Shared {
     fn clocks(&self) -> (Time, Timestamp) {
@@ -307,8 +317,8 @@ impl Shared {
         while let Some((mut part, mut charges)) = parts.pop() {
             match self.send_part((&part, &charges), &user, syncs && parts.is_empty()).await {
                 Ok(()) => {}
-                // The server is there, and refuses one of them: the others count.
-                Err(error) if part.len() > 1 && !matches!(error, FsError::Store(_)) => {
+                // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
+                Err(error) if part.len() > 1 && may_divide(&error) => {
                     is_whole = false;
                     let half = part.len() / 2;
                     parts.push((part.split_off(half), charges.split_off(half)));

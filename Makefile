@@ -8,7 +8,7 @@
 # make check      formatting, lints, documentation, the rules of crates/tidy
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
 # make python     the package for Python
-# make build      the program, and its benchmarks (thalweg bench), optimised as far as it goes, in target/dist
+# make build      the program, and its benchmarks (thalweg bench), in target/release
 # make build-ceph  the same, with volumes on a Ceph cluster
 # make bench-rivals  the same; the benchmarks measure other engines too
 # make setup      what the others need from the system
@@ -72,14 +72,14 @@ endif
 python: setup
 	python3 -m venv target/python
 	target/python/bin/pip install --quiet "maturin>=1.9,<2"
-	target/python/bin/maturin build --profile dist --manifest-path crates/python/Cargo.toml --out target/wheels
+	target/python/bin/maturin build --release --manifest-path crates/python/Cargo.toml --out target/wheels
 
 build:
-	$(CARGO) build --profile dist -p thalweg -p thalweg-bench
+	$(CARGO) build --release -p thalweg -p thalweg-bench
 
 build-ceph:
 	@scripts/setup ceph
-	$(CARGO) build --profile dist -p thalweg -p thalweg-bench --features thalweg/librados,thalweg-bench/librados
+	$(CARGO) build --release -p thalweg -p thalweg-bench --features thalweg/librados,thalweg-bench/librados
 
 setup:
 	@scripts/setup
@@ -87,4 +87,4 @@ setup:
 # RocksDB, LevelDB and SQLite come from the system; LMDB and redb are built.
 bench-rivals:
 	@scripts/setup rivals
-	$(CARGO) build --profile dist -p thalweg -p thalweg-bench --features thalweg-bench/rivals
+	$(CARGO) build --release -p thalweg -p thalweg-bench --features thalweg-bench/rivals

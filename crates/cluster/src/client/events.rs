@@ -327,7 +327,7 @@ impl Shared {
                 Err(error) => {
                     is_whole = false;
                     self.lose_events((&part, &charges), &error);
-                    if matches!(error, FsError::Store(_)) {
+                    if !may_divide(&error) {
                         let rest = parts.iter().rev();
                         rest.for_each(|(part, charges)| self.lose_events((part, charges), &error));
                         return Err(error);

@@ -18,7 +18,7 @@ use crate::protocol::{
 
 /// Pauses between attempts grow up to so many times the first one.
 const LONGEST_PAUSE: u32 = 4;
-/// Inodes whose numbers a line of the log has at most.
+/// The maximum of inode numbers in a line of the log.
 const INODES_LOGGED: usize = 16;
 /// Renewals in the time of a lease, which is the time between two sweeps of the cache.
 const RENEWALS: u32 = 4;

@@ -46,7 +46,7 @@ fn decode_first<T: DeserializeOwned>(
     Ok((items, rest))
 }
 
-/// Encodes a list whose length is bounded so that it fits into a payload.
+/// Encodes a list. The caller bounds its length, so that it fits into a payload.
 pub fn encode_list<T: Serialize>(items: &[T]) -> Bytes {
     let encoded = postcard::to_allocvec(items).expect("a list in memory encodes");
     assert!(encoded.len() <= MAX_PAYLOAD, "a list of {} items is too long", items.len());

@@ -3,7 +3,8 @@
 # make run-replica  a tour: two replicas of a volume, through kills, a promotion and a fence
 # make run-cluster  a tour: two clients of a shared filesystem, through a kill of its server
 # make test       everything that is tested by itself, in minutes; how long each part took
-# make test-long  the same and what takes long; campaigns of crashes are LONG (10) times as large, from fresh seeds
+# make test-long  the same, the benchmarks' tests and what takes long; campaigns of crashes are LONG (20) times as large,
+#                 from fresh seeds
 # make test-ceph  devices, contents of files and volumes on a real Ceph cluster
 # make check      formatting, lints, documentation, the rules of crates/tidy
 # make soak       16 clients on a volume that is nearly full, killed now and then, for an hour; all is verified
@@ -14,7 +15,7 @@
 # make setup      what the others need from the system
 
 CARGO ?= cargo
-LONG ?= 10
+LONG ?= 20
 
 # Incremental compilation makes the first one a quarter longer.
 ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
@@ -43,7 +44,7 @@ soak: setup build
 	scripts/soak
 
 test: setup
-	@scripts/test-times --together 2 "$(CARGO) test --workspace --tests"
+	@scripts/test-times --together 2 "$(CARGO) test --workspace --exclude thalweg-bench --tests"
 
 test-long: setup
 	THALWEG_LONG=$(LONG) $(CARGO) test --profile test-long --workspace --all-targets --no-fail-fast -- --include-ignored

@@ -99,8 +99,7 @@ fn the_failed_tests_stand_at_the_end_with_what_they_said() {
 
 #[test]
 fn times_stand_beside_their_budgets() {
-    let text =
-        "# A comment.\n1000 2.5 2026-01-02 src/lib.rs\n0 - - tests/t/main.rs\n500 - - total\n";
+    let text = "# A comment.\n1000 2.5 1.5 2026-01-02 src/lib.rs\n0 - - - tests/t/main.rs\n500 - - - total\n";
     let budget = BudgetFile::new("table", text);
     let (status, output) = finish(start(&budget, &[&format!("{CARGO} 0")]));
     assert_eq!(status, Some(0), "too slow is no failure: {output}");
@@ -120,11 +119,11 @@ fn times_stand_beside_their_budgets() {
 #[test]
 fn a_recorded_run_keeps_budgets_and_adds_those_that_are_missing() {
     let budget =
-        BudgetFile::new("record", "1000 - - src/lib.rs\n7 3.0 2026-01-02 tests/other.rs\n");
+        BudgetFile::new("record", "1000 - - - src/lib.rs\n7 3.0 0.5 2026-01-02 tests/other.rs\n");
     let (status, _) = finish(start(&budget, &["--record", &format!("{CARGO} 3")]));
     assert_eq!(status, Some(3));
     assert!(
-        fs::read_to_string(&budget.0).unwrap().starts_with("1000 - - "),
+        fs::read_to_string(&budget.0).unwrap().starts_with("1000 - - - "),
         "a failed run is not recorded"
     );
 
@@ -134,19 +133,19 @@ fn a_recorded_run_keeps_budgets_and_adds_those_that_are_missing() {
     let fields = |part: &str| row(&text, part).split_whitespace().collect::<Vec<_>>();
     assert_eq!(fields("src/lib.rs")[0], "1000");
     assert_ne!(fields("src/lib.rs")[1], "-");
-    assert_eq!(fields("tests/other.rs"), ["7", "3.0", "2026-01-02", "tests/other.rs"]);
+    assert_eq!(fields("tests/other.rs"), ["7", "3.0", "0.5", "2026-01-02", "tests/other.rs"]);
     assert_eq!(fields("doc a")[0], "1");
 }
 
 #[test]
 fn a_damaged_budget_is_refused_before_anything_runs() {
-    let budget = BudgetFile::new("damaged", "ten - - total\n");
+    let budget = BudgetFile::new("damaged", "ten - - - total\n");
     let output = start(&budget, &["echo ran"]).wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(
-        error.ends_with(": line 1 is not `budget measured date name`: ten - - total\n"),
+        error.ends_with(": line 1 is not `budget measured cores date name`: ten - - - total\n"),
         "{error}"
     );
 }
@@ -170,11 +169,13 @@ fn artifact(folder: &Path, name: &str, script: &str) -> String {
 
 #[test]
 fn binaries_that_run_together_are_told_apart() {
-    let budget = BudgetFile::new("together", "9 0.1 2026-01-02 quick\n9 7 2026-01-02 slow\n");
+    let budget =
+        BudgetFile::new("together", "9 0.1 0.5 2026-01-02 quick\n9 7 1.9 2026-01-02 slow\n");
     let folder = std::env::temp_dir().join(format!("thalweg-run-together-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
-    // The slow one starts first, and ends when the quick one has run beside it, in the folder of its package.
-    let slow = "for i in $(seq 100); do [ -e ran ] && exit 0; sleep 0.1; done; exit 1";
+    // The slow one computes, and ends when the quick one has run beside it, in the folder of its package.
+    let slow =
+        "echo nice $(nice); for i in $(seq 100); do [ -e ran ] && exit 0; sleep 0.1; done; exit 1";
     let quick = "touch ran; echo 'test a::b ... FAILED'; exit 3";
     let said = [artifact(&folder, "quick", quick), artifact(&folder, "slow", slow)];
     let cargo = folder.join("cargo");
@@ -190,7 +191,7 @@ fn binaries_that_run_together_are_told_apart() {
     assert!(begin.starts_with("plain text\n     Running "), "{text}");
     assert!(begin.contains("     Running quick\ntest a::b"), "{text}");
     assert!(
-        begin.contains("\n     Running slow\n") && row(begin, "slow").contains("7.0"),
+        begin.contains("\n     Running slow\nnice 10\n") && row(begin, "slow").contains("7.0"),
         "{text}"
     );
 }

@@ -158,8 +158,9 @@ static void beside_threads(void)
     where = "children beside threads";
     for (int thread = 0; thread < 3; thread++)
         CHECK(pthread_create(&threads[thread], NULL, writes, &at[thread]), 0);
+    /* A volume that is not served is waited for, seconds at a time. */
     for (int turn = 0; turn < 20; turn++)
-        in_child(use_blocks_and_open_anew, turn % 2 ? exit : _exit);
+        in_child(served || turn < 2 ? use_blocks_and_open_anew : use_blocks, turn % 2 ? exit : _exit);
     stop = 1;
     for (int thread = 0; thread < 3; thread++)
         CHECK(pthread_join(threads[thread], NULL), 0);

@@ -1,9 +1,10 @@
 //! Metrics for Prometheus.
 //!
 //! The store and the NBD server keep counters of their own; this module copies them to the exporter once a
-//! second.
+//! second. `page` serves them over HTTP.
 
 mod attention;
+mod page;
 mod shared;
 
 use std::net::SocketAddr;
@@ -54,22 +55,19 @@ pub(crate) fn start(
         let failure = Failure::of(error).while_doing(format!("cannot serve metrics on {address}"));
         failure.help("choose a free port of this machine, such as --metrics 127.0.0.1:9464")
     };
-    let builder = PrometheusBuilder::new().with_http_listener(address);
+    let builder = PrometheusBuilder::new();
     let builder = [LATENCY, SEND, STAGES, shared::CALLS]
         .into_iter()
         .try_fold(builder, |builder, metric| {
             builder.set_buckets_for_metric(Matcher::Full(metric.to_owned()), &bounds())
         })
         .map_err(|error| failed(&error))?;
-    let (recorder, exporter) = builder.build().map_err(|error| failed(&error))?;
+    let recorder = builder.build_recorder();
+    let page = recorder.handle();
+    let serving = page::serve(env, address, page.clone()).map_err(|error| failed(&error))?;
     metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
     describe();
     attention::describe();
-    let exporter = env.spawn(async move {
-        if exporter.await.is_err() {
-            tracing::error!("the metrics' listener has ended");
-        }
-    });
     let env2 = env.clone();
     let refresh = env.spawn(async move {
         let (mut requests, mut stages) = (SeenRequests::default(), SeenStages::default());
@@ -90,10 +88,12 @@ pub(crate) fn start(
             if let Some(status) = source.shared() {
                 shared::record(&status, &mut calls);
             }
+            // Samples of histograms wait in buffers that grow until the page is read, or this is called.
+            page.run_upkeep();
             env2.sleep(INTERVAL).await;
         }
     });
-    Ok([exporter, refresh])
+    Ok([serving, refresh])
 }
 
 /// The upper bounds of the buckets, in seconds.

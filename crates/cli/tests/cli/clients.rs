@@ -181,13 +181,18 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-pub(crate) fn scrape(port: u16) -> String {
+/// What the metrics' listener says to a request.
+fn say(port: u16, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(request).unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
+}
+
+pub(crate) fn scrape(port: u16) -> String {
+    say(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 }
 
 /// The sum over all series of a metric whose labels contain `labels`.
@@ -242,6 +247,20 @@ fn metrics_count_what_clients_do() {
     let slowest = &status["chain"]["slow_flushes"][0];
     assert_eq!(slowest["took_us"], flush["max_us"], "{status}");
     assert!(text.contains("# HELP thalweg_cache_hits_total "), "{text}");
+    let of_page = text.split_once("\r\n\r\n").unwrap();
+    let length = format!("content-length: {}", of_page.1.len());
+    assert!(of_page.0.starts_with("HTTP/1.1 200 OK\r\n") && of_page.0.contains(&length), "{text}");
+    let head = say(port, b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+    let idle = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let posted = say(port, b"POST / HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(posted.starts_with("HTTP/1.1 405 "), "{posted}");
+    // All of it is read before the answer: what is left unread resets the connection.
+    for request in [&b"what is this\r\n"[..], b"\0", b"GET / HTTP/9\r\n"] {
+        let refused = say(port, request);
+        assert!(refused.starts_with("HTTP/1.1 400 "), "{request:?}: {refused}");
+    }
+    drop(idle);
     let second = home.path("second.sock");
     let other = Home::with_volume("64M", &[]);
     let mut taken = thalweg(["serve", "--metrics", &format!("127.0.0.1:{port}"), "--socket"]);

@@ -439,20 +439,20 @@ fn live(lives: u64, kind: Kind) -> Tally {
 
 #[test]
 fn histories_are_linearizable() {
-    let all = live(6500, Kind::Network);
-    assert!(all.evictions > 100, "{all:?}");
+    let all = live(3000, Kind::Network);
+    assert!(all.evictions > 50, "{all:?}");
 }
 
 #[test]
 fn histories_over_crashes_of_the_server_are_linearizable() {
-    let all = live(2000, Kind::Crashes);
-    assert!(all.crashes > 1500, "{all:?}");
+    let all = live(1000, Kind::Crashes);
+    assert!(all.crashes > 750, "{all:?}");
 }
 
 #[test]
 fn histories_of_clients_that_are_alone_in_turns_are_linearizable() {
-    let all = live(1500, Kind::Alone);
-    assert!(all.crashes > 1000 && all.batches > 1000, "{all:?}");
+    let all = live(750, Kind::Alone);
+    assert!(all.crashes > 500 && all.batches > 500, "{all:?}");
     assert_eq!(all.evictions, 0, "{all:?}");
 }
 

@@ -10,7 +10,7 @@ use crate::rig::{Make, Rig};
 use crate::tools::{self, tool};
 
 /// Operations of each run of `fsx`.
-const OPERATIONS: u32 = 6000;
+const OPERATIONS: u32 = 2500;
 
 /// Expected failures of `pjdfstest`, with the reason.
 const EXPECTED_FAILURES: [&str; 0] = [];

@@ -45,79 +45,79 @@ fn parts(plan: Plan) -> Plan {
 
 #[test]
 fn move_to_tail() {
-    explore_seeds(0, 2_500, &plan(shape(Cleaning::MoveToTail)));
+    explore_seeds(0, 1_200, &plan(shape(Cleaning::MoveToTail)));
 }
 
 #[test]
 fn compact_in_body() {
-    explore_seeds(1_000, 2_500, &plan(shape(Cleaning::CompactInBody)));
+    explore_seeds(1_000, 1_200, &plan(shape(Cleaning::CompactInBody)));
 }
 
 #[test]
 fn move_to_tail_in_long_rounds() {
     let shape = Shape { segments_per_link: 7, ..shape(Cleaning::MoveToTail) };
-    explore_seeds(2_000, 2_500, &lazy(plan(shape)));
+    explore_seeds(2_000, 1_200, &lazy(plan(shape)));
 }
 
 #[test]
 fn compact_in_body_in_long_rounds() {
     let shape = Shape { segments_per_link: 7, ..shape(Cleaning::CompactInBody) };
-    explore_seeds(3_000, 2_500, &lazy(plan(shape)));
+    explore_seeds(3_000, 1_200, &lazy(plan(shape)));
 }
 
 #[test]
 fn a_map_of_large_sectors() {
     let shape = Shape { sector: 4096, ..shape(Cleaning::CompactInBody) };
-    explore_seeds(4_000, 2_500, &plan(shape));
+    explore_seeds(4_000, 1_200, &plan(shape));
 }
 
 #[test]
 fn a_map_on_the_first_link() {
     let shape = Shape { map_on_link: true, ..shape(Cleaning::MoveToTail) };
-    explore_seeds(5_000, 2_500, &plan(shape));
+    explore_seeds(5_000, 1_200, &plan(shape));
 }
 
 #[test]
 fn a_map_of_large_sectors_on_the_first_link() {
     let shape = Shape { map_on_link: true, sector: 4096, ..shape(Cleaning::CompactInBody) };
-    explore_seeds(6_000, 2_500, &lazy(plan(shape)));
+    explore_seeds(6_000, 1_200, &lazy(plan(shape)));
 }
 
 #[test]
 fn links_by_turns() {
     let placement = Placement::RoundRobin;
-    explore_seeds(8_500, 600, &plan(Shape { placement, ..shape(Cleaning::MoveToTail) }));
-    explore_seeds(9_500, 600, &plan(Shape { placement, ..shape(Cleaning::CompactInBody) }));
+    explore_seeds(8_500, 300, &plan(Shape { placement, ..shape(Cleaning::MoveToTail) }));
+    explore_seeds(9_500, 300, &plan(Shape { placement, ..shape(Cleaning::CompactInBody) }));
 }
 
 #[test]
 fn a_single_link() {
     let shape = Shape { links: 1, segments_per_link: 9, ..shape(Cleaning::MoveToTail) };
-    explore_seeds(7_000, 2_500, &plan(shape));
+    explore_seeds(7_000, 1_200, &plan(shape));
 }
 
 #[test]
 fn parts_of_blocks() {
-    explore_seeds(10_000, 2_500, &parts(plan(shape(Cleaning::MoveToTail))));
+    explore_seeds(10_000, 1_200, &parts(plan(shape(Cleaning::MoveToTail))));
 }
 
 #[test]
 fn parts_of_blocks_in_long_rounds() {
     let shape = Shape { segments_per_link: 7, ..shape(Cleaning::CompactInBody) };
-    explore_seeds(11_000, 2_500, &lazy(parts(plan(shape))));
+    explore_seeds(11_000, 1_200, &lazy(parts(plan(shape))));
 }
 
 #[test]
 fn parts_of_blocks_on_devices_of_large_sectors() {
     let shape = Shape { map_on_link: true, sector: 4096, ..shape(Cleaning::CompactInBody) };
-    explore_seeds(12_000, 2_500, &parts(plan(shape)));
+    explore_seeds(12_000, 1_200, &parts(plan(shape)));
 }
 
 #[test]
 fn parts_of_blocks_on_a_single_link() {
     let shape =
         Shape { links: 1, segments_per_link: 9, map_on_link: true, ..shape(Cleaning::MoveToTail) };
-    explore_seeds(13_000, 2_500, &parts(plan(shape)));
+    explore_seeds(13_000, 1_200, &parts(plan(shape)));
 }
 
 /// No commits but those of the test.

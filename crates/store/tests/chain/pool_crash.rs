@@ -31,23 +31,15 @@ fn campaign(first: u64, images: u64, layout: Layout) {
 
 #[test]
 fn plain_links_with_a_shared_map_and_a_cache() {
-    campaign(0, 1_500, Layout { links: Parts::Plain, map_sides: 1, cache: true, sector: 512 });
+    campaign(0, 700, Layout { links: Parts::Plain, map_sides: 1, cache: true, sector: 512 });
 }
 
 #[test]
 fn mirrored_links_with_a_mirrored_map() {
-    campaign(
-        1_000,
-        1_500,
-        Layout { links: Parts::Mirror, map_sides: 2, cache: false, sector: 512 },
-    );
+    campaign(1_000, 700, Layout { links: Parts::Mirror, map_sides: 2, cache: false, sector: 512 });
 }
 
 #[test]
 fn a_map_on_the_first_link_and_large_sectors() {
-    campaign(
-        2_000,
-        1_500,
-        Layout { links: Parts::Mirror, map_sides: 0, cache: true, sector: 4096 },
-    );
+    campaign(2_000, 700, Layout { links: Parts::Mirror, map_sides: 0, cache: true, sector: 4096 });
 }

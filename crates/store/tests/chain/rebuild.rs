@@ -129,32 +129,32 @@ pub(crate) fn tight(cleaning: Cleaning) -> Shape {
 
 #[test]
 fn a_rebuild_after_a_crash_finds_what_recovery_finds_move_to_tail() {
-    crashes(0, 600, tight(Cleaning::MoveToTail), false);
+    crashes(0, 300, tight(Cleaning::MoveToTail), false);
 }
 
 #[test]
 fn a_rebuild_after_a_crash_finds_what_recovery_finds_compact_in_body() {
-    crashes(1_000, 600, tight(Cleaning::CompactInBody), false);
+    crashes(1_000, 300, tight(Cleaning::CompactInBody), false);
 }
 
 #[test]
 fn a_rebuild_after_a_crash_in_long_rounds_finds_what_recovery_finds() {
     let roomier = |cleaning| Shape { segments_per_link: 7, ..tight(cleaning) };
-    crashes(2_000, 600, roomier(Cleaning::MoveToTail), true);
-    crashes(3_000, 600, roomier(Cleaning::CompactInBody), true);
+    crashes(2_000, 300, roomier(Cleaning::MoveToTail), true);
+    crashes(3_000, 300, roomier(Cleaning::CompactInBody), true);
 }
 
 #[test]
 fn a_rebuild_of_large_sectors_after_a_crash_finds_what_recovery_finds() {
-    crashes(4_000, 600, Shape { sector: 4096, ..tight(Cleaning::CompactInBody) }, false);
+    crashes(4_000, 300, Shape { sector: 4096, ..tight(Cleaning::CompactInBody) }, false);
 }
 
 #[test]
 fn a_rebuild_of_parts_of_blocks_after_a_crash_finds_what_recovery_finds() {
     let single = Shape { links: 1, segments_per_link: 9, ..tight(Cleaning::MoveToTail) };
-    crashes_of(5_000, 600, tight(Cleaning::MoveToTail), false, 0.8);
-    crashes_of(6_000, 600, tight(Cleaning::CompactInBody), false, 0.8);
-    crashes_of(7_000, 500, single, false, 0.8);
+    crashes_of(5_000, 300, tight(Cleaning::MoveToTail), false, 0.8);
+    crashes_of(6_000, 300, tight(Cleaning::CompactInBody), false, 0.8);
+    crashes_of(7_000, 250, single, false, 0.8);
 }
 
 /// A volume that was synced and not closed, on disks that can be copied.

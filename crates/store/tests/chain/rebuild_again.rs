@@ -68,7 +68,7 @@ async fn met_torn_compaction(recorder: &Recorder, begun: usize, shape: &Shape) -
 #[test]
 fn an_interrupted_rebuild_of_torn_compaction_can_be_repeated() {
     let shape = tight(Cleaning::CompactInBody);
-    let repeated = campaign::seeds(2).map(|seed| {
+    let repeated = campaign::seeds(1).map(|seed| {
         run(seed, |env| async move {
             let (mut rng, mut repeated) = (env.rng(), 0);
             for image in crashed_in_compaction(&env, &shape).await {
@@ -130,7 +130,7 @@ fn covers(one: &LostEntries, other: &LostEntries) -> bool {
 #[test]
 fn an_interrupted_rebuild_that_accepts_a_loss_names_it_again() {
     let shape = tight(Cleaning::CompactInBody);
-    let repeated = campaign::seeds(3).map(|seed| {
+    let repeated = campaign::seeds(2).map(|seed| {
         run(seed, |env| async move {
             let (mut rng, mut repeated) = (env.rng(), 0);
             let dry = Rebuild { dry_run: true, ..Rebuild::default() };

@@ -142,9 +142,9 @@ fn crash_salvage(seed: u64, rig: Rig) -> u64 {
 
 #[test]
 fn a_crash_in_a_salvage() {
-    let images: u64 = campaign::seeds(24).map(|seed| crash_salvage(seed, Rig::varied(seed))).sum();
+    let images: u64 = campaign::seeds(12).map(|seed| crash_salvage(seed, Rig::varied(seed))).sum();
     println!("{images} images");
-    assert!(images > 500, "{images}");
+    assert!(images > 250, "{images}");
 }
 
 /// A sector that cannot be read is one that can be written.

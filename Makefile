@@ -25,19 +25,19 @@ endif
 .PHONY: test-ceph bench-rivals build-ceph run run-block run-replica run-cluster soak test test-long check setup build python
 
 run: setup
-	$(CARGO) build --release -p thalweg
+	$(CARGO) build --profile tour -p thalweg
 	scripts/tour
 
 run-block: setup
-	$(CARGO) build --release -p thalweg
+	$(CARGO) build --profile tour -p thalweg
 	scripts/tour-block
 
 run-replica: setup
-	$(CARGO) build --release -p thalweg
+	$(CARGO) build --profile tour -p thalweg
 	scripts/tour-replica
 
 run-cluster: setup
-	$(CARGO) build --release -p thalweg
+	$(CARGO) build --profile tour -p thalweg
 	scripts/tour-cluster
 
 soak: setup build

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use thalweg_cluster::client::Client;
 use thalweg_cluster::server::{self, Server};
 use thalweg_env::Env;
-use thalweg_fs::event::{Deed, Event};
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Caller, Filesystem, FsError, Ino, Lookup, NewNode, Node, OpenFlags, Timestamp};
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 use thalweg_store::inplace::Mode;
@@ -131,7 +131,7 @@ fn new(node: Node) -> NewNode {
 /// One round of all kinds of calls: calls per second of each.
 async fn round(
     env: &Env,
-    (wire, local, is_served): (&Wire, &Local, bool),
+    (wire, local, is_served): (&Wire, &LocalFs, bool),
     number: u32,
     (clients, files): (u32, u32),
 ) -> Result<[f64; 5], BenchError> {
@@ -230,19 +230,19 @@ async fn call(fs: &dyn Filesystem, directory: Ino, each: u32, kind: Kind) -> Res
 }
 
 /// Makes files in a new directory, in one transaction; how many in a second.
-async fn make_in_bulk(env: &Env, fs: &Local, round: u32, files: u64) -> Result<f64, FsError> {
-    let Some(ledger) = fs.ledger() else { return Err(FsError::NotSupported) };
+async fn make_in_bulk(env: &Env, fs: &LocalFs, round: u32, files: u64) -> Result<f64, FsError> {
+    let Some(session_table) = fs.session_table() else { return Err(FsError::NotSupported) };
     let name = format!("bulk{round}");
     let parent = fs.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await?.ino;
-    let numbers = ledger.reserve_numbers(files).await?;
+    let numbers = session_table.reserve_numbers(files).await?;
     let time = Timestamp::of_nanos(env.wall_nanos());
-    let event = |number| {
+    let mutation = |number| {
         let (name, new) = (format!("file{number}").into(), new(Node::File));
-        Event { time, deed: Deed::Create { parent, name, new, number: Ino(number) } }
+        Mutation { time, kind: MutationKind::Create { parent, name, new, number: Ino(number) } }
     };
-    let events: Vec<Event> = numbers.map(event).collect();
+    let mutations: Vec<Mutation> = numbers.map(mutation).collect();
     let begun = env.now();
-    ledger.apply(&events, &[]).await?;
+    session_table.apply(&mutations, &[]).await?;
     Ok(files as f64 / env.now().since(begun).as_secs_f64())
 }
 

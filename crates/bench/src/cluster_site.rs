@@ -10,7 +10,7 @@ use thalweg_cluster::client::{self, Client};
 use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::connection::{Listener, Stream};
 use thalweg_env::{Env, Task, Time};
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{NewNode, Node};
 use thalweg_net::hello;
 use thalweg_net::keys::{Access, Squash};
@@ -134,7 +134,7 @@ impl Site {
     }
 }
 
-async fn filesystem(env: &Env, drive: Arc<SolidState>) -> Result<Local, BenchError> {
+async fn filesystem(env: &Env, drive: Arc<SolidState>) -> Result<LocalFs, BenchError> {
     let part = |start, size| -> Result<DeviceRef, BenchError> {
         Ok(Arc::new(Partition::new(drive.clone(), start, size).map_err(failed)?))
     };
@@ -150,7 +150,7 @@ async fn filesystem(env: &Env, drive: Arc<SolidState>) -> Result<Local, BenchErr
     let volume: Arc<dyn txn::Transact> = Arc::new(volume);
     local::make(env, &volume, &Format::default()).await.map_err(failed)?;
     let options = local::Options { keep_orphans: true, ..local::Options::default() };
-    Local::open(env, volume, "fs", options).await.map_err(failed)
+    LocalFs::open(env, volume, "fs", options).await.map_err(failed)
 }
 
 /// What is made.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rand::{RngExt, SeedableRng};
 use tempfile::NamedTempFile;
 use thalweg_env::{Env, Rng, Time, server_threads};
-use thalweg_fs::local::{self, Format, Local, check};
+use thalweg_fs::local::{self, Format, LocalFs, check};
 use thalweg_fs::{Filesystem, Ino, NewNode, Node};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::device::{DeviceRef, FileDevice, FileOptions};
@@ -111,7 +111,7 @@ struct Many {
     env: Env,
     store: Arc<InPlace>,
     volume: Arc<dyn Transact>,
-    fs: Local,
+    fs: LocalFs,
 }
 
 impl Many {
@@ -154,7 +154,7 @@ impl Many {
         store: Arc<InPlace>,
         volume: Arc<dyn Transact>,
     ) -> Result<Many, BenchError> {
-        let fs = Local::open(env, volume.clone(), "fs", local::Options::default());
+        let fs = LocalFs::open(env, volume.clone(), "fs", local::Options::default());
         Ok(Many { env: env.clone(), store, volume, fs: fs.await.map_err(failed)? })
     }
 

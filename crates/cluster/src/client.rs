@@ -2,10 +2,10 @@
 //!
 //! - [`address`]: where it is;
 //! - `cache`: what the client may use without a call;
-//! - `own`, `exclusive`: what it changes by itself; `events`: how the server gets that;
+//! - `delegation`: what it changes by itself; `queue`, `writeback`: how the server gets that;
 //! - `link`: connections, one after the other, and what the server calls;
 //! - [`Recover`]: what follows when the server has ended the session;
-//! - `users`: the users of calls; `call`: a call that outlives connections; `holdings`, `claims`: what outlives the server;
+//! - `users`: the users of calls; `call`: a call that outlives connections; `reclaim_state`, `reclaim`: what outlives the server;
 //! - `direct`: contents that it reads and writes past the server;
 //! - `level`: how far the changes of a file have come;
 //! - `opening`: the open files; `opens`: the calls about them; `locks`: those about locks;
@@ -18,24 +18,24 @@
 pub mod address;
 mod cache;
 mod call;
-mod claims;
 mod content;
+mod delegation;
 mod direct;
-mod events;
-mod exclusive;
 mod filesystem;
-mod holdings;
 mod level;
 mod link;
 mod locks;
 mod names;
 mod opening;
 mod opens;
-mod own;
+mod queue;
+mod reclaim;
+mod reclaim_state;
 mod recover;
 mod room;
-mod tails;
+mod size_records;
 mod users;
+mod writeback;
 
 use std::fmt;
 use std::io;
@@ -57,8 +57,8 @@ use uuid::Uuid;
 use cache::Cache;
 use call::Numbers;
 use direct::Direct;
-use holdings::Holdings;
 use link::Link;
+use reclaim_state::ReclaimState;
 pub use recover::Recover;
 use users::User;
 
@@ -187,7 +187,7 @@ struct Shared {
     link: watch::Sender<Link>,
     numbers: Mutex<Numbers>,
     cache: Mutex<Cache>,
-    holdings: Holdings,
+    reclaim_state: ReclaimState,
     direct: Mutex<Option<Direct>>,
     /// One task at a time finds the contents, or leaves them.
     reaching: tokio::sync::Mutex<()>,
@@ -198,7 +198,7 @@ struct Shared {
     /// The server is to be told of removed inodes.
     gone: Notify,
     watcher: RwLock<Option<Watcher>>,
-    /// One batch of events at a time.
+    /// One batch of mutations at a time.
     sending: Arc<tokio::sync::Mutex<()>>,
     /// One reservation of inode numbers at a time.
     reserving: tokio::sync::Mutex<()>,
@@ -270,7 +270,7 @@ impl Client {
             link,
             numbers: Mutex::default(),
             cache: Mutex::default(),
-            holdings: Holdings::default(),
+            reclaim_state: ReclaimState::default(),
             direct: Mutex::default(),
             reaching: tokio::sync::Mutex::default(),
             lost_contents: Notify::new(),
@@ -292,7 +292,7 @@ impl Client {
         let tasks = [
             env.spawn(async move { linking.keep_connected(connection).await }),
             env.spawn(async move { tending.tend().await }),
-            env.spawn(async move { sending.tend_events().await }),
+            env.spawn(async move { sending.run_writeback().await }),
             env.spawn(async move { reaching.keep_contents().await }),
         ];
         let life = Life { shared: shared.clone(), _tasks: tasks };
@@ -313,7 +313,7 @@ impl Client {
     pub fn status(&self) -> ClientStatus {
         let (inodes, unsent) = {
             let cache = self.shared.cache.lock();
-            (cache.len(), cache.pending.len())
+            (cache.len(), cache.queue.len())
         };
         ClientStatus {
             connected: matches!(*self.shared.link.borrow(), Link::Up(_)),
@@ -323,8 +323,8 @@ impl Client {
             inodes,
             calls: self.shared.numbers.lock().pending(),
             unsent,
-            kept: self.shared.holdings.kept.lock().len(),
-            lost: self.shared.holdings.lost.load(Ordering::Relaxed),
+            kept: self.shared.reclaim_state.replay_log.lock().len(),
+            lost: self.shared.reclaim_state.lost.load(Ordering::Relaxed),
         }
     }
 }

@@ -14,9 +14,9 @@
 //! A server whose filesystem keeps records ([`thalweg_fs::Ledger`]) finds the sessions there when it starts again. An answer
 //! that [changed something](Reply::committed) counts at once, and may not survive a crash: the client keeps the call until
 //! the server says that it does ([`FromServer::Durable`]). After [`Answer::Attached`] by another incarnation the client
-//! claims what it held ([`Request::Claim`], [`Request::ClaimOpen`], [`Request::ClaimLock`]), makes the calls that it has kept
-//! again in the order of their versions ([`Call::before`]), and ends that with [`Request::Claimed`], which lists the calls that
-//! were under way ([`Unanswered`]). Until all clients have done so, or their time is up, all other calls wait.
+//! reclaims what it held ([`Request::Reclaim`], [`Request::ReclaimOpen`], [`Request::ReclaimLock`]), makes the calls that it has kept
+//! again in the order of their versions ([`Call::before`]), and ends that with [`Request::Reclaimed`], which lists the calls that
+//! were under way ([`ReplayedCall`]). Until all clients have done so, or their time is up, all other calls wait.
 //!
 //! # What may be cached
 //!
@@ -28,12 +28,12 @@ mod call;
 mod footprint;
 mod lists;
 mod notices;
-mod unanswered;
+mod replay;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use thalweg_fs::event::ByteEvents;
-use thalweg_fs::ledger::Committed;
+use thalweg_fs::mutation::ByteMutations;
+use thalweg_fs::session_table::Committed;
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Caller, Cookie, Handle, Ino, Kind, Level, Lock,
     LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, RoomShare, Seek,
@@ -45,10 +45,10 @@ use uuid::Uuid;
 
 use crate::failure::WireError;
 pub use call::Call;
-pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_events};
+pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
-pub use unanswered::{Effect, Unanswered};
+pub use replay::{CallEffect, ReplayedCall};
 
 /// The first bytes that each side sends.
 pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 11 };
@@ -60,10 +60,10 @@ pub const MAX_ENTRIES: usize = 2048;
 pub const MAX_ANSWERED: usize = 64;
 /// Slots of a session.
 pub const SLOTS: u16 = 256;
-/// Most inodes in a [`Request::Claim`].
+/// Most inodes in a [`Request::Reclaim`].
 pub const MAX_CLAIMS: usize = 16384;
-/// Most events in a [`Request::Batch`].
-pub const MAX_EVENTS: usize = 2048;
+/// Most mutations in a [`Request::Batch`].
+pub const MAX_MUTATIONS: usize = 2048;
 /// Most inode numbers in an [`Answer::Numbers`].
 pub const MAX_NUMBERS: u64 = 4096;
 /// Most quotas that the changes of one [`Request::Batch`] count for, and the volume.
@@ -86,34 +86,34 @@ pub enum Request {
         /// It is to exist.
         resumes: bool,
     },
-    /// The payload is a list of [`Claim`].
-    Claim,
+    /// The payload is a list of [`Reclaim`].
+    Reclaim,
     /// The client had a file open under this handle.
-    ClaimOpen {
+    ReclaimOpen {
         handle: Handle,
         caller: Caller,
         ino: Ino,
         flags: OpenFlags,
     },
     /// The client had a lock.
-    ClaimLock {
+    ReclaimLock {
         ino: Ino,
         lock: Lock,
     },
     /// The client has reserved inode numbers: what [`Answer::Numbers`] was.
-    ClaimNumbers {
+    ReclaimNumbers {
         first: u64,
         count: u64,
-        proof: u64,
+        inode_token: u64,
     },
     /// The client has made changes that it has not sent, within this of what it was promised ([`RoomGrant`]).
-    ClaimRoom {
+    ReclaimRoom {
         shares: Vec<RoomShare>,
     },
-    /// The client has claimed everything. The payload is a list of [`Unanswered`] calls.
-    Claimed,
+    /// The client has reclaimed everything. The payload is a list of [`ReplayedCall`] calls.
+    Reclaimed,
     /// The client would like to hold a directory exclusively ([`Grants::exclusive`]). [`Answer::Inode`] either way.
-    Acquire {
+    RequestDelegation {
         ino: Ino,
     },
     /// Reserves inode numbers for the client. [`Answer::Numbers`].
@@ -122,7 +122,7 @@ pub enum Request {
     Room {
         quota: u64,
     },
-    /// The payload is a list of [`Event`](thalweg_fs::event::Event)s in directories that the client holds exclusively, in
+    /// The payload is a list of [`Mutation`](thalweg_fs::mutation::Mutation)s in directories that the client holds exclusively, in
     /// their order. [`Answer::Made`].
     Batch {
         /// The answer comes when they are durable, and all changes before.
@@ -141,9 +141,9 @@ pub enum Request {
         ino: Ino,
         end: u64,
     },
-    /// The client stores [tails](thalweg_fs::contents::Tail) of a file that is its alone, and no more of another one.
+    /// The client stores [size records](thalweg_fs::contents::SizeRecord) of a file that is delegated to it, and no more of another one.
     /// [`Answer::Number`]: 1 if it may, else 0.
-    KeepTail {
+    KeepSizeRecord {
         ino: Ino,
         instead_of: Option<Ino>,
     },
@@ -276,7 +276,7 @@ pub enum Request {
         /// The client has had it open before this call, without one, while it was the client's alone, and caches its pages.
         late: bool,
         /// The client would like to hold the file exclusively ([`Grants::exclusive`]).
-        exclusive: bool,
+        delegation: bool,
     },
     Flush {
         ino: Ino,
@@ -316,7 +316,7 @@ pub struct Grants {
     /// The directory of a [`Request::Acquire`], or the file of a [`Request::Open`], is the client's alone: no other client
     /// sees it or changes something of it before the client has released it. So the client may change names in the directory by
     /// itself, with all of what it has made there; and bytes, size and times of the file.
-    pub exclusive: bool,
+    pub delegation: bool,
 }
 
 /// Room that a client is promised: as long as what it has made by itself fits into that, the server does not refuse it for want
@@ -331,13 +331,13 @@ pub struct RoomGrant {
 
 /// An inode that a client knew before its server stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Claim {
+pub struct Reclaim {
     /// The inode.
     pub ino: Ino,
     /// The stamp of the last answer that named it.
     pub stamp: u64,
-    /// What that answer had as [`Reply::proof`].
-    pub proof: u64,
+    /// What that answer had as [`Reply::inode_token`].
+    pub inode_token: u64,
     /// What the client caches of it.
     pub held: Grants,
 }
@@ -356,7 +356,7 @@ pub struct Reply {
     /// Of an answer that grants something exclusively: the root of the quota that it counts for; 0 for none.
     pub quota: u64,
     /// Of an answer that names an inode: shows that the client knows it.
-    pub proof: u64,
+    pub inode_token: u64,
     /// The answer itself.
     pub answer: Answer,
 }
@@ -373,7 +373,7 @@ pub enum Answer {
         /// Changes are refused.
         read_only: bool,
         /// The changes of bytes that a [`Request::Batch`] may have.
-        bytes: ByteEvents,
+        bytes: ByteMutations,
         /// Where the contents of files are, if the client may reach them itself; else nothing.
         contents: Bytes,
         /// The users of the client that act as the user nobody. Unless that is none, the server checks what the user of each call may do.
@@ -404,7 +404,7 @@ pub enum Answer {
         /// Whether closes are to be told.
         flush: bool,
         /// Bytes of the file below this one may be stored by the client itself while the file is its alone.
-        reach: u64,
+        write_bound: u64,
     },
     /// The payload is a list of [`ListedEntry`], and behind that a byte for each: 1 if its attributes may be cached, else 0. Without
     /// these bytes none may.
@@ -424,9 +424,9 @@ pub enum Answer {
         /// How many.
         count: u64,
         /// Shows to the next server that they are the client's.
-        proof: u64,
+        inode_token: u64,
     },
-    /// The events count. The payload is a list of numbers: for each inode that they made, what [`Reply::proof`] is for one. The
+    /// The mutations count. The payload is a list of numbers: for each inode that they made, what [`Reply::inode_token`] is for one. The
     /// client may cache its attributes, and that a new directory holds what the client has made there.
     Made,
     /// It failed.

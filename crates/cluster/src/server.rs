@@ -3,51 +3,51 @@
 //! The server keeps nothing about names or inodes: that is the [`Filesystem`]'s. It adds:
 //!
 //! - `session`: a client's session, with the inodes that it knows, its open files and its locks;
-//! - `capabilities`: what each client caches; `changing`: a change invalidates that first;
-//! - `connection`: the calls of a connection; `calls`: each is carried out once; `job`: one of them; `outcome`: what it has come to;
+//! - `capabilities`: what each client caches; `recall`: a change invalidates that first;
+//! - `connection`: the calls of a connection; `calls`: each is carried out once; `context`: one of them; `outcome`: what it has come to;
 //! - `batch`: directories that are one client's alone, and what that client has made there;
-//! - `undurable`: changes that may not survive a crash yet, which other clients do not see before they do;
-//! - `recovery`: the sessions of the server before this one go on; `unanswered`: its calls that come again;
+//! - `commit_on_share`: changes that may not survive a crash yet, which other clients do not see before they do;
+//! - `recovery`: the sessions of the server before this one go on; `replay`: its calls that come again;
 //! - `status`, `report`: what an administrator sees; `counters`, `recalls`: what is counted for that;
 //! - `names`, `attributes`, `content`, `opens`: the calls by what they are about;
 //! - `moves`: what is moved out of the directory that a client sees;
 //! - `permits`: what the users of a client may do that is not trusted with that;
-//! - `pressure`: clients that know too much are asked to forget some of it.
+//! - `inode_limit`: clients that know too much are asked to forget some of it.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
 //! answer, it is evicted then: its session ends, and what it held is released. Otherwise its session goes on for
 //! [`Options::expire`].
 
 mod attributes;
+mod authorize;
 mod batch;
 mod calls;
 mod capabilities;
-mod changing;
+mod commit_on_share;
 mod connection;
 mod content;
+mod context;
 mod counters;
 mod execute;
-mod job;
+mod inode_limit;
+mod inode_tokens;
 mod level;
 mod moves;
 mod names;
 mod open_files;
 mod opens;
-mod outcome;
 mod page_turn;
 mod pages;
-mod permits;
-mod pressure;
-mod proofs;
+mod recall;
 mod recalls;
 mod recovery;
+mod replay;
 mod report;
+mod response;
 mod room;
 mod session;
 mod settling;
 mod status;
-mod unanswered;
-mod undurable;
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -67,21 +67,21 @@ use uuid::Uuid;
 
 use crate::protocol::{HELLO, MAX_PAYLOAD};
 use capabilities::Capabilities;
-use changing::NameLocks;
+use commit_on_share::CommitOnShare;
 use connection::Connection;
 pub use counters::CallCounts;
 use counters::Counters;
+use inode_limit::InodeLimit;
 use moves::Moves;
 use open_files::OpenFiles;
-use pressure::Pressure;
+use recall::NameLocks;
 use recalls::Recalls;
 use recovery::{Recovery, info_of};
+use replay::Replay;
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use room::RoomRecalls;
 use session::Session;
 pub use status::{InvalidationCounts, ServerStatus, SessionStatus};
-use unanswered::Unanswered;
-use undurable::Undurable;
 
 /// Limits and times.
 #[derive(Clone, Debug)]
@@ -159,9 +159,9 @@ pub(in crate::server) struct Shared {
     leaving: Mutex<HashMap<u64, Leaving>>,
     recalls: Recalls,
     room: RoomRecalls,
-    undurable: Undurable,
+    commit_on_share: CommitOnShare,
     recovery: Recovery,
-    unanswered: Unanswered,
+    replay: Replay,
     /// Tells clients this server from the one before it.
     incarnation: Uuid,
     names: NameLocks,
@@ -169,7 +169,7 @@ pub(in crate::server) struct Shared {
     open_files: OpenFiles,
     counters: Counters,
     started: Time,
-    pressure: Arc<Pressure>,
+    inode_limit: Arc<InodeLimit>,
     lists: AccessLists,
 }
 
@@ -208,10 +208,11 @@ impl Server {
         options: Options,
     ) -> Result<Server, FsError> {
         let (sessions, serial, leaving, recalls, names, open_files) = Default::default();
-        let (counters, pressure, started) = (Counters::default(), Default::default(), env.now());
+        let (counters, inode_limit, started) = (Counters::default(), Default::default(), env.now());
         let lists = AccessLists::default();
         let capabilities = Capabilities::new(env, 4 * options.lease);
-        let (env, undurable, recovery) = (env.clone(), Undurable::default(), Recovery::new());
+        let (env, commit_on_share, recovery) =
+            (env.clone(), CommitOnShare::default(), Recovery::new());
         let incarnation = env.uuid();
         let shared = Arc::new_cyclic(|me| Shared {
             me: me.clone(),
@@ -224,16 +225,16 @@ impl Server {
             leaving,
             recalls,
             room: RoomRecalls::default(),
-            undurable,
+            commit_on_share,
             recovery,
-            unanswered: Unanswered::default(),
+            replay: Replay::default(),
             incarnation,
             names,
             moves: Moves::default(),
             open_files,
             counters,
             started,
-            pressure,
+            inode_limit,
             lists,
         });
         let weak = Arc::downgrade(&shared);
@@ -243,7 +244,7 @@ impl Server {
                 clock.sleep(pause).await;
                 let Some(shared) = weak.upgrade() else { return };
                 shared.expire();
-                shared.ask_back();
+                shared.request_release();
             }
         });
         let mut tasks = vec![reaper];
@@ -333,11 +334,11 @@ impl Shared {
             Ending::Detached => "its client has left",
             Ending::Evicted(why) => why,
         };
-        let (estate, heard) = {
+        let (resources, heard) = {
             let mut state = session.state.lock();
             (state.end(why), state.heard)
         };
-        let Some(estate) = estate else { return };
+        let Some(resources) = resources else { return };
         counters::add(&self.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
         let Visitor { name, path, .. } = &session.visitor;
         tracing::info!(client = name, path, why, "a session ended");
@@ -350,7 +351,7 @@ impl Shared {
         self.leaving.lock().insert(session.serial, leaving);
         self.sessions.lock().remove(&session.id);
         session.moved.notify_waiters();
-        self.forget_unanswered(session.serial);
+        self.forget_replays(session.serial);
         // Without a server, nothing waits for the client.
         let Some(shared) = self.me.upgrade() else { return };
         let serial = session.serial;
@@ -358,20 +359,20 @@ impl Shared {
             if matches!(how, Ending::Evicted(_)) {
                 shared.shut_out(&[serial]).await;
             }
-            // Before anything is released, so that a client cannot claim what another one gets now.
-            if let Some(ledger) = shared.filesystem.ledger()
-                && let Err(error) = ledger.end_sessions(&[serial]).await
+            // Before anything is released, so that a client cannot reclaim what another one gets now.
+            if let Some(session_table) = shared.filesystem.session_table()
+                && let Err(error) = session_table.end_sessions(&[serial]).await
             {
                 tracing::error!(%error, "the record of a client's session stays");
             }
-            if let Some(ledger) = shared.filesystem.ledger() {
-                ledger.release_room(serial);
+            if let Some(session_table) = shared.filesystem.session_table() {
+                session_table.release_room(serial);
             }
-            for file in estate.files {
+            for file in resources.files {
                 shared.close(serial, file).await;
             }
-            estate.inodes.into_iter().for_each(|ino| shared.filesystem.unreference(ino, 1));
-            shared.return_numbers(estate.numbers).await;
+            resources.inodes.into_iter().for_each(|ino| shared.filesystem.unreference(ino, 1));
+            shared.return_numbers(resources.numbers).await;
             shared.env.sleep_until(until).await;
             shared.capabilities.drop_session(serial);
             shared.leaving.lock().remove(&serial);
@@ -393,15 +394,17 @@ impl Shared {
 
     /// The number of a new session, which is recorded if the filesystem keeps records.
     async fn record_session(&self, id: Uuid, visitor: &Visitor) -> Result<u64, FsError> {
-        match self.filesystem.ledger() {
-            Some(ledger) => ledger.begin_session(info_of(id, visitor, self.options.lease)).await,
+        match self.filesystem.session_table() {
+            Some(session_table) => {
+                session_table.begin_session(info_of(id, visitor, self.options.lease)).await
+            }
             None => Ok(self.next_serial()),
         }
     }
 
     /// What clients need that reach contents themselves.
     fn direct(&self) -> Option<&dyn DirectContents> {
-        self.filesystem.ledger()?.direct()
+        self.filesystem.session_table()?.direct()
     }
 
     /// Nothing of these sessions changes contents any more when this returns. Before that nothing that they had is another
@@ -416,7 +419,7 @@ impl Shared {
 
     /// Makes all changes durable, and tells the clients that have to know.
     async fn make_durable(&self) -> Result<(), FsError> {
-        let synced = self.undurable.sync(async || self.filesystem.sync_all().await).await?;
+        let synced = self.commit_on_share.sync(async || self.filesystem.sync_all().await).await?;
         if let Some(version) = synced {
             let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
             sessions.iter().for_each(|session| session.tell_durable(version));
@@ -428,7 +431,7 @@ impl Shared {
     async fn keep_durable(&self) {
         loop {
             self.env.sleep(self.options.commit).await;
-            if self.undurable.is_dirty()
+            if self.commit_on_share.is_dirty()
                 && let Err(error) = self.make_durable().await
             {
                 tracing::error!(%error, "changes of clients could not be made durable");

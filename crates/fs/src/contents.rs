@@ -28,7 +28,7 @@ pub struct Stored {
 
 /// How a file ends: it is stored with the last bytes, so that they need no other record at first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tail {
+pub struct SizeRecord {
     /// The byte behind the last one.
     pub end: u64,
     /// Last change of the content.
@@ -74,26 +74,30 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
         self.write(ino, offset, data).await
     }
 
-    /// Makes writes in their order, each an offset and buffers, and has the file end with `tail`, behind which none of them goes.
-    /// The last bytes and the tail are stored together, after everything else.
+    /// Makes writes in their order, each an offset and buffers, and has the file end with `size_record`, behind which none of them goes.
+    /// The last bytes and the size record are stored together, after everything else.
     ///
     /// # Errors
     /// [`FsError::NotSupported`]; as for [`Contents::write`].
-    async fn write_tail(
+    async fn write_with_size_record(
         &self,
         _ino: Ino,
         _writes: &[(u64, Vec<Bytes>)],
-        _tail: Tail,
+        _size_record: SizeRecord,
     ) -> Result<(), FsError> {
         Err(FsError::NotSupported)
     }
 
-    /// The furthest tail that was stored with bytes of the range, and that no [`Contents::truncate`] has removed since. All of a file
-    /// from the start of the range up to that tail has been written.
+    /// The furthest size record that was stored with bytes of the range, and that no [`Contents::truncate`] has removed since. All of a file
+    /// from the start of the range up to that size record has been written.
     ///
     /// # Errors
     /// Those of the store.
-    async fn tail(&self, _ino: Ino, _range: Range<u64>) -> Result<Option<Tail>, FsError> {
+    async fn size_record(
+        &self,
+        _ino: Ino,
+        _range: Range<u64>,
+    ) -> Result<Option<SizeRecord>, FsError> {
         Ok(None)
     }
 
@@ -103,7 +107,7 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
     /// Those of the store.
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError>;
 
-    /// Removes all bytes from `size` to `end`, behind which there are none, with the tails there.
+    /// Removes all bytes from `size` to `end`, behind which there are none, with the size records there.
     ///
     /// # Errors
     /// Those of the store.

@@ -26,7 +26,7 @@ pub trait DirectContents: Send + Sync {
     async fn admit(&self, session: u64, address: &str) -> Result<(), FsError>;
 
     /// Shuts sessions out whose clients may still be running. Nothing of theirs changes contents after this has returned, and files
-    /// end where they have stored tails.
+    /// end where they have stored size records.
     ///
     /// # Errors
     /// Those of the store and the transaction.
@@ -36,23 +36,23 @@ pub trait DirectContents: Send + Sync {
     ///
     /// # Errors
     /// [`FsError::Stale`], [`FsError::IsDirectory`]; those of the transaction.
-    async fn reach(&self, ino: Ino) -> Result<u64, FsError>;
+    async fn write_bound(&self, ino: Ino) -> Result<u64, FsError>;
 
-    /// Raises the reach of a file to this byte or further; returns the new one when that survives a crash. 0 as before.
+    /// Raises the write bound of a file to this byte or further; returns the new one when that survives a crash. 0 as before.
     ///
     /// # Errors
-    /// As for [`DirectContents::reach`]; [`FsError::FileTooLarge`].
-    async fn raise_reach(&self, ino: Ino, end: u64) -> Result<u64, FsError>;
+    /// As for [`DirectContents::write_bound`]; [`FsError::FileTooLarge`].
+    async fn extend_write_bound(&self, ino: Ino, end: u64) -> Result<u64, FsError>;
 
-    /// A session stores [tails](crate::contents::Tail) of a file that it has to itself from now on, and no more of another file
+    /// A session stores [size records](crate::contents::SizeRecord) of a file that it has to itself from now on, and no more of another file
     /// `instead_of` which it does. Whether it may; that survives a crash.
     ///
-    /// A tail counts if it is further than the size of the file, which has no quota. So the session stores one only while all but
+    /// A size record counts if it is further than the size of the file, which has no quota. So the session stores one only while all but
     /// later bytes and times of the file are durable.
     ///
     /// # Errors
     /// [`FsError::Stale`] when the session is not on record, or the file; those of the transaction.
-    async fn keep_tail(
+    async fn keep_size_record(
         &self,
         session: u64,
         ino: Ino,

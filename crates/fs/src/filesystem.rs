@@ -21,14 +21,14 @@ use crate::attributes::{AttributeChange, Ino};
 use crate::direct::DirectContents;
 pub use crate::entry::{Cookie, Entry};
 use crate::error::FsError;
-use crate::event::{ByteEvents, Event};
 use crate::handle::{Caller, Credentials, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
-use crate::ledger::{Recorder, SessionRecord};
 use crate::level::Level;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
+use crate::mutation::{ByteMutations, Mutation};
 pub use crate::node::{NewNode, Node};
 use crate::room::{Promises, RoomShare};
+use crate::session_table::{Recorder, SessionRecord};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -381,7 +381,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     }
 
     /// The records that a server can keep in the filesystem, if these survive a crash as its files do.
-    fn ledger(&self) -> Option<&dyn Ledger> {
+    fn session_table(&self) -> Option<&dyn SessionTable> {
         None
     }
 
@@ -394,7 +394,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
 
 /// A filesystem that keeps a server's records.
 #[async_trait]
-pub trait Ledger: Promises + Send + Sync + fmt::Debug {
+pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// The filesystem for one call: its change and the record of the call are one transaction. A call of several
     /// transactions is recorded with its last change.
     ///
@@ -436,7 +436,7 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
     }
 
     /// A number that shows that the server told this session of an inode in this generation: it cannot be guessed.
-    fn proof(&self, session: u64, ino: Ino, generation: u64) -> u64;
+    fn inode_token(&self, session: u64, ino: Ino, generation: u64) -> u64;
 
     /// Records that a session was shut out of inodes, in the order of changes: proofs of the generation beside each are valid.
     ///
@@ -445,9 +445,9 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
     async fn revoke(&self, session: u64, inodes: &[(Ino, u64)]) -> Result<(), FsError>;
 
     /// As [`Ledger::proof`], for inode numbers that were reserved for a session.
-    fn proof_of_numbers(&self, session: u64, numbers: Range<u64>) -> u64;
+    fn inode_range_token(&self, session: u64, numbers: Range<u64>) -> u64;
 
-    /// Reserves inode numbers for [`Deed::Create`](crate::event::Deed::Create); returns them when that survives a crash.
+    /// Reserves inode numbers for [`MutationKind::Create`](crate::mutation::MutationKind::Create); returns them when that survives a crash.
     ///
     /// # Errors
     /// [`FsError::Invalid`] for none; those of the transaction.
@@ -460,8 +460,8 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
     async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError>;
 
     /// The changes of bytes that [`Ledger::apply`] takes.
-    fn byte_events(&self) -> ByteEvents {
-        ByteEvents { end: u64::MAX, sizes: true, dense: false }
+    fn byte_mutations(&self) -> ByteMutations {
+        ByteMutations { end: u64::MAX, sizes: true, dense: false }
     }
 
     /// What clients need that read and write contents themselves; `None` if none can.
@@ -469,13 +469,13 @@ pub trait Ledger: Promises + Send + Sync + fmt::Debug {
         None
     }
 
-    /// Applies events in their order: all of them in one transaction, or none. When they count, the promise of the session is
+    /// Applies mutations in their order: all of them in one transaction, or none. When they count, the promise of the session is
     /// less by `charged`, and it refuses nothing that this covers.
     ///
     /// # Errors
-    /// The first one of an event: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
+    /// The first one of a mutation: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
     /// that was never reserved, or that an inode has.
-    async fn apply(&self, events: &[Event], charged: &[RoomShare]) -> Result<(), FsError>;
+    async fn apply(&self, mutations: &[Mutation], charged: &[RoomShare]) -> Result<(), FsError>;
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
     /// that take references again, if the filesystem was opened so.

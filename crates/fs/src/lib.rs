@@ -5,7 +5,7 @@
 //! - [`handle`]: open files and directories, and the users of calls; [`locks`]: locks on files;
 //! - [`invalidation`]: changes that a caller's caches do not know of;
 //! - [`interruption`]: calls whose callers do not wait any more;
-//! - [`node`]: what a new inode is to be; [`event`]: changes that were made elsewhere, and are applied later;
+//! - [`node`]: what a new inode is to be; [`mutation`]: changes that were made elsewhere, and are applied later;
 //! - [`level`]: how far the changes of a file have come;
 //! - [`room`]: room that is promised for such changes;
 //! - [`ledger`]: the records of a server in the filesystem that it serves;
@@ -23,18 +23,18 @@ pub mod direct;
 pub mod entry;
 pub mod errno;
 pub mod error;
-pub mod event;
 pub mod filesystem;
 pub mod handle;
 pub mod interruption;
 pub mod invalidation;
-pub mod ledger;
 pub mod level;
 pub mod local;
 pub mod locks;
+pub mod mutation;
 pub mod node;
 pub mod payload;
 pub mod room;
+pub mod session_table;
 
 pub use local::check;
 pub use local::is_quota_attribute;
@@ -45,7 +45,7 @@ pub use contents::{Contents, ContentsFinder, ContentsKind};
 pub use direct::DirectContents;
 pub use error::{Action, Failure, FsError};
 pub use filesystem::{
-    Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Node, Rename, Seek, SetXattr,
+    Allocation, Cookie, Entry, Filesystem, NewNode, Node, Rename, Seek, SessionTable, SetXattr,
     Statistics, WriteAt, WriteHow,
 };
 pub use handle::{Caller, Credentials, Handle, OpenFlags, Opened, PageCache};

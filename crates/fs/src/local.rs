@@ -7,38 +7,38 @@
 
 mod accesses;
 mod area;
-mod aside;
+mod background;
 mod blocks;
 mod calls;
 pub mod check;
 mod content;
+mod deferred_removals;
+mod dir_slots;
 mod direct;
 mod effects;
-mod elsewhere;
 mod ended;
-mod events;
 mod extents;
+mod external_contents;
 pub mod format;
+mod fs_call;
+mod fs_state;
 mod gates;
 mod growth;
-mod holdings;
-mod inner;
-mod keeper;
-mod leftovers;
 mod levels;
 mod make;
+mod mutations;
 mod names;
 mod numbers;
-mod op;
 mod options;
 mod orphans;
 mod paths;
-mod places;
+mod private_blocks;
 mod promises;
 mod quota;
 mod records;
 mod references;
 mod reservation;
+mod reserved_blocks;
 mod rooms;
 mod seek;
 mod sessions;
@@ -60,17 +60,17 @@ use crate::answer::Answer;
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange};
 use crate::error::FsError;
 use crate::filesystem::WriteAt;
-use crate::ledger::Recorder;
+use crate::session_table::Recorder;
 use content::BLOCK;
 use effects::Effects;
+use fs_call::FsCall;
+use fs_state::FsState;
 pub use growth::{Growth, room, size};
-use holdings::Reservation;
-use inner::Inner;
-pub use make::{is_elsewhere, make, make_elsewhere, remove};
-use op::Op;
+pub use make::{is_external, make, make_external, remove};
 pub use options::{Atime, Format, Options};
 pub use quota::{Quota, is_attribute as is_quota_attribute};
 use records::{attributes_of, kind_of};
+use reserved_blocks::Reservation;
 
 /// Bytes of the largest write that is one transaction: a longer one is several, cut at multiples of it.
 pub const MAX_ATOMIC_WRITE: u64 = 128 * BLOCK;
@@ -89,8 +89,8 @@ const COPIED_AT_ONCE: u64 = MAX_ATOMIC_WRITE;
 /// names lives only while it has references in the handle that removed its last name, and each handle
 /// estimates [`Statistics`](crate::Statistics) from the changes that it has seen.
 #[derive(Clone)]
-pub struct Local {
-    inner: Arc<Inner>,
+pub struct LocalFs {
+    inner: Arc<FsState>,
     within: Option<Arc<Within>>,
     /// Records the call for which this handle is.
     recorder: Option<Arc<Recorder>>,
@@ -99,7 +99,7 @@ pub struct Local {
 
 /// A transaction of the caller's.
 struct Within {
-    inner: Arc<Inner>,
+    inner: Arc<FsState>,
     txn: Arc<dyn Transaction>,
     /// Changes come one after the other: within a transaction nothing keeps them apart.
     order: RwLock<()>,
@@ -127,22 +127,22 @@ impl Within {
     }
 }
 
-impl fmt::Debug for Local {
+impl fmt::Debug for LocalFs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let within = self.within.as_ref().map(|within| &within.txn);
         f.debug_struct("Local").field("inner", &self.inner).field("within", &within).finish()
     }
 }
 
-impl Local {
+impl LocalFs {
     /// The same filesystem as the transaction sees it: every call through the new handle is a part of
     /// `txn`, whose isolation should be strict, and no change is visible outside until `txn` commits. Other
     /// stores and blocks may be a part of it too.
     ///
-    /// Commit with [`Local::commit`], or drop the handle after the transaction has ended; watchers are told
+    /// Commit with [`LocalFs::commit`], or drop the handle after the transaction has ended; watchers are told
     /// then. To undo everything, abort the transaction. A failed call has changed nothing, except with
     /// [`FsError::Aborted`]: then the transaction is aborted.
-    pub fn within(&self, txn: Arc<dyn Transaction>) -> Local {
+    pub fn within(&self, txn: Arc<dyn Transaction>) -> LocalFs {
         if let Some(aside) = txn.aside() {
             aside.make_large();
         }
@@ -154,7 +154,7 @@ impl Local {
             reservation: Reservation::default(),
             failure: OnceLock::new(),
         };
-        Local { within: Some(Arc::new(within)), ..self.clone() }
+        LocalFs { within: Some(Arc::new(within)), ..self.clone() }
     }
 
     /// Prepares for a transaction that is about to begin and will create many inodes: reserves inode
@@ -169,7 +169,7 @@ impl Local {
         }
     }
 
-    /// Commits the transaction of a handle from [`Local::within`].
+    /// Commits the transaction of a handle from [`LocalFs::within`].
     ///
     /// # Errors
     /// [`FsError::Conflict`]: nothing of it counts; begin again. [`FsError::Invalid`] for a handle
@@ -190,7 +190,7 @@ impl Local {
         Ok(())
     }
 
-    /// Takes back everything that was done through a handle from [`Local::within`]. Without one, does
+    /// Takes back everything that was done through a handle from [`LocalFs::within`]. Without one, does
     /// nothing.
     pub async fn abort(&self) {
         let Some(within) = &self.within else { return };
@@ -199,7 +199,7 @@ impl Local {
         self.inner.end_reservation(within.reservation.end()).await;
     }
 
-    /// Why the transaction of a handle from [`Local::within`] was aborted in the middle of a call.
+    /// Why the transaction of a handle from [`LocalFs::within`] was aborted in the middle of a call.
     pub fn failure(&self) -> Option<FsError> {
         self.within.as_ref()?.failure.get().cloned()
     }
@@ -274,8 +274,8 @@ impl Local {
         }
     }
 
-    fn op<'a>(&'a self, txn: &'a Arc<dyn Transaction>) -> Op<'a> {
-        let op = Op::new(&self.inner, txn, self.within.is_some());
+    fn op<'a>(&'a self, txn: &'a Arc<dyn Transaction>) -> FsCall<'a> {
+        let op = FsCall::new(&self.inner, txn, self.within.is_some());
         let op = match &self.recorder {
             Some(recorder) => op.recorded(recorder),
             None => op,
@@ -287,7 +287,7 @@ impl Local {
     }
 
     /// Notes that an inode was read, as far as that is noted.
-    async fn accessed(&self, ino: Ino, op: &mut Op<'_>) -> Result<(), FsError> {
+    async fn accessed(&self, ino: Ino, op: &mut FsCall<'_>) -> Result<(), FsError> {
         if self.within.is_none() {
             let record = op.inode(ino.0).await?;
             self.inner.note_access(ino.0, &record);
@@ -364,11 +364,11 @@ impl Local {
         // The keeper may be in the middle of work that it took over: this waits for it.
         self.inner.finish_reservations().await?;
         self.inner.finish_freed().await?;
-        self.inner.finish_leftovers().await?;
+        self.inner.finish_deferred_removals().await?;
         self.inner.flush_accesses().await?;
         self.inner.save_counts().await?;
-        if let Some(elsewhere) = &self.inner.elsewhere {
-            elsewhere.contents.settle().await?;
+        if let Some(external_contents) = &self.inner.external_contents {
+            external_contents.contents.settle().await?;
         }
         self.inner.sync(None).await
     }
@@ -444,7 +444,7 @@ impl Local {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     async fn set_attributes(
         &mut self,
         ino: u64,

@@ -128,7 +128,7 @@ pub trait Promises {
     async fn promise(&self, session: u64, quota: u64) -> Result<Vec<RoomShare>, FsError>;
 
     /// A session was promised this by a server before this one, and has not used it.
-    fn claim_room(&self, session: u64, shares: &[RoomShare]);
+    fn reclaim_room(&self, session: u64, shares: &[RoomShare]);
 
     /// A session has used this, or never will.
     fn return_room(&self, session: u64, shares: &[RoomShare]);

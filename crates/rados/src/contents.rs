@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_fs::contents::{Contents, Space, Stored, Tail};
+use thalweg_fs::contents::{Contents, SizeRecord, Space, Stored};
 use thalweg_fs::{Action, Failure, FsError, Ino};
 
 use crate::ObjectError;
@@ -41,17 +41,21 @@ impl Contents for FileObjects {
         Ok(FileObjects::write_first(self, ino.0, offset, data).await?)
     }
 
-    async fn write_tail(
+    async fn write_with_size_record(
         &self,
         ino: Ino,
         writes: &[(u64, Vec<Bytes>)],
-        tail: Tail,
+        size_record: SizeRecord,
     ) -> Result<(), FsError> {
-        Ok(FileObjects::write_tail(self, ino.0, writes, tail).await?)
+        Ok(FileObjects::write_with_size_record(self, ino.0, writes, size_record).await?)
     }
 
-    async fn tail(&self, ino: Ino, range: Range<u64>) -> Result<Option<Tail>, FsError> {
-        Ok(FileObjects::tail(self, ino.0, range).await?)
+    async fn size_record(
+        &self,
+        ino: Ino,
+        range: Range<u64>,
+    ) -> Result<Option<SizeRecord>, FsError> {
+        Ok(FileObjects::size_record(self, ino.0, range).await?)
     }
 
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError> {

@@ -12,11 +12,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_fs::contents::{Space, Stored, Tail};
+use thalweg_fs::contents::{SizeRecord, Space, Stored};
 
 use crate::ObjectError;
 use crate::fence::{Fence, shut_out};
-use crate::format::{NO_TAIL, TAIL, stripe_number, tail_of, tail_value};
+use crate::format::{NO_TAIL, SIZE_RECORD, size_record_of, size_record_value, stripe_number};
 use crate::location::Location;
 use crate::object::{ObjectStoreRef, Step};
 use crate::striped::{Names, Striped, each};
@@ -127,46 +127,53 @@ impl FileObjects {
         self.file(inode).write(offset, data, true).await
     }
 
-    /// Makes writes in their order, each an offset and buffers, and has the file end with `tail`, behind which none of them goes.
-    /// The last object gets its bytes and the tail in one change, after the others.
+    /// Makes writes in their order, each an offset and buffers, and has the file end with `size_record`, behind which none of them goes.
+    /// The last object gets its bytes and the size record in one change, after the others.
     ///
     /// # Errors
-    /// As for [`FileObjects::write`]; [`ObjectError::Invalid`] for writes behind the tail.
-    pub async fn write_tail(
+    /// As for [`FileObjects::write`]; [`ObjectError::Invalid`] for writes behind the size record.
+    pub async fn write_with_size_record(
         &self,
         inode: u64,
         writes: &[(u64, Vec<Bytes>)],
-        tail: Tail,
+        size_record: SizeRecord,
     ) -> Result<(), ObjectError> {
         for (offset, data) in writes {
             let len = data.iter().map(|buffer| buffer.len() as u64).sum();
             self.check(inode, *offset, len)?;
-            if offset + len > tail.end {
+            if offset + len > size_record.end {
                 return Err(self.invalid(inode, "a write behind the end".to_owned()));
             }
         }
-        let last = tail.end.saturating_sub(1) / self.stripe;
-        let with = Step::SetAttribute { attribute: TAIL, value: tail_value(tail) };
+        let last = size_record.end.saturating_sub(1) / self.stripe;
+        let with =
+            Step::SetAttribute { attribute: SIZE_RECORD, value: size_record_value(size_record) };
         self.file(inode).write_with(writes, (last, with)).await
     }
 
-    /// The furthest tail on the objects of a range, of which all up to that have bytes.
+    /// The furthest size record on the objects of a range, of which all up to that have bytes.
     ///
     /// # Errors
     /// Any [`ObjectError`] but [`ObjectError::NotFound`].
-    pub async fn tail(&self, inode: u64, range: Range<u64>) -> Result<Option<Tail>, ObjectError> {
+    pub async fn size_record(
+        &self,
+        inode: u64,
+        range: Range<u64>,
+    ) -> Result<Option<SizeRecord>, ObjectError> {
         let file = self.file(inode);
-        let mut furthest: Option<Tail> = None;
+        let mut furthest: Option<SizeRecord> = None;
         for stripe in range.start / self.stripe..range.end.div_ceil(self.stripe) {
-            let Some(value) = file.attribute(stripe, TAIL).await? else { break };
-            if let Some(tail) = tail_of(&value).filter(|it| (it.end - 1) / self.stripe == stripe) {
-                furthest = Some(tail);
+            let Some(value) = file.attribute(stripe, SIZE_RECORD).await? else { break };
+            if let Some(size_record) =
+                size_record_of(&value).filter(|it| (it.end - 1) / self.stripe == stripe)
+            {
+                furthest = Some(size_record);
             }
         }
         Ok(furthest)
     }
 
-    /// Removes the bytes of a file from `size` to its former size, and the tails there: they read as zeros when the file grows again.
+    /// Removes the bytes of a file from `size` to its former size, and the size records there: they read as zeros when the file grows again.
     ///
     /// # Errors
     /// As for [`FileObjects::write`].
@@ -174,7 +181,7 @@ impl FileObjects {
         let file = self.file(inode);
         let (kept, inside) = (size.div_ceil(self.stripe), size % self.stripe);
         if inside > 0 && size < former {
-            let no_tail = Step::SetAttribute { attribute: TAIL, value: NO_TAIL };
+            let no_tail = Step::SetAttribute { attribute: SIZE_RECORD, value: NO_TAIL };
             file.change_present(kept - 1, &[Step::Truncate { size: inside }, no_tail]).await?;
         }
         let gone = kept..former.div_ceil(self.stripe);

@@ -13,7 +13,7 @@
 
 use bytes::Bytes;
 use thalweg_fs::Timestamp;
-use thalweg_fs::contents::Tail;
+use thalweg_fs::contents::SizeRecord;
 use thalweg_store::checksum::crc32c;
 use uuid::Uuid;
 use zerocopy::little_endian::{I64, U16, U32, U64};
@@ -25,8 +25,8 @@ pub const EPOCH: &str = "thalweg.epoch";
 /// The attribute of a header with the last beat of the image's server.
 pub const BEAT: &str = "thalweg.beat";
 
-/// The attribute of an object of a file with the [`Tail`] that was stored with its bytes.
-pub const TAIL: &str = "thalweg.tail";
+/// The attribute of an object of a file with the [`SizeRecord`] that was stored with its bytes.
+pub const SIZE_RECORD: &str = "thalweg.tail";
 /// Its value when that was removed.
 pub(crate) const NO_TAIL: Bytes = Bytes::from_static(b"-");
 
@@ -50,10 +50,10 @@ pub struct Header {
     pub epoch: u64,
 }
 
-/// A [`Tail`] in its attribute.
+/// A [`SizeRecord`] in its attribute.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct TailValue {
+struct SizeRecordValue {
     end: U64,
     seconds: I64,
     nanos: U32,
@@ -231,18 +231,20 @@ pub(crate) fn is_of_files(image: &str, name: &str) -> bool {
     stripe.is_some()
 }
 
-/// The value of [`TAIL`].
-pub(crate) fn tail_value(tail: Tail) -> Bytes {
-    let (end, seconds) = (tail.end.into(), tail.modified.seconds.into());
-    Bytes::copy_from_slice(TailValue { end, seconds, nanos: tail.modified.nanos.into() }.as_bytes())
+/// The value of [`SIZE_RECORD`].
+pub(crate) fn size_record_value(size_record: SizeRecord) -> Bytes {
+    let (end, seconds) = (size_record.end.into(), size_record.modified.seconds.into());
+    Bytes::copy_from_slice(
+        SizeRecordValue { end, seconds, nanos: size_record.modified.nanos.into() }.as_bytes(),
+    )
 }
 
-/// The tail in an attribute; `None` if that has none.
-pub(crate) fn tail_of(value: &[u8]) -> Option<Tail> {
-    let TailValue { end, seconds, nanos } = TailValue::read_from_bytes(value).ok()?;
+/// The size record in an attribute; `None` if that has none.
+pub(crate) fn size_record_of(value: &[u8]) -> Option<SizeRecord> {
+    let SizeRecordValue { end, seconds, nanos } = SizeRecordValue::read_from_bytes(value).ok()?;
     let (seconds, nanos) = (seconds.get(), nanos.get());
     (end.get() > 0 && nanos < 1_000_000_000)
-        .then_some(Tail { end: end.get(), modified: Timestamp { seconds, nanos } })
+        .then_some(SizeRecord { end: end.get(), modified: Timestamp { seconds, nanos } })
 }
 
 /// The value of [`EPOCH`]: 16 hexadecimal digits, which compare as texts like the numbers that they are of.

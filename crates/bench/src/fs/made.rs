@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_env::Env;
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options as StoreOptions, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
@@ -15,14 +15,15 @@ use crate::rig::failed as other;
 pub(crate) async fn make(
     data: DeviceRef,
     mode: Mode,
-) -> Result<(Arc<Local>, Arc<InPlace>), BenchError> {
+) -> Result<(Arc<LocalFs>, Arc<InPlace>), BenchError> {
     let env = Env::real();
     let parts = Parts { data: data.clone(), journal: None };
     let new = NewInPlace { name: "bench".to_owned(), ..NewInPlace::default() };
     InPlace::create(&env, &parts, &new).await.map_err(other)?;
     let (volume, store) = open_volume(&env, data, mode).await?;
     local::make(&env, &volume, &Format::default()).await.map_err(other)?;
-    let files = Local::open(&env, volume, "fs", local::Options::default()).await.map_err(other)?;
+    let files =
+        LocalFs::open(&env, volume, "fs", local::Options::default()).await.map_err(other)?;
     Ok((Arc::new(files), store))
 }
 
@@ -31,10 +32,10 @@ pub(crate) async fn open_served(
     env: &Env,
     data: DeviceRef,
     mode: Mode,
-) -> Result<Arc<Local>, BenchError> {
+) -> Result<Arc<LocalFs>, BenchError> {
     let (volume, _) = open_volume(env, data, mode).await?;
     let options = local::Options { keep_orphans: true, ..local::Options::default() };
-    Ok(Arc::new(Local::open(env, volume, "fs", options).await.map_err(other)?))
+    Ok(Arc::new(LocalFs::open(env, volume, "fs", options).await.map_err(other)?))
 }
 
 async fn open_volume(

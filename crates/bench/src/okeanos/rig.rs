@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{Filesystem, Ino, NewNode, Node, WriteAt, WriteHow};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_store::block::{BlockStore, StoreError};
@@ -68,7 +68,7 @@ impl Plan {
 /// A filesystem with data and journal on drives of their own.
 pub(crate) struct Rig {
     pub(crate) env: Env,
-    pub(crate) fs: Local,
+    pub(crate) fs: LocalFs,
     pub(crate) store: Arc<InPlace>,
     pub(crate) data: Arc<HardDisk>,
     pub(crate) journal: Arc<HardDisk>,
@@ -193,7 +193,7 @@ async fn mount(
     parts: &Parts,
     plan: Plan,
     make: bool,
-) -> Result<(Arc<InPlace>, Local, Recovered), BenchError> {
+) -> Result<(Arc<InPlace>, LocalFs, Recovered), BenchError> {
     let opened = InPlace::open(env, parts.clone(), plan.options()).await;
     let (store, recovered) = opened.map_err(failed)?;
     let store = Arc::new(store);
@@ -205,7 +205,7 @@ async fn mount(
             .await
             .map_err(failed)?;
     }
-    let fs = Local::open(env, volume, "fs", local::Options::default()).await.map_err(failed)?;
+    let fs = LocalFs::open(env, volume, "fs", local::Options::default()).await.map_err(failed)?;
     Ok((store, fs, recovered))
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thalweg_env::Env;
 use thalweg_fs::check;
 use thalweg_fs::contents::{self, Contents};
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{Action, Filesystem, FsError};
 use thalweg_store::txn::{Begin, Durability, Retry, Transact, TxnError};
 
@@ -19,14 +19,14 @@ use crate::request::{ContentsPlace, NewFilesystem};
 /// The filesystem of one open volume.
 #[derive(Debug)]
 pub(crate) struct Files {
-    local: Local,
+    local: LocalFs,
     volume: Arc<dyn Transact>,
 }
 
 /// The filesystem as one transaction sees it.
 #[derive(Debug)]
 pub(crate) struct View {
-    local: Local,
+    local: LocalFs,
 }
 
 /// The outcome of a commit.
@@ -67,7 +67,7 @@ pub(crate) async fn make(env: &Env, volume: &Opened, new: &NewFilesystem) -> Out
     };
     let volume = transact(volume);
     let make = async || match contents {
-        Some(contents) => local::make_elsewhere(env, &volume, &format, contents).await,
+        Some(contents) => local::make_external(env, &volume, &format, contents).await,
         None => local::make(env, &volume, &format).await,
     };
     match make().await {
@@ -93,7 +93,7 @@ pub(crate) fn no_objects(place: &Path) -> Failure {
 
 /// Whether the files of a volume's filesystem have their contents in objects; `None` without a filesystem.
 pub(crate) async fn has_objects(env: &Env, volume: &Opened) -> Outcome<Option<bool>> {
-    match local::is_elsewhere(env, &transact(volume), &Format::default().name).await {
+    match local::is_external(env, &transact(volume), &Format::default().name).await {
         Err(FsError::NoFilesystem(_) | FsError::Foreign(_)) => Ok(None),
         found => Ok(Some(found?)),
     }
@@ -106,7 +106,7 @@ async fn contents_of(
     transact: &Arc<dyn Transact>,
 ) -> Outcome<Option<Arc<dyn Contents>>> {
     let name = Format::default().name;
-    match local::is_elsewhere(env, transact, &name).await? {
+    match local::is_external(env, transact, &name).await? {
         true => volume.contents(&name).await,
         false => Ok(None),
     }
@@ -115,7 +115,7 @@ async fn contents_of(
 /// The same for a check, which may find the filesystem damaged so that it does not say.
 async fn contents_to_check(env: &Env, volume: &Opened) -> Outcome<Option<Arc<dyn Contents>>> {
     let name = Format::default().name;
-    match local::is_elsewhere(env, &transact(volume), &name).await {
+    match local::is_external(env, &transact(volume), &name).await {
         Ok(false) => return Ok(None),
         Ok(true) => return volume.contents(&name).await,
         Err(FsError::Damaged(_)) => {}
@@ -134,7 +134,7 @@ pub(crate) async fn grow(env: &Env, volume: &Opened) -> Outcome<Grown> {
     let options = local::Options::default();
     let transact = transact(volume);
     let contents = contents_of(env, volume, &transact).await?;
-    let local = Local::open_with(env, transact, &name, options, contents).await?;
+    let local = LocalFs::open_with(env, transact, &name, options, contents).await?;
     let grown = local.grow(None).await;
     local.close().await?;
     Ok(grown?.into())
@@ -189,7 +189,7 @@ impl Files {
         let contents = contents_of(env, volume, &transact).await?;
         let volume = transact;
         let options = options.for_files();
-        let local = Local::open_with(env, volume.clone(), &name, options, contents).await?;
+        let local = LocalFs::open_with(env, volume.clone(), &name, options, contents).await?;
         let files = Files { local, volume };
         files.end_sessions().await?;
         Ok(files)
@@ -202,13 +202,13 @@ impl Files {
         let volume = transact;
         let options = local::Options { keep_orphans: true, ..local::Options::default() };
         let name = Format::default().name;
-        let local = Local::open_with(env, volume.clone(), &name, options, contents).await?;
+        let local = LocalFs::open_with(env, volume.clone(), &name, options, contents).await?;
         Ok(Files { local, volume })
     }
 
     async fn end_sessions(&self) -> Outcome<()> {
-        let Some(ledger) = self.local.ledger() else { return Ok(()) };
-        let clients = ledger.end_all_sessions().await?;
+        let Some(session_table) = self.local.session_table() else { return Ok(()) };
+        let clients = session_table.end_all_sessions().await?;
         if clients > 0 {
             tracing::warn!(clients, "clients of the server of this filesystem lost their sessions");
         }

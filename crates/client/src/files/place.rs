@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thalweg_cluster::client::address::Address;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::Env;
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{Filesystem, FsError};
 use thalweg_ipc::Connection;
 use thalweg_net::keys::{Home, Token};
@@ -43,7 +43,7 @@ pub(super) struct Opened {
 
 #[derive(Debug)]
 enum Source {
-    Local { local: Local, volume: AnyVolume },
+    Local { local: LocalFs, volume: AnyVolume },
     Shared(Client),
 }
 
@@ -53,11 +53,11 @@ async fn open_alone(
     volume: Arc<dyn Transact>,
     name: &str,
     read_only: bool,
-) -> Result<Local, FsError> {
+) -> Result<LocalFs, FsError> {
     let options = local::Options { read_only, ..local::Options::default() };
-    let local = Local::open(env, volume, name, options).await?;
-    if let Some(ledger) = local.ledger() {
-        ledger.end_all_sessions().await?;
+    let local = LocalFs::open(env, volume, name, options).await?;
+    if let Some(session_table) = local.session_table() {
+        session_table.end_all_sessions().await?;
     }
     Ok(local)
 }

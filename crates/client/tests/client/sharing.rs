@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thalweg_cluster::server::{Options, Server, Visitor};
 use thalweg_env::{Env, Task};
 use thalweg_fs::Filesystem;
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_net::entry::Service;
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Access, Client, Home, Key, Offer, Squash, Token};
@@ -42,19 +42,19 @@ pub(crate) async fn volume_with_files(home: &Path, name: &str) -> PathBuf {
 /// Sessions that the filesystem of a volume has records of.
 pub(crate) async fn sessions(path: &Path) -> usize {
     let (volume, local) = open(&Env::real(), path).await;
-    let found = local.ledger().unwrap().sessions().await.unwrap().len();
+    let found = local.session_table().unwrap().sessions().await.unwrap().len();
     local.close().await.unwrap();
     volume.close().await.unwrap();
     found
 }
 
 /// The filesystem of a volume, for a server.
-async fn open(env: &Env, path: &Path) -> (AnyVolume, Local) {
+async fn open(env: &Env, path: &Path) -> (AnyVolume, LocalFs) {
     let place = VolumePath::find(path).unwrap();
     let volume = AnyVolume::open(env, &place, &open::Options::default()).await.unwrap();
     let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
     let options = local::Options { keep_orphans: true, ..local::Options::default() };
-    let local = Local::open(env, transact, &Format::default().name, options).await.unwrap();
+    let local = LocalFs::open(env, transact, &Format::default().name, options).await.unwrap();
     (volume, local)
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Sharing {
     env: Env,
     keys: Home,
     key: Key,
-    local: Local,
+    local: LocalFs,
     volume: AnyVolume,
     _serving: Task<()>,
 }

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
-use thalweg_fs::event::ByteEvents;
+use thalweg_fs::mutation::ByteMutations;
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 
 use super::Shared;
-use super::own::{Own, Pending};
-use crate::protocol::{Changed, Claim, Grants};
+use super::delegation::Delegation;
+use super::queue::WritebackQueue;
+use crate::protocol::{Changed, Grants, Reclaim};
 
 /// The inodes that a client knows.
 #[derive(Debug, Default)]
@@ -28,15 +29,15 @@ pub(super) struct Cache {
     /// Until when it may be used.
     pub(super) lease_end: Time,
     /// What this client has made by itself.
-    pub(super) pending: Pending,
+    pub(super) queue: WritebackQueue,
     /// The server has asked for no more inodes than this.
     most: Option<usize>,
-    /// The reach of a new file.
-    pub(super) new_reach: u64,
+    /// The write bound of a new file.
+    pub(super) new_write_bound: u64,
     /// The users of this client that act as another one at the server.
     pub(super) squash: Squash,
     /// The changes of bytes that a batch may have.
-    pub(super) bytes: ByteEvents,
+    pub(super) bytes: ByteMutations,
 }
 
 /// An inode.
@@ -53,11 +54,11 @@ pub(super) struct Node {
     /// The stamp of the last answer that named it.
     pub(super) stamp: u64,
     /// Shows to the next server that this one has named it.
-    pub(super) proof: u64,
+    pub(super) inode_token: u64,
     /// The caller may cache its pages.
     content: bool,
     /// The caller may cache pages without the server's knowledge, since the file was this client's alone.
-    cached_alone: bool,
+    cached_under_delegation: bool,
     /// It has lost its last name.
     removed: bool,
     /// References of the caller.
@@ -65,7 +66,7 @@ pub(super) struct Node {
     /// It was used since the last sweep.
     pub(super) used: bool,
     /// Whether it is this client's alone.
-    pub(super) own: Own,
+    pub(super) delegation: Delegation,
     /// The file as it was when the server was last told that it is read: its time of change.
     read_at: Option<Timestamp>,
 }
@@ -137,14 +138,14 @@ impl Cache {
         let valid = self.validity(now);
         let node = self.nodes.get_mut(&ino)?;
         node.used = true;
-        let shown = node.attributes.filter(|_| !node.own.is_estimate);
+        let shown = node.attributes.filter(|_| !node.delegation.is_estimate);
         shown.map(|attributes| Answer { attributes, valid })
     }
 
     /// The attributes of a file whose bytes are all where contents are kept, and do not change as long as these stay valid.
     pub(super) fn steady(&self, ino: Ino, now: Time) -> Option<Attributes> {
         let node = self.nodes.get(&ino)?;
-        let is_steady = self.lease_end > now && node.changing == 0 && node.own.unsent == 0;
+        let is_steady = self.lease_end > now && node.changing == 0 && node.delegation.unsent == 0;
         node.attributes.filter(|it| is_steady && it.kind == Kind::File)
     }
 
@@ -159,8 +160,8 @@ impl Cache {
 
     /// The attributes that this client has given an inode, if the server does not have all of that.
     pub(super) fn unsent(&self, ino: Ino, now: Time) -> Option<Answer> {
-        let node = self.nodes.get(&ino).filter(|node| node.own.unsent > 0)?;
-        let valid = if node.own.is_estimate { Validity::NONE } else { self.validity(now) };
+        let node = self.nodes.get(&ino).filter(|node| node.delegation.unsent > 0)?;
+        let valid = if node.delegation.is_estimate { Validity::NONE } else { self.validity(now) };
         node.attributes.map(|attributes| Answer { attributes, valid })
     }
 
@@ -189,19 +190,19 @@ impl Cache {
     pub(super) fn learn(
         &mut self,
         attributes: &Attributes,
-        (stamp, proof): (u64, u64),
+        (stamp, inode_token): (u64, u64),
         keep: bool,
         now: Time,
     ) -> Validity {
         let valid = self.validity(now);
         let node = self.nodes.entry(attributes.ino).or_default();
         node.stamp = node.stamp.max(stamp);
-        node.proof = proof;
+        node.inode_token = inode_token;
         node.used = true;
-        match keep && node.changing == 0 && node.own.unsent == 0 {
+        match keep && node.changing == 0 && node.delegation.unsent == 0 {
             true => {
                 node.attributes = Some(*attributes);
-                node.own.is_estimate = false;
+                node.delegation.is_estimate = false;
                 valid
             }
             false => Validity::NONE,
@@ -251,9 +252,9 @@ impl Cache {
     }
 
     /// The caller may cache pages of a file that is this client's alone; the server does not know.
-    pub(super) fn cache_alone(&mut self, ino: Ino) {
+    pub(super) fn cache_under_delegation(&mut self, ino: Ino) {
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.cached_alone |= !node.content;
+            node.cached_under_delegation |= !node.content;
         }
     }
 
@@ -261,43 +262,43 @@ impl Cache {
     pub(super) fn tell_content(&mut self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get_mut(&ino) else { return false };
         node.content = true;
-        std::mem::take(&mut node.cached_alone)
+        std::mem::take(&mut node.cached_under_delegation)
     }
 
     /// That the client knows an inode.
-    pub(super) fn claim(&self, ino: Ino) -> Option<Claim> {
-        let Node { stamp, proof, .. } = *self.nodes.get(&ino)?;
-        (stamp > 0).then_some(Claim { ino, stamp, proof, held: Grants::default() })
+    pub(super) fn reclaim(&self, ino: Ino) -> Option<Reclaim> {
+        let Node { stamp, inode_token, .. } = *self.nodes.get(&ino)?;
+        (stamp > 0).then_some(Reclaim { ino, stamp, inode_token, held: Grants::default() })
     }
 
     /// What the client knows and caches, for the next server, and what is `needed` by changes that are made again: if the
     /// client has forgotten that, the server is told once more. It does not know anything else that was about to be
     /// forgotten.
-    pub(super) fn claims(&mut self, needed: impl Iterator<Item = Claim>) -> Vec<Claim> {
-        let mut forgotten: Vec<Claim> =
+    pub(super) fn reclaims(&mut self, needed: impl Iterator<Item = Reclaim>) -> Vec<Reclaim> {
+        let mut forgotten: Vec<Reclaim> =
             needed.filter(|it| !self.nodes.contains_key(&it.ino)).collect();
         // The last answer that named it has the highest stamp.
         forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
         forgotten.dedup_by_key(|it| it.ino);
         self.gone = forgotten.iter().map(|it| (it.ino, it.stamp)).collect();
-        let claim = |(ino, node): (&Ino, &Node)| {
+        let reclaim = |(ino, node): (&Ino, &Node)| {
             let held = Grants {
                 attributes: node.attributes.is_some(),
                 names: node.names.is_some(),
                 content: node.content,
                 // Until the server has what this client has made, no other client may see the inode, also when it was released here.
-                exclusive: self.is_granted(*ino) || node.own.unsent > 0,
+                delegation: self.is_granted(*ino) || node.delegation.unsent > 0,
             };
             // The server does not know yet what this client has made by itself.
-            let is_told = node.stamp > 0 || node.own.unsent == 0;
+            let is_told = node.stamp > 0 || node.delegation.unsent == 0;
             let is_known = is_told && (node.stamp > 0 || held != Grants::default());
-            let Node { stamp, proof, .. } = *node;
-            is_known.then_some(Claim { ino: *ino, stamp, proof, held })
+            let Node { stamp, inode_token, .. } = *node;
+            is_known.then_some(Reclaim { ino: *ino, stamp, inode_token, held })
         };
-        let mut claims: Vec<Claim> = self.nodes.iter().filter_map(claim).collect();
-        claims.extend(forgotten);
-        claims.sort_unstable_by_key(|claim| claim.ino);
-        claims
+        let mut reclaims: Vec<Reclaim> = self.nodes.iter().filter_map(reclaim).collect();
+        reclaims.extend(forgotten);
+        reclaims.sort_unstable_by_key(|reclaim| reclaim.ino);
+        reclaims
     }
 
     /// An answer says what a name is.
@@ -348,10 +349,10 @@ impl Cache {
     pub(super) fn drop_changed(&mut self, change: &Changed) -> bool {
         let Some(node) = self.nodes.get_mut(&change.ino()) else { return false };
         match change {
-            Changed::Exclusive(ino) => self.share(*ino),
+            Changed::Delegation(ino) => self.share(*ino),
             Changed::Attributes(_) => node.attributes = None,
             Changed::Names(_) => node.names = None,
-            Changed::Pages(_) => (node.content, node.cached_alone) = (false, false),
+            Changed::Pages(_) => (node.content, node.cached_under_delegation) = (false, false),
             Changed::Content { .. } | Changed::Size { .. } => {}
             Changed::Name { name, .. } => {
                 if let Some(names) = &mut node.names {
@@ -372,7 +373,7 @@ impl Cache {
         node.references = node.references.saturating_sub(count);
         // One that was removed is to be gone soon; the rest may be needed again.
         let has_names = node.attributes.is_some_and(|it| it.links > 0);
-        let is_needed = node.changing > 0 || node.own.unsent > 0 || has_names;
+        let is_needed = node.changing > 0 || node.delegation.unsent > 0 || has_names;
         if node.references > 0 || is_needed {
             return false;
         }
@@ -424,7 +425,7 @@ impl Cache {
     pub(super) fn sweep(&mut self) {
         let gone = &mut self.gone;
         self.nodes.retain(|ino, node| {
-            let is_busy = node.changing > 0 || node.own.unsent > 0;
+            let is_busy = node.changing > 0 || node.delegation.unsent > 0;
             let stays = node.references > 0 || is_busy || node.used;
             node.used = false;
             if !stays {
@@ -442,10 +443,11 @@ impl Cache {
         for node in self.nodes.values_mut() {
             node.attributes = None;
             node.names = None;
-            (node.content, node.cached_alone) = (false, false);
+            (node.content, node.cached_under_delegation) = (false, false);
             node.stamp = 0;
-            // Events of a batch that is under way: their outcome is still to come.
-            node.own = Own { unsent: node.own.unsent, ..Own::default() };
+            // Mutations of a batch that is under way: their outcome is still to come.
+            node.delegation =
+                Delegation { unsent: node.delegation.unsent, ..Delegation::default() };
         }
         let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();
         inodes.sort_unstable();

@@ -5,23 +5,23 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_fs::ledger::Committed;
+use thalweg_fs::session_table::Committed;
 use thalweg_fs::{FsError, Ino, Interruption};
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
-use super::holdings::{KeptCall, Slot};
 use super::link::Link;
+use super::reclaim_state::{Slot, UncommittedCall};
 use super::users::{self, User};
 use super::{LinkError, Shared};
-use crate::protocol::{Answer, Call, Effect, MAX_ANSWERED, Reply, Request, Unanswered};
+use crate::protocol::{Answer, Call, CallEffect, MAX_ANSWERED, ReplayedCall, Reply, Request};
 
 /// The numbers of the calls without an answer.
 #[derive(Debug, Default)]
 pub(super) struct Numbers {
     last: u64,
     /// Of those that are to be carried out once: what each may have come to before it has an answer.
-    once: BTreeMap<u64, Option<Unanswered>>,
+    once: BTreeMap<u64, Option<ReplayedCall>>,
     /// How many there are of the others, whose answers the server does not keep.
     others: usize,
     /// Answered calls behind one without an answer, of which the server does not know that they were answered.
@@ -39,7 +39,7 @@ impl Numbers {
     }
 
     /// The calls that may have come to something before they have answers.
-    pub(super) fn unanswered(&self) -> Vec<Unanswered> {
+    pub(super) fn unanswered(&self) -> Vec<ReplayedCall> {
         self.once.values().flatten().copied().collect()
     }
 
@@ -57,12 +57,12 @@ impl Numbers {
         (oldest, self.answered.drain(..some).collect())
     }
 
-    fn begin(&mut self, is_once: bool, slot: u16, effect: Option<Effect>) -> u64 {
+    fn begin(&mut self, is_once: bool, slot: u16, effect: Option<CallEffect>) -> u64 {
         self.last += 1;
         let number = self.last;
         match is_once {
             true => {
-                let unanswered = effect.map(|effect| Unanswered { number, slot, effect });
+                let unanswered = effect.map(|effect| ReplayedCall { number, slot, effect });
                 self.once.insert(number, unanswered);
             }
             false => self.others += 1,
@@ -260,7 +260,7 @@ impl Shared {
                     shared.keep(place, &named, (maker, kept, sent_payload), committed);
                 }
                 if !reply.room.shares.is_empty() {
-                    shared.cache.lock().pending.add_room(&reply.room);
+                    shared.cache.lock().queue.add_room(&reply.room);
                 }
                 then(&shared, &reply, &payload);
                 (reply, payload)
@@ -309,12 +309,13 @@ impl Shared {
     ) {
         let inodes = {
             let cache = self.cache.lock();
-            named.iter().filter_map(|ino| cache.claim(*ino)).collect()
+            named.iter().filter_map(|ino| cache.reclaim(*ino)).collect()
         };
         let besides = request.footprint(0).changed_besides(committed.outcome).collect::<Vec<_>>();
         let changed = named.iter().copied().chain(besides).collect();
-        let call = KeptCall { number, slot, user, request, payload, committed, inodes, changed };
-        self.holdings.kept.lock().keep(call);
+        let call =
+            UncommittedCall { number, slot, user, request, payload, committed, inodes, changed };
+        self.reclaim_state.replay_log.lock().keep(call);
     }
 
     /// A slot for a change. While many changes are kept, it comes when the server has made them durable.
@@ -323,16 +324,17 @@ impl Shared {
             return Ok(None);
         }
         self.make_room().await?;
-        self.holdings.slots.take().await.map(Some).ok_or_else(|| LinkError::Closed.into())
+        self.reclaim_state.slots.take().await.map(Some).ok_or_else(|| LinkError::Closed.into())
     }
 
     /// While many changes are kept, has the server make them durable.
     pub(super) async fn make_room(self: &Arc<Self>) -> Result<(), FsError> {
-        if self.holdings.kept.lock().is_full() {
-            let last = self.holdings.kept.lock().last();
+        if self.reclaim_state.replay_log.lock().is_full() {
+            let last = self.reclaim_state.replay_log.lock().last();
             let call = (Request::SyncAll, Vec::new());
             Box::pin(self.call_in((None, None), [].into(), call, |_, _, _| {})).await?;
-            last.into_iter().for_each(|version| self.holdings.kept.lock().durable(version));
+            last.into_iter()
+                .for_each(|version| self.reclaim_state.replay_log.lock().durable(version));
         }
         Ok(())
     }

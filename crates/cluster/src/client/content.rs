@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 
 use super::cache::ChangeGuard;
-use super::exclusive::MAX_WRITE;
+use super::delegation::MAX_WRITE;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
@@ -78,7 +78,7 @@ impl Shared {
         request: Request,
         payload: Vec<Bytes>,
     ) -> Result<Answer, FsError> {
-        // While the change is under way, the bytes of events would go to the server, too.
+        // While the change is under way, the bytes of mutations would go to the server, too.
         self.send_before(&request).await?;
         let bytes = payload.iter().map(Bytes::len).sum();
         let guard = ChangeGuard::begin(self, request.footprint(bytes).changed());
@@ -114,14 +114,15 @@ impl Shared {
         };
         let (mut went, mut next) = (None, at);
         let is_long = data.iter().map(Bytes::len).sum::<usize>() > MAX_WRITE;
-        let most = if is_long && self.cache.lock().is_own(ino) { MAX_WRITE } else { MAX_PAYLOAD };
+        let most =
+            if is_long && self.cache.lock().has_delegation(ino) { MAX_WRITE } else { MAX_PAYLOAD };
         let mut pieces = cut(start, data, most);
         if pieces.is_empty() {
             pieces.push(Vec::new());
         }
         for piece in pieces {
             let len: usize = piece.iter().map(Bytes::len).sum();
-            let offset = match self.write_alone(ino, next, &piece, how).await? {
+            let offset = match self.local_write(ino, next, &piece, how).await? {
                 Some(offset) => offset,
                 None => {
                     let request = Request::Write { ino, at: next, how };

@@ -1,8 +1,8 @@
 //! Contents of files that this client reads and writes itself, where the server keeps them elsewhere.
 //!
 //! Before it writes, the server has its address at the store on record, and shuts that out before anything that was this
-//! client's alone is another one's. Events follow the bytes that they are about. Bytes that cannot be stored here go to the
-//! server with their events.
+//! client's alone is another one's. Mutations follow the bytes that they are about. Bytes that cannot be stored here go to the
+//! server with their mutations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
-use thalweg_fs::event::runs::{Run, Runs, runs_of};
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::runs::{Run, Runs, runs_of};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Contents, ContentsFinder, FsError, Ino};
 
 use super::{LinkError, Shared};
@@ -152,49 +152,54 @@ impl Shared {
         left
     }
 
-    /// What this client stores itself of a batch of events. These are about stored bytes then.
+    /// What this client stores itself of a batch of mutations. These are about stored bytes then.
     pub(super) async fn split_bytes(
         self: &Arc<Self>,
-        batch: &mut [Event],
+        batch: &mut [Mutation],
     ) -> Result<Option<Storing>, FsError> {
         let Some(Direct { contents, generation, .. }) = self.contents() else { return Ok(None) };
         let mut runs = runs_of(&*batch);
         for (ino, runs) in &runs {
             let end = runs.iter().map(|run| run.end).max().unwrap_or_default();
-            if self.cache.lock().wants_reach(*ino, end, self.env.now()) {
-                self.raise_reach(*ino, end).await?;
+            if self.cache.lock().wants_write_bound(*ino, end, self.env.now()) {
+                self.extend_write_bound(*ino, end).await?;
             }
         }
         {
             let cache = self.cache.lock();
-            runs.retain(|ino, runs| runs.iter().all(|run| run.end <= cache.reach(*ino)));
+            runs.retain(|ino, runs| runs.iter().all(|run| run.end <= cache.write_bound(*ino)));
         }
         if runs.is_empty() {
             return Ok(None);
         }
-        for event in batch.iter_mut() {
-            let Deed::Write { ino, offset, data, clear_suid } = &event.deed else { continue };
+        for mutation in batch.iter_mut() {
+            let MutationKind::Write { ino, offset, data, clear_suid } = &mutation.kind else {
+                continue;
+            };
             if runs.contains_key(ino) {
                 let (ino, offset, len) = (*ino, *offset, data.len() as u64);
                 let clear_suid = *clear_suid;
-                event.deed = Deed::Stored { ino, offset, len, clear_suid, by_tail: false };
+                mutation.kind =
+                    MutationKind::Stored { ino, offset, len, clear_suid, by_size_record: false };
             }
         }
-        let made = batch.iter().filter_map(|event| event.deed.made()).collect();
+        let made = batch.iter().filter_map(|mutation| mutation.kind.made()).collect();
         Ok(Some(Storing { contents, generation, runs, made }))
     }
 
-    async fn raise_reach(self: &Arc<Self>, ino: Ino, end: u64) -> Result<(), FsError> {
+    async fn extend_write_bound(self: &Arc<Self>, ino: Ino, end: u64) -> Result<(), FsError> {
         let call = (Request::RaiseReach { ino, end }, Vec::new());
-        let asked = (self.cache.lock().before_reach(ino), self.env.now());
+        let asked = (self.cache.lock().query_write_bound(ino), self.env.now());
         match self.call_in((None, None), [].into(), call, |_, _, _| {}).await {
             Ok((reply, _)) => match reply.answer {
-                Answer::Number(reach) => self.cache.lock().set_reach(ino, reach, asked),
+                Answer::Number(write_bound) => {
+                    self.cache.lock().set_write_bound(ino, write_bound, asked)
+                }
                 _ => return Err(LinkError::Unexpected.into()),
             },
             Err(error @ FsError::Store(_)) => return Err(error),
-            // The events themselves say what is wrong.
-            Err(_) => self.cache.lock().set_reach(ino, 0, asked),
+            // The mutations themselves say what is wrong.
+            Err(_) => self.cache.lock().set_write_bound(ino, 0, asked),
         }
         Ok(())
     }
@@ -209,7 +214,7 @@ impl Shared {
     ) -> Option<Vec<Bytes>> {
         let Direct { contents, .. } = self.contents().filter(|_| len > 0)?;
         if self.cache.lock().is_unsent(ino) {
-            self.send_events(true).await.ok()?;
+            self.send_mutations(true).await.ok()?;
         }
         let now = self.env.wall_nanos();
         let before = self.cache.lock().before_read(ino, self.env.now(), now)?;

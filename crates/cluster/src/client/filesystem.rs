@@ -291,7 +291,7 @@ impl Filesystem for Client {
     }
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {
-        self.shared.holdings.locks.held_on(self.theirs(ino))
+        self.shared.reclaim_state.locks.held_on(self.theirs(ino))
     }
 
     fn is_remote(&self) -> bool {

@@ -20,7 +20,7 @@ impl Cache {
     pub(super) fn fail(&mut self, inodes: Vec<Ino>) {
         let error = LinkError::Lost.into();
         for ino in inodes {
-            self.pending.fail(ino, &error, false);
+            self.queue.fail(ino, &error, false);
         }
     }
 }
@@ -30,7 +30,7 @@ impl Shared {
     fn own_level(&self, ino: Ino) -> Result<Level, FsError> {
         {
             let cache = self.cache.lock();
-            if let Some(error) = cache.pending.untold(ino) {
+            if let Some(error) = cache.queue.untold(ino) {
                 return Err(error);
             }
             if cache.is_unsent(ino) {
@@ -39,7 +39,11 @@ impl Shared {
             }
         }
         // What was sent is kept before it counts as sent.
-        Ok(if self.holdings.kept.lock().has(ino) { Level::Memory } else { Level::Server })
+        Ok(if self.reclaim_state.replay_log.lock().has(ino) {
+            Level::Memory
+        } else {
+            Level::Server
+        })
     }
 
     pub(super) async fn level(self: &Arc<Self>, ino: Ino) -> Result<Level, FsError> {
@@ -104,11 +108,11 @@ impl Shared {
         ino: Ino,
         content_only: bool,
     ) -> Result<(), FsError> {
-        let synced = match self.sync_by_tail(ino).await {
+        let synced = match self.sync_by_size_record(ino).await {
             Ok(false) => self.sync_at_server(ino, content_only).await,
             synced => synced.map(|_| ()),
         };
-        match self.cache.lock().pending.tell_failure(ino) {
+        match self.cache.lock().queue.tell_failure(ino) {
             Some(error) => Err(error),
             None => synced,
         }

@@ -49,7 +49,7 @@ pub(super) struct Connection {
     channel: Channel,
     /// Receives answers and calls, until the connection ends.
     running: Task<io::Result<()>>,
-    /// The server is another one than before, and expects this client to claim what it held.
+    /// The server is another one than before, and expects this client to reclaim what it held.
     new_server: Option<Uuid>,
 }
 
@@ -80,7 +80,7 @@ impl Handler for Invalidator {
                 return Ok(());
             }
             FromServer::Durable(version) => {
-                self.0.holdings.kept.lock().durable(version);
+                self.0.reclaim_state.replay_log.lock().durable(version);
                 return Ok(());
             }
             FromServer::Removed(inodes) => {
@@ -95,7 +95,7 @@ impl Handler for Invalidator {
         };
         let dropped = self.0.invalidate(&changes);
         let (channel, id, shared) = (self.1.clone(), call.id, self.0.clone());
-        let gives_back = changes.iter().any(|it| matches!(it, Changed::Exclusive(_)));
+        let gives_back = changes.iter().any(|it| matches!(it, Changed::Delegation(_)));
         if dropped.is_empty() && !gives_back {
             channel.answer(id, &Invalidated, &[]);
             return Ok(());
@@ -139,7 +139,7 @@ impl Shared {
                         told.push(Change::Grown { ino: self.ours(*ino), size: *size });
                     }
                     // The caller never caches names.
-                    Changed::Exclusive(_) | Changed::Names(_) | Changed::Name { .. } => {}
+                    Changed::Delegation(_) | Changed::Names(_) | Changed::Name { .. } => {}
                 }
             }
         }
@@ -163,7 +163,7 @@ impl Shared {
 
     /// The server gets everything of what is not this client's alone any more.
     async fn hand_over(self: &Arc<Self>) -> Result<(), FsError> {
-        self.send_events(true).await?;
+        self.send_mutations(true).await?;
         self.tell_shared_opens().await
     }
 
@@ -221,7 +221,7 @@ impl Shared {
                 {
                     let mut cache = self.cache.lock();
                     (cache.squash, cache.bytes) = (squash, bytes);
-                    cache.new_reach = if contents.is_empty() { 0 } else { bytes.end };
+                    cache.new_write_bound = if contents.is_empty() { 0 } else { bytes.end };
                     let mut session = self.session.lock();
                     let known = session.clone();
                     *session = SessionInfo {
@@ -237,7 +237,7 @@ impl Shared {
                 }
                 if !is_new {
                     self.cache.lock().renew(sent, lease);
-                    self.holdings.kept.lock().durable(durable);
+                    self.reclaim_state.replay_log.lock().durable(durable);
                 }
                 Ok(Connection { channel, running, new_server: is_new.then_some(server) })
             }
@@ -263,13 +263,13 @@ impl Shared {
         );
         let (inodes, unsent, mut changed) = {
             let mut cache = self.cache.lock();
-            let events = cache.pending.clear();
-            let (_, unsent) = cache.lose(&events, &LinkError::Lost.into());
-            self.holdings.lose(unsent);
-            let changed: Vec<Ino> = events.iter().map(|event| event.deed.ino()).collect();
+            let mutations = cache.queue.clear();
+            let (_, unsent) = cache.lose(&mutations, &LinkError::Lost.into());
+            self.reclaim_state.lose(unsent);
+            let changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
             (cache.clear(), unsent, changed)
         };
-        let (answered, inodes_changed) = self.holdings.clear();
+        let (answered, inodes_changed) = self.reclaim_state.clear();
         if answered > 0 {
             changed.extend(&inodes_changed);
             self.cache.lock().fail(inodes_changed);
@@ -356,9 +356,9 @@ impl Shared {
                 Some(Ok(connection)) => match connection.new_server {
                     None => Some(Ok(connection)),
                     Some(server) => {
-                        let claimed = self.claim_all(&connection.channel).await;
-                        // Before that it would have to claim again.
-                        Some(claimed.map(|()| {
+                        let reclaimed = self.reclaim_all(&connection.channel).await;
+                        // Before that it would have to reclaim again.
+                        Some(reclaimed.map(|()| {
                             self.session.lock().server = server;
                             connection
                         }))
@@ -464,13 +464,13 @@ impl Shared {
 
     /// Ends the session in order.
     pub(super) async fn detach(self: &Arc<Self>) {
-        let sent = self.env.timeout(self.options.patience, self.send_events(true)).await;
+        let sent = self.env.timeout(self.options.patience, self.send_mutations(true)).await;
         if !matches!(sent, Some(Ok(()))) {
-            let changes = self.cache.lock().pending.len();
+            let changes = self.cache.lock().queue.len();
             tracing::error!(changes, "changes in directories of this client alone were not sent");
         }
         let Link::Up(channel) = self.link.send_replace(Link::Closed) else { return };
-        let kept = self.holdings.kept.lock().len();
+        let kept = self.reclaim_state.replay_log.lock().len();
         if kept > 0 {
             // After this call nothing would make these again.
             let call = Call::outside(Request::SyncAll);

@@ -39,7 +39,7 @@ impl Drop for Waiter {
             Progress::Holds(before) => {
                 let (ino, lock) = self.at;
                 let before = if lock.kind == LockKind::Bsd { Vec::new() } else { before };
-                self.shared.holdings.locks.restore(ino, &lock, &before);
+                self.shared.reclaim_state.locks.restore(ino, &lock, &before);
                 let shared = self.shared.clone();
                 let taking = async move { shared.take_back((ino, lock), before).await };
                 self.shared.env.spawn(taking).detach();
@@ -64,7 +64,7 @@ impl Shared {
         lock: Lock,
         wait: bool,
     ) -> Result<(), FsError> {
-        match self.alone(ino, |_, _| self.holdings.locks.try_lock(ino, &lock)) {
+        match self.alone(ino, |_, _| self.reclaim_state.locks.try_lock(ino, &lock)) {
             // The server knows which waits would wait for each other.
             Some(Err(FsError::Locked)) if wait => {}
             Some(locked) => return locked,
@@ -93,7 +93,7 @@ impl Shared {
             let taking = progress.clone();
             let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
                 let mut progress = taking.lock();
-                let before = shared.holdings.locks.owned(ino, lock.kind, lock.owner);
+                let before = shared.reclaim_state.locks.owned(ino, lock.kind, lock.owner);
                 let is_done = reply.answer == Answer::Done;
                 let is_gone = matches!(*progress, Progress::IsGone);
                 match is_done && is_gone {
@@ -109,7 +109,7 @@ impl Shared {
             let is_unknown = matches!(&done, Err(FsError::Store(_)));
             let is_unwanted = done.is_ok() && matches!(*progress.lock(), Progress::IsGone);
             if is_unwanted || is_unknown {
-                let before = shared.holdings.locks.owned(ino, lock.kind, lock.owner);
+                let before = shared.reclaim_state.locks.owned(ino, lock.kind, lock.owner);
                 shared.take_back((ino, lock), before).await;
             }
             // The caller may be gone.
@@ -121,9 +121,9 @@ impl Shared {
         locked
     }
 
-    /// The server has answered a call for a lock. The next server decides the same by a claim.
+    /// The server has answered a call for a lock. The next server decides the same by a reclaim.
     fn take_lock(&self, ino: Ino, lock: &Lock, reply: &Reply) {
-        let locks = &self.holdings.locks;
+        let locks = &self.reclaim_state.locks;
         match reply.answer {
             Answer::Done => {
                 if let Err(error) = locks.try_lock(ino, lock) {
@@ -137,7 +137,7 @@ impl Shared {
     /// A lock was not taken. As flock(2): its owner has lost the one that it wanted to change.
     fn lose_changed(&self, ino: Ino, lock: &Lock) {
         if lock.kind == LockKind::Bsd {
-            self.holdings.locks.unlock_owner(ino, lock.kind, lock.owner);
+            self.reclaim_state.locks.unlock_owner(ino, lock.kind, lock.owner);
         }
     }
 
@@ -169,8 +169,8 @@ impl Shared {
         range: LockRange,
     ) -> Result<(), FsError> {
         let is_told = {
-            let opens = self.holdings.opens.lock();
-            self.holdings.locks.unlock(ino, kind, owner, range)?;
+            let opens = self.reclaim_state.opens.lock();
+            self.reclaim_state.locks.unlock(ino, kind, owner, range)?;
             opens.is_told(ino) || !opens.is_quiet(ino)
         };
         if !is_told {
@@ -185,7 +185,7 @@ impl Shared {
         ino: Ino,
         lock: Lock,
     ) -> Result<Option<Lock>, FsError> {
-        if let Some(found) = self.alone(ino, |_, _| self.holdings.locks.conflict(ino, &lock)) {
+        if let Some(found) = self.alone(ino, |_, _| self.reclaim_state.locks.conflict(ino, &lock)) {
             return Ok(found);
         }
         self.tell_opens(&[ino]).await?;

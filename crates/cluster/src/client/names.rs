@@ -49,7 +49,7 @@ impl Shared {
     pub(super) fn take_inode(&self, reply: &Reply) {
         if let Answer::Inode(attributes) = &reply.answer {
             let keep = reply.grants.attributes;
-            let told = (reply.stamp, reply.proof);
+            let told = (reply.stamp, reply.inode_token);
             self.cache.lock().learn(attributes, told, keep, self.env.now());
         }
     }
@@ -114,7 +114,7 @@ impl Shared {
             change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
         // What a server that checks users makes of privileges is not foreseen.
         if (squash == Squash::None || !is_privileged)
-            && let Some(set) = self.set_alone(ino, &change).await?
+            && let Some(set) = self.local_set_attributes(ino, &change).await?
         {
             return Ok(set);
         }
@@ -126,7 +126,7 @@ impl Shared {
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
             if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
-                shared.cache.lock().pending.is_empty_again(ino);
+                shared.cache.lock().queue.is_empty_again(ino);
             }
             shared.take_inode(reply);
         };
@@ -147,7 +147,7 @@ impl Shared {
         };
         let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
         if (squash == Squash::None || !is_device && !is_privileged(new.mode))
-            && let Some(made) = self.make_alone(parent, name, new).await?
+            && let Some(made) = self.local_create(parent, name, new).await?
         {
             return Ok(made);
         }
@@ -257,7 +257,7 @@ impl Shared {
         (parent, name): (Ino, &[u8]),
         target: Option<Ino>,
     ) -> Result<(), FsError> {
-        if self.cache.lock().pending.failed.is_empty() {
+        if self.cache.lock().queue.failed.is_empty() {
             return Ok(());
         }
         let source = match target {
@@ -267,7 +267,7 @@ impl Shared {
                 Lookup::Absent(_) => return Ok(()),
             },
         };
-        self.cache.lock().pending.failure(source).map_or(Ok(()), Err)
+        self.cache.lock().queue.failure(source).map_or(Ok(()), Err)
     }
 
     pub(super) async fn list(
@@ -289,8 +289,8 @@ impl Shared {
                 cache.hold_listed(ino, from, &listed);
             }
             for (entry, keep) in entries {
-                if let Some((attributes, proof)) = entry.attributes {
-                    cache.learn(&attributes, (reply.stamp, proof), keep, now);
+                if let Some((attributes, inode_token)) = entry.attributes {
+                    cache.learn(&attributes, (reply.stamp, inode_token), keep, now);
                 }
             }
         };

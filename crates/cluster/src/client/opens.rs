@@ -19,7 +19,7 @@ impl Shared {
         then: impl FnOnce(&mut Cache, &mut Opens) -> T,
     ) -> Option<T> {
         let mut cache = self.cache.lock();
-        let mut opens = self.holdings.opens.lock();
+        let mut opens = self.reclaim_state.opens.lock();
         let is_alone = cache.may_open(ino, self.env.now()) && !opens.is_told(ino);
         is_alone.then(|| then(&mut cache, &mut opens))
     }
@@ -36,7 +36,7 @@ impl Shared {
         let bypasses = flags.append;
         let quiet = self.alone(ino, |cache, opens| {
             if !bypasses {
-                cache.cache_alone(ino);
+                cache.cache_under_delegation(ino);
             }
             opens.add(opening.clone(), Known::Quiet)
         });
@@ -45,22 +45,22 @@ impl Shared {
             return Ok(Opened { handle, pages, flush: false });
         }
         self.tell_opens(&[ino]).await?;
-        let handle = self.holdings.opens.lock().add(opening, Known::Asked);
-        let exclusive = flags.write && self.options.exclusive.is_some();
-        let request = Request::Open { handle, caller, ino, flags, late: false, exclusive };
-        let asked = self.cache.lock().before_reach(ino);
+        let handle = self.reclaim_state.opens.lock().add(opening, Known::Asked);
+        let delegation = flags.write && self.options.exclusive.is_some();
+        let request = Request::Open { handle, caller, ino, flags, late: false, delegation };
+        let asked = self.cache.lock().query_write_bound(ino);
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let mut cache = shared.cache.lock();
-            let mut opens = shared.holdings.opens.lock();
+            let mut opens = shared.reclaim_state.opens.lock();
             match &reply.answer {
-                Answer::Opened { reach, .. } => {
+                Answer::Opened { write_bound, .. } => {
                     opens.set(handle, Known::Told);
                     if reply.grants.content {
                         cache.hold_content(ino);
                     }
-                    if reply.grants.exclusive {
-                        cache.hold_exclusively(ino, reply.quota);
-                        cache.set_reach(ino, *reach, (asked, shared.env.now()));
+                    if reply.grants.delegation {
+                        cache.hold_delegation(ino, reply.quota);
+                        cache.set_write_bound(ino, *write_bound, (asked, shared.env.now()));
                     }
                 }
                 _ => drop(opens.remove(handle)),
@@ -69,7 +69,7 @@ impl Shared {
         let reply = match self.call(request, Vec::new(), take).await {
             Ok((reply, _)) => reply,
             Err(error) => {
-                self.holdings.opens.lock().remove(handle);
+                self.reclaim_state.opens.lock().remove(handle);
                 return Err(error);
             }
         };
@@ -95,7 +95,7 @@ impl Shared {
         handle: Handle,
         owner: LockOwner,
     ) -> Result<(), FsError> {
-        let failure = self.cache.lock().pending.tell_failure(ino);
+        let failure = self.cache.lock().queue.tell_failure(ino);
         let flushed = self.flush_locks(ino, handle, owner).await;
         failure.map_or(flushed, Err)
     }
@@ -107,8 +107,8 @@ impl Shared {
         owner: LockOwner,
     ) -> Result<(), FsError> {
         let (had_locks, is_quiet) = {
-            let opens = self.holdings.opens.lock();
-            let had_locks = self.holdings.locks.unlock_owner(ino, LockKind::Posix, owner);
+            let opens = self.reclaim_state.opens.lock();
+            let had_locks = self.reclaim_state.locks.unlock_owner(ino, LockKind::Posix, owner);
             (had_locks, opens.known(handle) == Some(Known::Quiet) && !opens.is_told(ino))
         };
         if !had_locks || is_quiet {
@@ -133,8 +133,8 @@ impl Shared {
 
     pub(super) async fn release(self: &Arc<Self>, ino: Ino, handle: Handle) {
         let close = || {
-            let mut opens = self.holdings.opens.lock();
-            self.holdings.locks.unlock_handle(ino, handle);
+            let mut opens = self.reclaim_state.opens.lock();
+            self.reclaim_state.locks.unlock_handle(ino, handle);
             match opens.known(handle) {
                 Some(Known::Asked) => None,
                 _ => Some(opens.remove(handle)),
@@ -145,7 +145,7 @@ impl Shared {
             // The server is being told that it is open.
             None => {
                 let _turn = self.telling.lock().await;
-                self.holdings.opens.lock().remove(handle)
+                self.reclaim_state.opens.lock().remove(handle)
             }
         };
         if known.is_none_or(|known| known == Known::Quiet) {
@@ -157,10 +157,10 @@ impl Shared {
         }
     }
 
-    /// Tells the server of the quiet opens of these inodes and of the locks on them, after the events that made them.
+    /// Tells the server of the quiet opens of these inodes and of the locks on them, after the mutations that made them.
     pub(super) async fn tell_opens(self: &Arc<Self>, inodes: &[Ino]) -> Result<(), FsError> {
         let is_settled = {
-            let opens = self.holdings.opens.lock();
+            let opens = self.reclaim_state.opens.lock();
             inodes.iter().all(|ino| opens.is_settled(*ino))
         };
         if is_settled {
@@ -168,9 +168,9 @@ impl Shared {
         }
         // Also of those of which the server is being told.
         let _turn = self.telling.lock().await;
-        let is_quiet = |ino: &&Ino| self.holdings.opens.lock().is_quiet(**ino);
+        let is_quiet = |ino: &&Ino| self.reclaim_state.opens.lock().is_quiet(**ino);
         if inodes.iter().any(|ino| is_quiet(&ino)) {
-            Box::pin(self.send_events(true)).await?;
+            Box::pin(self.send_mutations(true)).await?;
         }
         for ino in inodes.iter().filter(is_quiet) {
             self.tell_opens_of(*ino).await?;
@@ -180,10 +180,10 @@ impl Shared {
 
     async fn tell_opens_of(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
         // From here on all locks of this inode are taken at the server, after those that follow here.
-        let asked = self.holdings.opens.lock().ask(ino);
+        let asked = self.reclaim_state.opens.lock().ask(ino);
         for (handle, Opening { user, caller, flags, .. }) in asked {
             let request =
-                Request::Open { handle, caller, ino, flags, late: true, exclusive: false };
+                Request::Open { handle, caller, ino, flags, late: true, delegation: false };
             let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
                 if matches!(reply.answer, Answer::Opened { .. }) {
                     shared.cache.lock().tell_content(ino);
@@ -191,14 +191,14 @@ impl Shared {
             };
             let call = (request, Vec::new());
             let told = Box::pin(self.call_in((None, user), [ino].into(), call, take)).await;
-            self.holdings.opens.lock().set(handle, Known::Told);
+            self.reclaim_state.opens.lock().set(handle, Known::Told);
             match told {
                 Err(error @ FsError::Store(_)) => return Err(error),
                 Err(error) => tracing::error!(%error, "the server refuses a file that is open"),
                 Ok(_) => {}
             }
         }
-        for lock in self.holdings.locks.held_on(ino) {
+        for lock in self.reclaim_state.locks.held_on(ino) {
             let call = (Request::Lock { ino, lock, wait: false }, Vec::new());
             let told = Box::pin(self.call_in((None, None), [ino].into(), call, |_, _, _| {})).await;
             match told {
@@ -218,15 +218,15 @@ impl Shared {
 
     fn shared_opens(&self) -> Vec<Ino> {
         let cache = self.cache.lock();
-        let mut quiet = self.holdings.opens.lock().quiet();
-        quiet.retain(|ino| !cache.is_own(*ino));
+        let mut quiet = self.reclaim_state.opens.lock().quiet();
+        quiet.retain(|ino| !cache.has_delegation(*ino));
         quiet
     }
 
     /// Tells the server of the open files that it has to know of before a call: those that the call removes names of, moves, or
     /// uses for another user.
     pub(super) async fn tell_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
-        let quiet = self.holdings.opens.lock().quiet();
+        let quiet = self.reclaim_state.opens.lock().quiet();
         if quiet.is_empty() {
             return Ok(());
         }

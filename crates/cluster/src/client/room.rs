@@ -24,13 +24,13 @@ impl Shared {
         let quota = {
             let mut cache = self.cache.lock();
             let made = change(&mut cache);
-            match cache.pending.take_lack() {
+            match cache.queue.take_lack() {
                 Some(quota) if made.is_none() => quota,
                 _ => return Ok(made),
             }
         };
         let is_asked = {
-            let pending = &mut self.cache.lock().pending;
+            let pending = &mut self.cache.lock().queue;
             let now = self.env.now();
             let is_early = pending.no_room_until > now;
             if !is_early {
@@ -44,18 +44,18 @@ impl Shared {
         self.order(Request::Room { quota }).await?;
         let mut cache = self.cache.lock();
         let made = change(&mut cache);
-        if cache.pending.take_lack().is_none() {
-            cache.pending.no_room_until = Time::default();
+        if cache.queue.take_lack().is_none() {
+            cache.queue.no_room_until = Time::default();
         }
         Ok(made)
     }
 
     /// The client takes no more of what it was promised. The server gets every change that has taken some, and then the answer.
     pub(super) fn return_room(self: &Arc<Self>, recalls: u64, channel: Channel, id: u64) {
-        self.cache.lock().pending.return_room(recalls);
+        self.cache.lock().queue.return_room(recalls);
         let shared = self.clone();
         let returning = async move {
-            if let Err(error) = shared.send_events(true).await {
+            if let Err(error) = shared.send_mutations(true).await {
                 tracing::error!(%error, "room was returned without all changes that had taken some");
             }
             channel.answer(id, &Invalidated, &[]);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_fs::Credentials;
-use thalweg_fs::ledger::Committed;
+use thalweg_fs::session_table::Committed;
 
 use super::Request;
 

@@ -9,10 +9,10 @@ use std::ops::Range;
 use bytes::Bytes;
 use smallvec::SmallVec;
 use thalweg_env::HashSet;
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Ino, WriteAt};
 
-use super::{Changed, Effect, Request};
+use super::{CallEffect, Changed, Request};
 
 /// How often an operation may be carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,13 +184,13 @@ impl Footprint<'_> {
     }
 
     /// What it may have come to at a server that stopped before it answered, if another client would see that.
-    pub fn effect(&self) -> Option<Effect> {
+    pub fn effect(&self) -> Option<CallEffect> {
         if self.makes {
-            return Some(Effect::Makes);
+            return Some(CallEffect::Makes);
         }
         let Written { ino, range, in_place } = self.bytes.as_ref()?;
         let (offset, len) = (range.start, range.end - range.start);
-        in_place.map(|outcome| Effect::Replaces { ino: *ino, offset, len, outcome })
+        in_place.map(|outcome| CallEffect::Replaces { ino: *ino, offset, len, outcome })
     }
 
     /// The inodes that it has changed beside those that it names, if it has come to this number.
@@ -209,12 +209,12 @@ impl Request {
     pub fn footprint(&self, payload: usize) -> Footprint<'_> {
         match self {
             Request::Attach { .. }
-            | Request::Claim
-            | Request::ClaimOpen { .. }
-            | Request::ClaimLock { .. }
-            | Request::ClaimNumbers { .. }
-            | Request::ClaimRoom { .. }
-            | Request::Claimed
+            | Request::Reclaim
+            | Request::ReclaimOpen { .. }
+            | Request::ReclaimLock { .. }
+            | Request::ReclaimNumbers { .. }
+            | Request::ReclaimRoom { .. }
+            | Request::Reclaimed
             | Request::Renew
             | Request::Detach
             | Request::Forget
@@ -223,7 +223,7 @@ impl Request {
             Request::Reserve | Request::Room { .. } => Footprint::once(&[]).needs(Needs::Nothing),
             Request::SyncAll | Request::Statistics => Footprint::of_all(&[]),
             Request::Sync { ino, .. } => Footprint::of_all(&[*ino]),
-            Request::Acquire { ino } => Footprint::reads(&[*ino]).needs(Needs::Nothing),
+            Request::RequestDelegation { ino } => Footprint::reads(&[*ino]).needs(Needs::Nothing),
             Request::Lookup { parent: ino, .. } | Request::ReadDirectory { ino, .. } => {
                 Footprint::reads(&[*ino]).showing(true)
             }
@@ -236,7 +236,7 @@ impl Request {
             | Request::Xattr { ino, .. }
             | Request::Xattrs { ino }
             | Request::ConflictingLock { ino, .. } => Footprint::reads(&[*ino]),
-            Request::RaiseReach { ino, .. } | Request::KeepTail { ino, .. } => {
+            Request::RaiseReach { ino, .. } | Request::KeepSizeRecord { ino, .. } => {
                 Footprint::reads(&[*ino]).writing(true)
             }
             Request::Open { ino, flags, .. } => Footprint::once(&[*ino]).writing(flags.write),
@@ -278,29 +278,29 @@ impl Request {
     }
 }
 
-/// What clients are to drop before these events.
-pub fn changed_by_events(events: &[Event]) -> Vec<Changed> {
-    let (mut changes, mut inodes) = (Vec::with_capacity(events.len()), HashSet::default());
-    for Event { deed, .. } in events {
-        if inodes.insert(deed.ino()) {
-            changes.push(Changed::Attributes(deed.ino()));
+/// What clients are to drop before these mutations.
+pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
+    let (mut changes, mut inodes) = (Vec::with_capacity(mutations.len()), HashSet::default());
+    for Mutation { kind, .. } in mutations {
+        if inodes.insert(kind.ino()) {
+            changes.push(Changed::Attributes(kind.ino()));
         }
-        match deed {
-            Deed::Create { parent, name, .. } => {
+        match kind {
+            MutationKind::Create { parent, name, .. } => {
                 changes.push(Changed::Name { parent: *parent, name: name.clone() });
             }
-            Deed::Write { ino, offset, data, .. } => {
+            MutationKind::Write { ino, offset, data, .. } => {
                 let Range { start: from, end: to } = range_of(*offset, data.len() as u64);
                 changes.push(Changed::Content { ino: *ino, from, to });
             }
-            Deed::Stored { ino, offset, len, .. } => {
+            MutationKind::Stored { ino, offset, len, .. } => {
                 let Range { start: from, end: to } = range_of(*offset, *len);
                 changes.push(Changed::Content { ino: *ino, from, to });
             }
-            Deed::SetAttributes { ino, change } if change.size.is_some() => {
+            MutationKind::SetAttributes { ino, change } if change.size.is_some() => {
                 changes.push(Changed::Content { ino: *ino, from: 0, to: u64::MAX });
             }
-            Deed::SetAttributes { .. } => {}
+            MutationKind::SetAttributes { .. } => {}
         }
     }
     changes

@@ -45,7 +45,7 @@ pub struct RemovedInode {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Changed {
     /// The directory or file is not the client's alone any more: what it has made of it is to be at the server when it answers.
-    Exclusive(Ino),
+    Delegation(Ino),
     /// All pages of a file that the client does not have open.
     Pages(Ino),
     /// The attributes of an inode.
@@ -81,7 +81,7 @@ impl Changed {
     /// The inode that it is about.
     pub fn ino(&self) -> Ino {
         match self {
-            Changed::Exclusive(ino)
+            Changed::Delegation(ino)
             | Changed::Pages(ino)
             | Changed::Attributes(ino)
             | Changed::Names(ino)
@@ -95,7 +95,7 @@ impl Changed {
     fn bytes(&self) -> usize {
         match self {
             Changed::Name { name, .. } => CHANGE + name.len(),
-            Changed::Exclusive(_)
+            Changed::Delegation(_)
             | Changed::Pages(_)
             | Changed::Attributes(_)
             | Changed::Names(_)
@@ -132,7 +132,7 @@ mod tests {
 
     fn changed(ino: u64) -> Changed {
         match ino % 7 {
-            0 => Changed::Exclusive(Ino(u64::MAX - ino)),
+            0 => Changed::Delegation(Ino(u64::MAX - ino)),
             1 => Changed::Pages(Ino(ino)),
             2 => Changed::Attributes(Ino(u64::MAX - ino)),
             3 => Changed::Names(Ino(ino)),

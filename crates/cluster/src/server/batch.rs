@@ -4,61 +4,69 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use thalweg_env::HashSet;
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::RoomShare;
 use thalweg_fs::{FsError, Ino, Kind, Node};
 
 use super::Shared;
+use super::context::RequestContext;
 use super::counters::add;
-use super::job::Job;
-use super::outcome::{Outcome, Wants};
+use super::response::{GrantRequest, Response};
 use super::room::check_shares;
 use super::session::Session;
-use crate::protocol::{Answer, Changed, MAX_EVENTS, MAX_NUMBERS, changed_by_events, decode_list};
+use crate::protocol::{
+    Answer, Changed, MAX_MUTATIONS, MAX_NUMBERS, changed_by_mutations, decode_list,
+};
 
 /// Ranges of inode numbers that a client has at most.
 const MAX_RANGES: usize = 4;
 /// The list from which new inodes in a directory get theirs.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
-/// The events of a call.
+/// The mutations of a call.
 ///
 /// # Errors
 /// [`FsError::Invalid`]
-pub(super) fn decode_events(payload: &[u8]) -> Result<Vec<Event>, FsError> {
-    decode_list(payload, MAX_EVENTS)
+pub(super) fn decode_mutations(payload: &[u8]) -> Result<Vec<Mutation>, FsError> {
+    decode_list(payload, MAX_MUTATIONS)
 }
 
-/// What the client is told when its events count.
-pub(super) fn made_by(events: &[Event]) -> Outcome {
-    let made = events.iter().filter_map(|event| match &event.deed {
-        Deed::Create { number, new, .. } => Some((*number, new.node == Node::Directory)),
-        Deed::SetAttributes { .. } | Deed::Write { .. } | Deed::Stored { .. } => None,
+/// What the client is told when its mutations count.
+pub(super) fn made_by(mutations: &[Mutation]) -> Response {
+    let made = mutations.iter().filter_map(|mutation| match &mutation.kind {
+        MutationKind::Create { number, new, .. } => Some((*number, new.node == Node::Directory)),
+        MutationKind::SetAttributes { .. }
+        | MutationKind::Write { .. }
+        | MutationKind::Stored { .. } => None,
     });
-    Outcome { made: made.collect(), ..Outcome::of(Answer::Made) }
+    Response { made: made.collect(), ..Response::of(Answer::Made) }
 }
 
 impl Shared {
     /// Makes a directory a client's alone, unless another one has used it lately.
-    pub(super) async fn acquire(&self, job: &Job<'_>, ino: Ino) -> Result<Outcome, FsError> {
-        let serial = job.session.serial;
+    pub(super) async fn acquire(
+        &self,
+        context: &RequestContext<'_>,
+        ino: Ino,
+    ) -> Result<Response, FsError> {
+        let serial = context.session.serial;
         let is_free = self.capabilities.lock().is_free(ino, serial);
         let inherits = async || match self.filesystem.xattr(ino, DEFAULT_ACL).await {
             Err(FsError::NoAttribute) => Ok(false),
             found => found.map(|_| true),
         };
-        let writes = job.session.visitor.access == thalweg_net::keys::Access::Write;
-        // Without records its events could be lost or applied twice.
-        if !is_free || !writes || self.filesystem.ledger().is_none() || inherits().await? {
-            return self.attributes(job, ino).await;
+        let writes = context.session.visitor.access == thalweg_net::keys::Access::Write;
+        // Without records its mutations could be lost or applied twice.
+        if !is_free || !writes || self.filesystem.session_table().is_none() || inherits().await? {
+            return self.attributes(context, ino).await;
         }
         // The other clients drop what they cache of it.
-        drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Names(ino)]).await?);
-        let found = self.attributes(job, ino).await?;
+        drop(self.recall(context, vec![Changed::Attributes(ino), Changed::Names(ino)]).await?);
+        let found = self.attributes(context, ino).await?;
         match &found.answer {
             Answer::Inode(it) if it.kind == Kind::Directory && it.links > 0 => {
-                let wants = Wants { exclusive: Some(ino), ..found.wants };
-                let found = Outcome { wants, ..found };
+                let wants = GrantRequest { delegation: Some(ino), ..found.wants };
+                let found = Response { wants, ..found };
                 self.with_quota(ino, found).await
             }
             _ => Ok(found),
@@ -66,19 +74,25 @@ impl Shared {
     }
 
     /// An outcome that would grant an inode exclusively: with room for what the client makes of it.
-    pub(super) async fn with_quota(&self, ino: Ino, outcome: Outcome) -> Result<Outcome, FsError> {
-        let Some(ledger) = self.filesystem.ledger() else { return Ok(outcome) };
-        let quota = ledger.quota_of(ino).await?;
-        Ok(Outcome { quota, room_for: vec![quota], ..outcome })
+    pub(super) async fn with_quota(
+        &self,
+        ino: Ino,
+        outcome: Response,
+    ) -> Result<Response, FsError> {
+        let Some(session_table) = self.filesystem.session_table() else { return Ok(outcome) };
+        let quota = session_table.quota_of(ino).await?;
+        Ok(Response { quota, room_for: vec![quota], ..outcome })
     }
 
     /// Reserves inode numbers for a client.
-    pub(super) async fn reserve(&self, session: &Session) -> Result<Outcome, FsError> {
-        let Some(ledger) = self.filesystem.ledger() else { return Err(FsError::NotSupported) };
+    pub(super) async fn reserve(&self, session: &Session) -> Result<Response, FsError> {
+        let Some(session_table) = self.filesystem.session_table() else {
+            return Err(FsError::NotSupported);
+        };
         if session.state.lock().ranges() >= MAX_RANGES {
             return Err(FsError::Invalid("the client has many inode numbers"));
         }
-        let numbers = ledger.reserve_numbers(MAX_NUMBERS).await?;
+        let numbers = session_table.reserve_numbers(MAX_NUMBERS).await?;
         let Range { start: first, end } = numbers.clone();
         {
             let mut state = session.state.lock();
@@ -86,19 +100,21 @@ impl Shared {
                 state.own_numbers(numbers, true);
             }
         }
-        let proof = ledger.proof_of_numbers(session.serial, first..end);
-        Ok(Outcome::of(Answer::Numbers { first, count: end - first, proof }))
+        let inode_token = session_table.inode_range_token(session.serial, first..end);
+        Ok(Response::of(Answer::Numbers { first, count: end - first, inode_token }))
     }
 
     /// The client has these numbers still.
-    pub(super) fn claim_numbers(
+    pub(super) fn reclaim_numbers(
         &self,
         session: &Session,
         numbers: Range<u64>,
-        proof: u64,
+        inode_token: u64,
     ) -> Result<(), FsError> {
-        let Some(ledger) = self.filesystem.ledger() else { return Err(FsError::NotSupported) };
-        if ledger.proof_of_numbers(session.serial, numbers.clone()) != proof {
+        let Some(session_table) = self.filesystem.session_table() else {
+            return Err(FsError::NotSupported);
+        };
+        if session_table.inode_range_token(session.serial, numbers.clone()) != inode_token {
             return Err(FsError::Stale);
         }
         // Inodes that had some of them may be gone.
@@ -108,24 +124,28 @@ impl Shared {
 
     /// The numbers that a client has not used are free again.
     pub(super) async fn return_numbers(&self, numbers: Vec<Range<u64>>) {
-        let Some(ledger) = self.filesystem.ledger() else { return };
+        let Some(session_table) = self.filesystem.session_table() else { return };
         for range in numbers {
-            if let Err(error) = ledger.return_numbers(range).await {
+            if let Err(error) = session_table.return_numbers(range).await {
                 tracing::debug!(%error, "inode numbers stay unused");
             }
         }
     }
 
-    /// Whether a client may make these events: it knows the inodes, and the numbers are its own.
-    fn check_events(&self, job: &Job<'_>, events: &[Event]) -> Result<(), FsError> {
+    /// Whether a client may make these mutations: it knows the inodes, and the numbers are its own.
+    fn check_mutations(
+        &self,
+        context: &RequestContext<'_>,
+        mutations: &[Mutation],
+    ) -> Result<(), FsError> {
         let mut made = HashSet::default();
-        for Event { deed, .. } in events {
-            if !made.contains(&deed.ino()) {
-                job.session.knows(deed.ino())?;
+        for Mutation { kind, .. } in mutations {
+            if !made.contains(&kind.ino()) {
+                context.session.knows(kind.ino())?;
             }
-            let Some(number) = deed.made() else { continue };
+            let Some(number) = kind.made() else { continue };
             // What is made again had its number before.
-            if !job.is_again() && !job.session.state.lock().has_number(number.0) {
+            if !context.is_replay() && !context.session.state.lock().has_number(number.0) {
                 return Err(FsError::Invalid("the inode number is not the client's"));
             }
             made.insert(number);
@@ -134,15 +154,22 @@ impl Shared {
     }
 
     /// A change that a client had made by itself is lost: counts it, and says in the log of which file.
-    async fn note_refused(&self, job: &Job<'_>, event: &Event, error: &FsError) {
+    async fn note_refused(
+        &self,
+        context: &RequestContext<'_>,
+        mutation: &Mutation,
+        error: &FsError,
+    ) {
         add(&self.counters.refused, 1);
-        let client = &job.session.visitor.name;
-        let path = match self.filesystem.ledger() {
-            Some(ledger) => ledger.path_of(event.deed.ino()).await.unwrap_or_default(),
+        let client = &context.session.visitor.name;
+        let path = match self.filesystem.session_table() {
+            Some(session_table) => {
+                session_table.path_of(mutation.kind.ino()).await.unwrap_or_default()
+            }
             None => String::new(),
         };
-        let path = match &event.deed {
-            Deed::Create { name, .. } => {
+        let path = match &mutation.kind {
+            MutationKind::Create { name, .. } => {
                 format!("{}/{}", path.trim_end_matches('/'), String::from_utf8_lossy(name))
             }
             _ => path,
@@ -153,33 +180,35 @@ impl Shared {
     /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
     pub(super) async fn batch(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         payload: &Bytes,
         (sync, charged): (bool, &[RoomShare]),
-    ) -> Result<Outcome, FsError> {
+    ) -> Result<Response, FsError> {
         check_shares(charged)?;
-        let events = decode_events(payload)?;
-        self.check_events(job, &events)?;
-        self.permit_events(job, &events).await?;
-        let Some(ledger) = job.filesystem.ledger() else { return Err(FsError::NotSupported) };
-        let change = self.begin(job, changed_by_events(&events)).await?;
-        if let Err(error) = ledger.apply(&events, charged).await {
+        let mutations = decode_mutations(payload)?;
+        self.check_mutations(context, &mutations)?;
+        self.authorize_mutations(context, &mutations).await?;
+        let Some(session_table) = context.filesystem.session_table() else {
+            return Err(FsError::NotSupported);
+        };
+        let change = self.recall(context, changed_by_mutations(&mutations)).await?;
+        if let Err(error) = session_table.apply(&mutations, charged).await {
             drop(change);
             // Its client sends each half again.
-            if let [event] = &events[..] {
-                self.note_refused(job, event, &error).await;
+            if let [mutation] = &mutations[..] {
+                self.note_refused(context, mutation, &error).await;
             }
             return Err(error);
         }
         drop(change);
         {
-            let mut state = job.session.state.lock();
-            events.iter().filter_map(|it| it.deed.made()).for_each(|it| state.use_number(it.0));
+            let mut state = context.session.state.lock();
+            mutations.iter().filter_map(|it| it.kind.made()).for_each(|it| state.use_number(it.0));
         }
         if sync {
-            job.depend();
+            context.depend();
         }
         let room_for = charged.iter().map(|share| share.quota).collect();
-        Ok(Outcome { room_for, ..made_by(&events) })
+        Ok(Response { room_for, ..made_by(&mutations) })
     }
 }

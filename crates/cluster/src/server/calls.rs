@@ -165,7 +165,7 @@ mod tests {
     fn reply() -> Reply {
         let answer = Answer::Done;
         let (grants, room) = Default::default();
-        Reply { stamp: 0, grants, committed: None, room, quota: 0, proof: 0, answer }
+        Reply { stamp: 0, grants, committed: None, room, quota: 0, inode_token: 0, answer }
     }
 
     #[test]

@@ -33,22 +33,22 @@ pub(super) struct Held {
     /// Its pages.
     pub(super) content: bool,
     /// The directory is the session's alone.
-    pub(super) exclusive: bool,
+    pub(super) delegation: bool,
 }
 
 impl Held {
     const NOTHING: Held =
-        Held { attributes: false, names: false, content: false, exclusive: false };
+        Held { attributes: false, names: false, content: false, delegation: false };
     pub(super) const ATTRIBUTES: Held = Held { attributes: true, ..Held::NOTHING };
     pub(super) const NAMES: Held = Held { names: true, ..Held::NOTHING };
     pub(super) const CONTENT: Held = Held { content: true, ..Held::NOTHING };
-    pub(super) const EXCLUSIVE: Held = Held { exclusive: true, ..Held::NOTHING };
+    pub(super) const EXCLUSIVE: Held = Held { delegation: true, ..Held::NOTHING };
 
     fn add(&mut self, more: Held) {
         self.attributes |= more.attributes;
         self.names |= more.names;
         self.content |= more.content;
-        self.exclusive |= more.exclusive;
+        self.delegation |= more.delegation;
     }
 
     fn is_nothing(self) -> bool {
@@ -148,7 +148,7 @@ impl Table {
     fn share_recalled(&mut self, recalls: &[(u64, Vec<Changed>)]) {
         let until = self.env.now() + self.recall;
         for change in recalls.iter().flat_map(|(_, changes)| changes) {
-            if let Changed::Exclusive(ino) = change {
+            if let Changed::Delegation(ino) = change {
                 self.share(*ino, until);
             }
         }
@@ -176,8 +176,8 @@ impl Table {
     pub(super) fn all_exclusive(&mut self) -> Vec<(u64, Vec<Changed>)> {
         let mut recalls = Vec::new();
         for (ino, holders) in &self.holders {
-            for holder in holders.iter().filter(|it| it.held.exclusive) {
-                add_change(&mut recalls, holder.session, Changed::Exclusive(*ino));
+            for holder in holders.iter().filter(|it| it.held.delegation) {
+                add_change(&mut recalls, holder.session, Changed::Delegation(*ino));
             }
         }
         self.share_recalled(&recalls);
@@ -193,7 +193,7 @@ impl Table {
     /// Grants a session something of an inode that it has read since the stamp `since`; whether it did.
     pub(super) fn grant(&mut self, session: u64, ino: Ino, what: Held, since: u64) -> bool {
         let is_early = what.attributes && self.pages.has_outdated(session, ino);
-        if is_early || !self.is_steady(ino, since) || self.exclusive(ino, session).is_some() {
+        if is_early || !self.is_steady(ino, since) || self.delegation(ino, session).is_some() {
             return false;
         }
         self.add(session, ino, what);
@@ -227,19 +227,19 @@ impl Table {
             return false;
         }
         self.shared.remove(&ino);
-        self.exclusive(ino, session).is_none()
+        self.delegation(ino, session).is_none()
     }
 
     /// The other session that holds a directory or file exclusively.
-    fn exclusive(&self, ino: Ino, session: u64) -> Option<u64> {
+    fn delegation(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
-        holders.find(|it| it.held.exclusive && it.session != session).map(|it| it.session)
+        holders.find(|it| it.held.delegation && it.session != session).map(|it| it.session)
     }
 }
 
 impl Table {
     /// A session holds something of an inode still: nothing of it has changed since it was granted.
-    pub(super) fn claim(&mut self, session: u64, ino: Ino, what: Held) {
+    pub(super) fn reclaim(&mut self, session: u64, ino: Ino, what: Held) {
         if !what.is_nothing() {
             self.add(session, ino, what);
         }
@@ -258,7 +258,7 @@ impl Table {
     /// A session is about to cache pages of a file, and is told of changes from here on. Whether it is, which is so unless the file
     /// is another session's alone.
     pub(super) fn read_pages(&mut self, session: u64, ino: Ino, range: &Range<u64>) -> bool {
-        if self.exclusive(ino, session).is_some() {
+        if self.delegation(ino, session).is_some() {
             return false;
         }
         self.add(session, ino, Held::CONTENT);
@@ -337,13 +337,13 @@ impl Capabilities {
             let drops = |session: u64| session != by || surprising.contains(&ino);
             for Holder { session, held, .. } in holders.iter().filter(|it| drops(it.session)) {
                 let concerns = match change {
-                    Changed::Exclusive(_) | Changed::Size { .. } => false,
+                    Changed::Delegation(_) | Changed::Size { .. } => false,
                     Changed::Attributes(_) => held.attributes,
                     Changed::Names(_) | Changed::Name { .. } => held.names,
                     Changed::Content { .. } | Changed::Pages(_) => held.content,
                 };
                 let releases =
-                    (held.exclusive && *session != by).then_some(Changed::Exclusive(ino));
+                    (held.delegation && *session != by).then_some(Changed::Delegation(ino));
                 let all = releases.into_iter().chain(concerns.then(|| change.clone()));
                 all.for_each(|change| add_change(&mut invalid, *session, change));
             }
@@ -366,8 +366,8 @@ impl Capabilities {
         let mut table = self.0.lock();
         let mut recalls = Vec::new();
         for ino in seen {
-            if let Some(session) = table.exclusive(*ino, by) {
-                add_change(&mut recalls, session, Changed::Exclusive(*ino));
+            if let Some(session) = table.delegation(*ino, by) {
+                add_change(&mut recalls, session, Changed::Delegation(*ino));
             }
         }
         table.share_recalled(&recalls);
@@ -384,7 +384,7 @@ impl Capabilities {
             let Some(holders) = table.holders.get_mut(&ino) else { continue };
             let own = holders.iter_mut().filter(|it| it.session == session);
             own.for_each(|Holder { held, read, .. }| match change {
-                Changed::Exclusive(_) => held.exclusive = false,
+                Changed::Delegation(_) => held.delegation = false,
                 Changed::Attributes(_) => held.attributes = false,
                 Changed::Names(_) => held.names = false,
                 // It may have read some again.
@@ -395,7 +395,7 @@ impl Capabilities {
             if holders.is_empty() {
                 table.holders.remove(&ino);
             }
-            if matches!(change, Changed::Exclusive(_)) {
+            if matches!(change, Changed::Delegation(_)) {
                 table.share(ino, until);
             }
         }
@@ -455,11 +455,11 @@ impl Capabilities {
     /// What a session has to release so that nothing is its alone.
     pub(super) fn owned_by(&self, session: u64) -> Vec<Changed> {
         let mut table = self.0.lock();
-        let is_owner = |it: &Holder| it.session == session && it.held.exclusive;
+        let is_owner = |it: &Holder| it.session == session && it.held.delegation;
         let owned = table.holders.iter().filter(|(_, holders)| holders.iter().any(is_owner));
         let mut owned: Vec<Ino> = owned.map(|(ino, _)| *ino).collect();
         owned.sort_unstable();
-        let owned: Vec<Changed> = owned.into_iter().map(Changed::Exclusive).collect();
+        let owned: Vec<Changed> = owned.into_iter().map(Changed::Delegation).collect();
         table.share_recalled(&[(session, owned.clone())]);
         owned
     }

@@ -14,9 +14,9 @@ use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
 use super::calls::Admission;
+use super::context::{Place, RequestContext};
 use super::counters::add;
-use super::job::{Job, Place};
-use super::outcome::{Outcome, grant};
+use super::response::{Response, grant};
 use super::session::{Session, SessionState};
 use super::{Ending, Shared, Visitor};
 use crate::protocol::{
@@ -61,7 +61,7 @@ impl Sight {
     }
 
     /// Whether some of that was moved out of the client's root since the call began.
-    fn is_lost(&self, state: &SessionState, outcome: &Outcome) -> bool {
+    fn is_lost(&self, state: &SessionState, outcome: &Response) -> bool {
         let has_lost = state.lost() > self.lost;
         // Where a batch has made inodes is not known here.
         let is_named = |ino: &Ino| state.is_revoked(*ino);
@@ -87,7 +87,7 @@ fn plain(answer: Answer) -> Reply {
         committed: None,
         room: RoomGrant::default(),
         quota: 0,
-        proof: 0,
+        inode_token: 0,
         answer,
     }
 }
@@ -128,13 +128,13 @@ impl Handler for Connection {
             _ if id == UNANSWERED => {
                 return Err(io::Error::other("invalid request: its kind wants an answer"));
             }
-            _ if call.before.is_some() => self.claim(id, &session, call, payload).await,
-            Request::Claim
-            | Request::ClaimOpen { .. }
-            | Request::ClaimLock { .. }
-            | Request::ClaimNumbers { .. }
-            | Request::ClaimRoom { .. }
-            | Request::Claimed => self.claim(id, &session, call, payload).await,
+            _ if call.before.is_some() => self.reclaim(id, &session, call, payload).await,
+            Request::Reclaim
+            | Request::ReclaimOpen { .. }
+            | Request::ReclaimLock { .. }
+            | Request::ReclaimNumbers { .. }
+            | Request::ReclaimRoom { .. }
+            | Request::Reclaimed => self.reclaim(id, &session, call, payload).await,
             _ => self.start(id, session, call, payload).await?,
         }
         Ok(())
@@ -174,9 +174,13 @@ impl Connection {
             lease: u32::try_from(shared.options.lease.as_millis()).unwrap_or(u32::MAX),
             squash: self.visitor.squash,
             server: shared.incarnation,
-            durable: shared.undurable.durable(),
+            durable: shared.commit_on_share.durable(),
             contents: shared.direct().map(|it| it.location()).unwrap_or_default(),
-            bytes: shared.filesystem.ledger().map(|it| it.byte_events()).unwrap_or_default(),
+            bytes: shared
+                .filesystem
+                .session_table()
+                .map(|it| it.byte_mutations())
+                .unwrap_or_default(),
             read_only: self.visitor.access == Access::Read || shared.filesystem.is_read_only(),
         }
     }
@@ -193,7 +197,7 @@ impl Connection {
             self.visitor.clone(),
             path,
             shared.env.now(),
-            &shared.pressure,
+            &shared.inode_limit,
         );
         let session = Arc::new(session);
         {
@@ -214,16 +218,16 @@ impl Connection {
     }
 
     /// One after the other: calls that are made again have an order.
-    async fn claim(&self, id: u64, session: &Session, call: Call, payload: Bytes) {
+    async fn reclaim(&self, id: u64, session: &Session, call: Call, payload: Bytes) {
         let place = Place { number: call.number, slot: call.slot };
-        let claimed = match call.before {
+        let reclaimed = match call.before {
             Some(before) => {
                 let change = (call.request, payload);
-                self.shared.make_again(session, place, (call.user, before), change).await
+                self.shared.replay(session, place, (call.user, before), change).await
             }
-            None => self.shared.claim(session, call.user, (call.request, payload)).await,
+            None => self.shared.reclaim(session, call.user, (call.request, payload)).await,
         };
-        let reply = match claimed {
+        let reply = match reclaimed {
             Ok((outcome, committed)) => Reply { committed, ..plain(outcome.answer) },
             Err(error) => plain(Answer::Failed(error.into())),
         };
@@ -301,7 +305,7 @@ impl Connection {
             let work = (user, request, payload);
             let sight = Sight::of(&session, &work.1);
             let result = shared.perform(&session, Place { number, slot }, work).await;
-            let outcome = result.unwrap_or_else(|error| Outcome::of(Answer::Failed(error.into())));
+            let outcome = result.unwrap_or_else(|error| Response::of(Answer::Failed(error.into())));
             let (number, failed) =
                 (is_once.then_some(number), matches!(outcome.answer, Answer::Failed(_)));
             if let Err(outcome) = shared.finish(&session, (number, sight), (&channel, id), outcome)
@@ -330,36 +334,36 @@ impl Shared {
         session: &Session,
         place: Place,
         (user, request, payload): (Option<Credentials>, Request, Bytes),
-    ) -> Result<Outcome, FsError> {
+    ) -> Result<Response, FsError> {
         let (number, filesystem) = (place.number, &self.filesystem);
         let (shows, changes) = {
             let print = request.footprint(payload.len());
             (print.shows, print.is_change())
         };
-        let (job, before) = match changes {
+        let (context, before) = match changes {
             true => (
-                Job::recorded(session, place, filesystem, None),
+                RequestContext::recorded(session, place, filesystem, None),
                 session.recorded.lock().get(&place.slot).filter(|it| it.number == number).copied(),
             ),
-            false => (Job::plain(session, number, filesystem), None),
+            false => (RequestContext::plain(session, number, filesystem), None),
         };
-        let job = job.named(name_of(&request)).made_for(user);
+        let context = context.named(name_of(&request)).made_for(user);
         let mut done = match before {
             Some(before) => {
                 // Its record may be that of a later call, which is not durable yet.
-                if self.unanswered.has((session.serial, number)) {
-                    job.depend();
+                if self.replay.has((session.serial, number)) {
+                    context.depend();
                 }
-                self.answer_of(&job, &request, &payload, before.outcome).await
+                self.answer_of(&context, &request, &payload, before.outcome).await
             }
-            None => self.carry_out_alone(&job, request, payload).await,
+            None => self.carry_out_alone(&context, request, payload).await,
         };
-        self.settle(&job, done.as_ref().ok().filter(|_| shows)).await;
+        self.settle(&context, done.as_ref().ok().filter(|_| shows)).await;
         if let Ok(outcome) = &mut done {
             self.promise_room(session, outcome).await;
-            outcome.committed = job.committed();
+            outcome.committed = context.committed();
         }
-        if job.depends() {
+        if context.depends() {
             self.make_durable().await?;
             // The client need not keep it.
             if let Ok(outcome) = &mut done {
@@ -373,32 +377,32 @@ impl Shared {
     /// something else that is another client's alone, after that one has released it.
     async fn carry_out_alone(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         request: Request,
         payload: Bytes,
-    ) -> Result<Outcome, FsError> {
+    ) -> Result<Response, FsError> {
         let (is_once, inodes) = {
             let print = request.footprint(payload.len());
             (print.is_once(), print.inodes)
         };
         if is_once {
             // What its user may do is decided by what the owner has made.
-            let recalls = self.capabilities.recalls(job.session.serial, &inodes);
+            let recalls = self.capabilities.recalls(context.session.serial, &inodes);
             if !recalls.is_empty() {
-                self.invalidate(job, recalls).await;
+                self.invalidate(context, recalls).await;
             }
-            return self.carry_out_in_room(job, request, payload).await;
+            return self.carry_out_in_room(context, request, payload).await;
         }
         loop {
-            let done = self.carry_out(job, request.clone(), payload.clone()).await;
-            let recalls = self.capabilities.recalls(job.session.serial, &job.take_seen());
+            let done = self.carry_out(context, request.clone(), payload.clone()).await;
+            let recalls = self.capabilities.recalls(context.session.serial, &context.take_seen());
             if recalls.is_empty() {
                 return done;
             }
             if let Ok(outcome) = done {
-                self.undo(job.session, outcome).await;
+                self.undo(context.session, outcome).await;
             }
-            self.invalidate(job, recalls).await;
+            self.invalidate(context, recalls).await;
         }
     }
 
@@ -410,23 +414,23 @@ impl Shared {
         session: &Session,
         (number, sight): (Option<u64>, Sight),
         (channel, id): (&Channel, u64),
-        mut outcome: Outcome,
-    ) -> Result<(), Box<Outcome>> {
-        let (mut table, mut state, proof) = self.lock_proved(session, &mut outcome);
+        mut outcome: Response,
+    ) -> Result<(), Box<Response>> {
+        let (mut table, mut state, inode_token) = self.lock_proved(session, &mut outcome);
         if state.has_ended {
             return Err(Box::new(outcome));
         }
-        let stale = Outcome::of(Answer::Failed(FsError::Stale.into()));
+        let stale = Response::of(Answer::Failed(FsError::Stale.into()));
         let lost = sight.is_lost(&state, &outcome);
         let lost = lost.then(|| Box::new(std::mem::replace(&mut outcome, stale)));
-        let proof = if lost.is_some() { 0 } else { proof };
+        let inode_token = if lost.is_some() { 0 } else { inode_token };
         let grants = match self.is_refused(state.asked) {
             true => Grants::default(),
             false => {
-                let wanted = outcome.wants.exclusive;
+                let wanted = outcome.wants.delegation;
                 let others = |ino| self.open_files.is_open_by_others(session.serial, ino);
-                let is_free = |ino: &Ino| !others(*ino) && !self.unanswered.has_file(*ino);
-                outcome.wants.exclusive = wanted.filter(is_free);
+                let is_free = |ino: &Ino| !others(*ino) && !self.replay.has_file(*ino);
+                outcome.wants.delegation = wanted.filter(is_free);
                 grant(&mut table, session.serial, &mut outcome)
             }
         };
@@ -445,7 +449,8 @@ impl Shared {
         let quota = outcome.quota;
         let committed = outcome.committed;
         committed.into_iter().for_each(|it| state.keep(it.version));
-        let reply = Reply { stamp, grants, committed, room, quota, proof, answer: outcome.answer };
+        let reply =
+            Reply { stamp, grants, committed, room, quota, inode_token, answer: outcome.answer };
         match number {
             None => channel.answer(id, &reply, &outcome.payload),
             Some(number) => {
@@ -459,7 +464,7 @@ impl Shared {
         }
         drop(state);
         drop(table);
-        self.ask_back();
+        self.request_release();
         if let Some(ino) = extra {
             self.filesystem.unreference(ino, 1);
         }
@@ -471,7 +476,7 @@ impl Shared {
     }
 
     /// The session has ended: no client is told of what the call has got.
-    async fn undo(&self, session: &Session, outcome: Outcome) {
+    async fn undo(&self, session: &Session, outcome: Response) {
         if let Some(ino) = outcome.referenced {
             self.filesystem.unreference(ino, 1);
         }

@@ -5,8 +5,8 @@ use thalweg_fs::FsError;
 use thalweg_net::keys::Access;
 
 use super::Shared;
-use super::job::Job;
-use super::outcome::Outcome;
+use super::context::RequestContext;
+use super::response::Response;
 use super::session::Session;
 use crate::protocol::{Answer, Footprint, Request};
 
@@ -15,90 +15,100 @@ impl Shared {
     /// before it is carried out here.
     pub(super) async fn carry_out(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         request: Request,
         payload: Bytes,
-    ) -> Result<Outcome, FsError> {
-        check(job.session, &request.footprint(payload.len()))?;
-        let request = &self.permit(job, request).await?;
+    ) -> Result<Response, FsError> {
+        check(context.session, &request.footprint(payload.len()))?;
+        let request = &self.authorize(context, request).await?;
         let print = &request.footprint(payload.len());
         match request {
             Request::Attach { .. }
-            | Request::Claim
-            | Request::ClaimOpen { .. }
-            | Request::ClaimLock { .. }
-            | Request::ClaimNumbers { .. }
-            | Request::ClaimRoom { .. }
-            | Request::Claimed
+            | Request::Reclaim
+            | Request::ReclaimOpen { .. }
+            | Request::ReclaimLock { .. }
+            | Request::ReclaimNumbers { .. }
+            | Request::ReclaimRoom { .. }
+            | Request::Reclaimed
             | Request::Renew
             | Request::Detach
             | Request::Forget
             | Request::Cancel(_) => Err(FsError::Invalid("the call is one of a session")),
-            Request::Acquire { ino } => self.acquire(job, *ino).await,
-            Request::Reserve => self.reserve(job.session).await,
-            Request::Room { quota } => Ok(Outcome { room_for: vec![*quota], ..Outcome::done() }),
-            Request::Batch { sync, charged } => self.batch(job, &payload, (*sync, charged)).await,
-            Request::ReachContents { address } => self.reach_contents(job, address).await,
-            Request::RaiseReach { ino, end } => self.raise_reach(*ino, *end).await,
-            Request::KeepTail { ino, instead_of } => self.keep_tail(job, *ino, *instead_of).await,
-            Request::Lookup { parent, name } => self.look_up(job, *parent, name).await,
-            Request::Parent { directory } => self.parent(job, *directory).await,
-            Request::Attributes { ino, .. } => self.attributes(job, *ino).await,
+            Request::RequestDelegation { ino } => self.acquire(context, *ino).await,
+            Request::Reserve => self.reserve(context.session).await,
+            Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
+            Request::Batch { sync, charged } => {
+                self.batch(context, &payload, (*sync, charged)).await
+            }
+            Request::ReachContents { address } => self.reach_contents(context, address).await,
+            Request::RaiseReach { ino, end } => self.extend_write_bound(*ino, *end).await,
+            Request::KeepSizeRecord { ino, instead_of } => {
+                self.keep_size_record(context, *ino, *instead_of).await
+            }
+            Request::Lookup { parent, name } => self.look_up(context, *parent, name).await,
+            Request::Parent { directory } => self.parent(context, *directory).await,
+            Request::Attributes { ino, .. } => self.attributes(context, *ino).await,
             Request::SetAttributes { ino, change } => {
-                self.set_attributes(job, print, *ino, change).await
+                self.set_attributes(context, print, *ino, change).await
             }
             Request::Create { parent, name, new } => {
-                self.create(job, print, (*parent, name), new, payload).await
+                self.create(context, print, (*parent, name), new, payload).await
             }
             Request::Link { ino, parent, name } => {
-                self.link(job, print, *ino, (*parent, name)).await
+                self.link(context, print, *ino, (*parent, name)).await
             }
             Request::Unlink { parent, name, .. } => {
-                self.unlink(job, print, (*parent, name), false).await
+                self.unlink(context, print, (*parent, name), false).await
             }
             Request::RemoveDirectory { parent, name, .. } => {
-                self.unlink(job, print, (*parent, name), true).await
+                self.unlink(context, print, (*parent, name), true).await
             }
-            Request::Rename { from, to, how, .. } => self.rename(job, print, from, to, *how).await,
+            Request::Rename { from, to, how, .. } => {
+                self.rename(context, print, from, to, *how).await
+            }
             Request::ReadLink { ino } => self.read_link(*ino).await,
             Request::ReadDirectory { ino, from, most, attributes } => {
-                self.list(job, *ino, *from, *most as usize, *attributes).await
+                self.list(context, *ino, *from, *most as usize, *attributes).await
             }
             Request::Read { ino, offset, len, pages } => {
-                self.read(job, *ino, (*offset, *len), *pages).await
+                self.read(context, *ino, (*offset, *len), *pages).await
             }
             Request::Write { ino, at, how } => {
-                self.write(job, print, (*ino, *at), payload, *how).await
+                self.write(context, print, (*ino, *at), payload, *how).await
             }
             Request::Allocate { ino, offset, len, how } => {
-                self.allocate(job, print, (*ino, *offset, *len), *how).await
+                self.allocate(context, print, (*ino, *offset, *len), *how).await
             }
-            Request::Seek { ino, offset, what } => self.seek(job, *ino, *offset, *what).await,
-            Request::Copy { from, to, len } => self.copy(job, print, *from, *to, *len).await,
+            Request::Seek { ino, offset, what } => self.seek(context, *ino, *offset, *what).await,
+            Request::Copy { from, to, len } => self.copy(context, print, *from, *to, *len).await,
             Request::Sync { ino, content_only } => self.sync(*ino, *content_only).await,
-            Request::SyncAll => self.make_durable().await.map(|()| Outcome::done()),
+            Request::SyncAll => self.make_durable().await.map(|()| Response::done()),
             Request::Level { ino, wait } => {
-                Ok(Outcome::of(Answer::Level(self.level(*ino, *wait).await?)))
+                Ok(Response::of(Answer::Level(self.level(*ino, *wait).await?)))
             }
-            Request::Xattr { ino, name } => self.xattr(job, *ino, name).await,
+            Request::Xattr { ino, name } => self.xattr(context, *ino, name).await,
             Request::SetXattr { ino, name, how } => {
-                self.set_xattr(job, print, (*ino, name), payload, *how).await
+                self.set_xattr(context, print, (*ino, name), payload, *how).await
             }
-            Request::Xattrs { ino } => self.xattrs(job, *ino).await,
-            Request::RemoveXattr { ino, name } => self.remove_xattr(job, print, *ino, name).await,
+            Request::Xattrs { ino } => self.xattrs(context, *ino).await,
+            Request::RemoveXattr { ino, name } => {
+                self.remove_xattr(context, print, *ino, name).await
+            }
             Request::Statistics => {
-                Ok(Outcome::of(Answer::Statistics(self.filesystem.statistics().await?)))
+                Ok(Response::of(Answer::Statistics(self.filesystem.statistics().await?)))
             }
-            Request::Open { handle, caller, ino, flags, late, exclusive } => {
-                self.open(job, (caller, *handle), (*ino, *flags), (*late, *exclusive)).await
+            Request::Open { handle, caller, ino, flags, late, delegation } => {
+                self.open(context, (caller, *handle), (*ino, *flags), (*late, *delegation)).await
             }
-            Request::Flush { ino, handle, owner } => self.flush(job, *ino, *handle, *owner).await,
-            Request::Release { ino, handle } => self.release_handle(job, *ino, *handle).await,
-            Request::Lock { ino, lock, wait } => self.lock(job, (*ino, lock), *wait).await,
+            Request::Flush { ino, handle, owner } => {
+                self.flush(context, *ino, *handle, *owner).await
+            }
+            Request::Release { ino, handle } => self.release_handle(context, *ino, *handle).await,
+            Request::Lock { ino, lock, wait } => self.lock(context, (*ino, lock), *wait).await,
             Request::Unlock { ino, kind, owner, range } => {
-                self.unlock(job, *ino, (*kind, *owner), *range).await
+                self.unlock(context, *ino, (*kind, *owner), *range).await
             }
-            Request::ConflictingLock { ino, lock } => self.conflicting(job, *ino, lock).await,
+            Request::ConflictingLock { ino, lock } => self.conflicting(context, *ino, lock).await,
         }
     }
 }

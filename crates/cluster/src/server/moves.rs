@@ -15,7 +15,7 @@ use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{Cookie, FsError, Ino, Kind, Rename};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::job::Job;
+use super::context::RequestContext;
 use super::session::Session;
 use super::{Ending, Shared};
 use crate::protocol::{Changed, MAX_ENTRIES};
@@ -71,11 +71,11 @@ impl Shared {
     /// A rename from one directory to another one begins.
     pub(super) async fn begin_move(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         [from, to]: [Ino; 2],
         how: Rename,
     ) -> Result<Move<'_>, FsError> {
-        let mut moving = Move { confined: self.confined(job.session), ..Move::default() };
+        let mut moving = Move { confined: self.confined(context.session), ..Move::default() };
         if moving.confined.is_empty() || from == to {
             return Ok(moving);
         }
@@ -110,13 +110,13 @@ impl Shared {
     /// that leaves a client's root is revoked before.
     pub(super) async fn make_move(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         moving: Move<'_>,
         targets: [Option<Ino>; 2],
         rename: impl AsyncFnOnce() -> Result<(), FsError>,
     ) -> Result<(), FsError> {
         let mut revoked = Vec::new();
-        let renamed = match self.revoke_leaving(job, &moving, targets, &mut revoked).await {
+        let renamed = match self.revoke_leaving(context, &moving, targets, &mut revoked).await {
             Ok(()) => rename().await,
             Err(error) => Err(error),
         };
@@ -138,26 +138,26 @@ impl Shared {
 
     async fn revoke_leaving(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         moving: &Move<'_>,
         targets: [Option<Ino>; 2],
         revoked: &mut Vec<Revoked>,
     ) -> Result<(), FsError> {
         // What is made again was revoked the first time, and the record of that has survived.
-        if job.is_again() {
+        if context.is_replay() {
             return Ok(());
         }
         for (leaves, target) in moving.leaves.iter().zip(targets) {
             if let Some(target) = target.filter(|_| !leaves.is_empty()) {
-                self.revoke(job, leaves, target, revoked).await?;
+                self.revoke(context, leaves, target, revoked).await?;
             }
         }
         Ok(())
     }
 
     /// A directory was removed: clients that see it as their root have none.
-    pub(super) fn root_is_gone(&self, job: &Job<'_>, directory: Ino) {
-        let gone = self.confined(job.session).into_iter().filter(|it| it.root == directory);
+    pub(super) fn root_is_gone(&self, context: &RequestContext<'_>, directory: Ino) {
+        let gone = self.confined(context.session).into_iter().filter(|it| it.root == directory);
         gone.for_each(|session| self.end_moved(&session, "its directory was removed"));
     }
 
@@ -169,7 +169,7 @@ impl Shared {
     /// Sessions lose an inode with all below it.
     async fn revoke(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         sessions: &[Arc<Session>],
         top: Ino,
         revoked: &mut Vec<Revoked>,
@@ -178,7 +178,7 @@ impl Shared {
         let owned = sessions.iter().map(|it| (it.serial, self.capabilities.owned_by(it.serial)));
         let owned: Vec<_> = owned.filter(|(_, owned)| !owned.is_empty()).collect();
         if !owned.is_empty() {
-            self.invalidate(job, owned).await;
+            self.invalidate(context, owned).await;
         }
         let first = revoked.len();
         let empty =
@@ -190,13 +190,15 @@ impl Shared {
         for Revoked { session, inodes } in revoked.iter() {
             // Changes of these that have passed the check.
             drop(session.executing.write().await);
-            self.drop_revoked(job, session, inodes).await;
-            if let Some(ledger) = self.filesystem.ledger().filter(|_| !inodes.is_empty()) {
+            self.drop_revoked(context, session, inodes).await;
+            if let Some(session_table) =
+                self.filesystem.session_table().filter(|_| !inodes.is_empty())
+            {
                 let records: Vec<(Ino, u64)> = {
                     let state = session.state.lock();
                     inodes.iter().map(|(ino, _)| (*ino, state.generation(*ino))).collect()
                 };
-                ledger.revoke(session.serial, &records).await?;
+                session_table.revoke(session.serial, &records).await?;
             }
         }
         // Its clients would make their changes of these again, and could not.
@@ -294,11 +296,16 @@ impl Shared {
     }
 
     /// A client drops what it caches of revoked inodes.
-    async fn drop_revoked(&self, job: &Job<'_>, session: &Arc<Session>, inodes: &[(Ino, u64)]) {
+    async fn drop_revoked(
+        &self,
+        context: &RequestContext<'_>,
+        session: &Arc<Session>,
+        inodes: &[(Ino, u64)],
+    ) {
         let held = inodes.iter().filter(|(ino, _)| self.capabilities.is_held(session.serial, *ino));
         let changes = held.flat_map(|(ino, _)| {
             [
-                Changed::Exclusive(*ino),
+                Changed::Delegation(*ino),
                 Changed::Attributes(*ino),
                 Changed::Names(*ino),
                 Changed::Pages(*ino),
@@ -306,7 +313,7 @@ impl Shared {
         });
         let changes: Vec<Changed> = changes.collect();
         for some in changes.chunks(MAX_CHANGES) {
-            self.invalidate(job, vec![(session.serial, some.to_vec())]).await;
+            self.invalidate(context, vec![(session.serial, some.to_vec())]).await;
         }
     }
 

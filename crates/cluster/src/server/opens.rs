@@ -6,8 +6,8 @@ use thalweg_fs::{
 use thalweg_net::keys::Access;
 
 use super::Shared;
-use super::job::Job;
-use super::outcome::{Outcome, Wants};
+use super::context::RequestContext;
+use super::response::{GrantRequest, Response};
 use super::session::{OpenFile, Session};
 use crate::protocol::{Answer, Changed};
 
@@ -15,76 +15,76 @@ impl Shared {
     /// Opens a file, exclusively if the client would like that and it can be.
     pub(super) async fn open(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         (caller, handle): (&Caller, Handle),
         (ino, flags): (Ino, OpenFlags),
-        (late, exclusive): (bool, bool),
-    ) -> Result<Outcome, FsError> {
-        let alone = exclusive && self.prepare_alone(job, ino).await?;
+        (late, delegation): (bool, bool),
+    ) -> Result<Response, FsError> {
+        let alone = delegation && self.prepare_alone(context, ino).await?;
         let mut opened =
-            self.open_shared(job.session, (caller, handle), (ino, flags), late).await?;
+            self.open_shared(context.session, (caller, handle), (ino, flags), late).await?;
         if !alone {
             return Ok(opened);
         }
         if let Some(direct) = self.direct()
-            && let Answer::Opened { reach, .. } = &mut opened.answer
+            && let Answer::Opened { write_bound, .. } = &mut opened.answer
         {
             // Bytes that the client had written again after a crash would replace those that it stores from now on.
-            *reach = match self.undurable.has_new_content(ino) {
+            *write_bound = match self.commit_on_share.has_new_content(ino) {
                 true => 0,
-                false => direct.reach(ino).await.unwrap_or_default(),
+                false => direct.write_bound(ino).await.unwrap_or_default(),
             };
         }
-        opened.wants.exclusive = Some(ino);
+        opened.wants.delegation = Some(ino);
         self.with_quota(ino, opened).await
     }
 
     pub(super) async fn flush(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         ino: Ino,
         handle: Handle,
         owner: LockOwner,
-    ) -> Result<Outcome, FsError> {
-        let file = job.session.opened(handle, ino)?;
-        self.filesystem.flush(ino, file.at, job.session.owner_of(owner)).await?;
-        Ok(Outcome::done())
+    ) -> Result<Response, FsError> {
+        let file = context.session.opened(handle, ino)?;
+        self.filesystem.flush(ino, file.at, context.session.owner_of(owner)).await?;
+        Ok(Response::done())
     }
 
     pub(super) async fn release_handle(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         ino: Ino,
         handle: Handle,
-    ) -> Result<Outcome, FsError> {
-        job.session.opened(handle, ino)?;
-        let closed = job.session.state.lock().close(handle);
+    ) -> Result<Response, FsError> {
+        context.session.opened(handle, ino)?;
+        let closed = context.session.state.lock().close(handle);
         if let Some(file) = closed {
-            self.close(job.session.serial, file).await;
+            self.close(context.session.serial, file).await;
         }
-        Ok(Outcome::done())
+        Ok(Response::done())
     }
 
     pub(super) async fn unlock(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         ino: Ino,
         (kind, owner): (LockKind, LockOwner),
         range: LockRange,
-    ) -> Result<Outcome, FsError> {
-        self.filesystem.unlock(ino, kind, job.session.owner_of(owner), range).await?;
-        Ok(Outcome::done())
+    ) -> Result<Response, FsError> {
+        self.filesystem.unlock(ino, kind, context.session.owner_of(owner), range).await?;
+        Ok(Response::done())
     }
 
     pub(super) async fn conflicting(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         ino: Ino,
         lock: &Lock,
-    ) -> Result<Outcome, FsError> {
-        let lock = Lock { owner: job.session.owner_of(lock.owner), ..*lock };
+    ) -> Result<Response, FsError> {
+        let lock = Lock { owner: context.session.owner_of(lock.owner), ..*lock };
         let found = self.filesystem.conflicting_lock(ino, &lock).await?;
-        Ok(Outcome::of(Answer::Lock(found)))
+        Ok(Response::of(Answer::Lock(found)))
     }
 
     async fn open_shared(
@@ -93,7 +93,7 @@ impl Shared {
         (caller, handle): (&Caller, Handle),
         (ino, flags): (Ino, OpenFlags),
         late: bool,
-    ) -> Result<Outcome, FsError> {
+    ) -> Result<Response, FsError> {
         if session.state.lock().has_handle(handle) {
             return Err(FsError::Invalid("the client has another file open under this handle"));
         }
@@ -111,24 +111,25 @@ impl Shared {
         let is_shared = others.writing || (flags.write && others.open);
         let pages = if is_shared { PageCache::Bypass } else { opened.pages };
         let content = (!is_shared).then_some(ino);
-        let wants = Wants { since, content, cached: late.then_some(ino), ..Wants::default() };
+        let wants =
+            GrantRequest { since, content, cached: late.then_some(ino), ..GrantRequest::default() };
         let file = self.opened(ino, flags, opened.handle);
-        let answer = Answer::Opened { pages, flush: opened.flush, reach: 0 };
-        Ok(Outcome { wants, opened: Some((handle, file)), ..Outcome::of(answer) })
+        let answer = Answer::Opened { pages, flush: opened.flush, write_bound: 0 };
+        Ok(Response { wants, opened: Some((handle, file)), ..Response::of(answer) })
     }
 
     /// Has other clients drop what they cache of a file that is to be one client's alone; whether it may be.
-    async fn prepare_alone(&self, job: &Job<'_>, ino: Ino) -> Result<bool, FsError> {
-        let serial = job.session.serial;
+    async fn prepare_alone(&self, context: &RequestContext<'_>, ino: Ino) -> Result<bool, FsError> {
+        let serial = context.session.serial;
         let is_free = self.capabilities.lock().is_free(ino, serial)
             && !self.open_files.is_open_by_others(serial, ino)
-            && job.session.visitor.access == Access::Write
-            && self.filesystem.ledger().is_some();
+            && context.session.visitor.access == Access::Write
+            && self.filesystem.session_table().is_some();
         if !is_free || self.filesystem.attributes(ino).await?.attributes.kind != Kind::File {
             return Ok(false);
         }
         if self.capabilities.is_held_by_others(serial, ino) {
-            drop(self.begin(job, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await?);
+            drop(self.recall(context, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await?);
         }
         Ok(true)
     }
@@ -139,19 +140,19 @@ impl Shared {
     }
 
     /// A file that the client had open is open again.
-    pub(super) async fn claim_open(
+    pub(super) async fn reclaim_open(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         handle: Handle,
         caller: &Caller,
         (ino, flags): (Ino, OpenFlags),
     ) -> Result<(), FsError> {
-        let session = job.session;
+        let session = context.session;
         session.knows(ino)?;
         if session.opened(handle, ino).is_ok() {
             return Ok(());
         }
-        match self.permit_open(job, ino, flags).await {
+        match self.authorize_open(context, ino, flags).await {
             // The client itself makes it again, later: another one would not know of it.
             Ok(()) | Err(FsError::Stale) => {}
             Err(error) => return Err(error),
@@ -167,7 +168,7 @@ impl Shared {
     }
 
     /// The client has a lock again that it had.
-    pub(super) async fn claim_lock(
+    pub(super) async fn reclaim_lock(
         &self,
         session: &Session,
         ino: Ino,
@@ -188,11 +189,11 @@ impl Shared {
 
     pub(super) async fn lock(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         (ino, lock): (Ino, &Lock),
         wait: bool,
-    ) -> Result<Outcome, FsError> {
-        let (session, number) = (job.session, job.number);
+    ) -> Result<Response, FsError> {
+        let (session, number) = (context.session, context.number);
         let file = session.opened(lock.handle, ino)?;
         let lock = Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock };
         if wait {
@@ -217,6 +218,6 @@ impl Shared {
             self.filesystem.release(ino, lock.handle).await;
             return Err(FsError::Stale);
         }
-        Ok(Outcome::done())
+        Ok(Response::done())
     }
 }

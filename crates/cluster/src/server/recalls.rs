@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use parking_lot::Mutex;
 use thalweg_env::Time;
 
-use super::job::Job;
+use super::context::RequestContext;
 use crate::protocol::Changed;
 
 /// The invalidations under way, by number.
@@ -72,7 +72,7 @@ impl Recalls {
     /// Sessions are asked to drop something, for a call.
     pub(super) fn begin(
         &self,
-        by: &Job<'_>,
+        by: &RequestContext<'_>,
         since: Time,
         asked: &[(u64, Vec<Changed>)],
     ) -> Recalling<'_> {

@@ -1,6 +1,6 @@
 //! The sessions of a server that stopped go on at the next one.
 //!
-//! Until each client has claimed what it held, or the time for that is up, no other call is carried out. So a claim meets
+//! Until each client has reclaimed what it held, or the time for that is up, no other call is carried out. So a reclaim meets
 //! what the client left behind, and nothing that came after it.
 
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thalweg_env::{HashMap, HashSet, Time, watch};
-use thalweg_fs::ledger::{Committed, SessionRecord};
+use thalweg_fs::session_table::{Committed, SessionRecord};
 use thalweg_fs::{Credentials, FsError, Ino};
 use thalweg_net::keys::{Access, Squash};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::batch::{decode_events, made_by};
+use super::batch::{decode_mutations, made_by};
 use super::capabilities::Held;
-use super::job::{Job, Place};
-use super::outcome::Outcome;
+use super::context::{Place, RequestContext};
+use super::response::Response;
 use super::room::check_shares;
 use super::session::Session;
 use super::{Ending, Shared, Visitor};
-use crate::protocol::{Answer, Claim, Grants, MAX_CLAIMS, Request, decode_list};
+use crate::protocol::{Answer, Grants, MAX_CLAIMS, Reclaim, Request, decode_list};
 
 /// What the filesystem's record of a session says.
 #[derive(Serialize, Deserialize)]
@@ -68,7 +68,7 @@ impl Recovery {
         Recovery { expected, moved, is_over }
     }
 
-    /// Whether a session has not claimed what it held yet.
+    /// Whether a session has not reclaimed what it held yet.
     pub(super) fn expects(&self, session: u64) -> bool {
         self.expected.lock().contains(&session)
     }
@@ -112,9 +112,11 @@ impl Shared {
     /// Expects the sessions that the filesystem has on record. Returns the time until which they may come back, if there are
     /// some.
     pub(super) async fn expect_sessions(&self) -> Result<Option<Time>, FsError> {
-        let Some(ledger) = self.filesystem.ledger() else { return Ok(None) };
+        let Some(session_table) = self.filesystem.session_table() else { return Ok(None) };
         let (mut invalid, mut lease) = (Vec::new(), self.options.lease);
-        for SessionRecord { session: number, info, slots, revoked } in ledger.sessions().await? {
+        for SessionRecord { session: number, info, slots, revoked } in
+            session_table.sessions().await?
+        {
             let Some((id, visitor, granted)) = visitor_of(&info) else {
                 invalid.push(number);
                 continue;
@@ -129,7 +131,8 @@ impl Shared {
                 }
                 Err(error) => return Err(error),
             };
-            let session = Session::new((id, number), visitor, path, self.env.now(), &self.pressure);
+            let session =
+                Session::new((id, number), visitor, path, self.env.now(), &self.inode_limit);
             session.state.lock().set_revoked(revoked);
             *session.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
             *session.again.lock() = Some(HashMap::default());
@@ -139,11 +142,11 @@ impl Shared {
         }
         if !invalid.is_empty() {
             self.shut_out(&invalid).await;
-            ledger.end_sessions(&invalid).await?;
+            session_table.end_sessions(&invalid).await?;
         }
         let expected = self.recovery.missing();
         if expected == 0 {
-            ledger.release_orphans().await?;
+            session_table.release_orphans().await?;
             return Ok(None);
         }
         tracing::info!(sessions = expected, "clients of the server before this one are expected");
@@ -159,13 +162,13 @@ impl Shared {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let lost = sessions.into_iter().filter(|it| self.recovery.expects(it.serial));
         let lost: Vec<Arc<Session>> = lost.collect();
-        if let Some(ledger) = self.filesystem.ledger() {
+        if let Some(session_table) = self.filesystem.session_table() {
             let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
             self.shut_out(&numbers).await;
-            if let Err(error) = ledger.end_sessions(&numbers).await {
+            if let Err(error) = session_table.end_sessions(&numbers).await {
                 tracing::error!(%error, "the records of lost clients stay");
             }
-            if let Err(error) = ledger.release_orphans().await {
+            if let Err(error) = session_table.release_orphans().await {
                 tracing::error!(%error, "files without names stay");
             }
         }
@@ -177,49 +180,49 @@ impl Shared {
         tracing::info!(lost = lost.len(), "the server goes on");
     }
 
-    /// Carries out a call by which a client claims what it held.
+    /// Carries out a call by which a client reclaims what it held.
     ///
     /// # Errors
-    /// [`FsError::Invalid`] when the client is not expected; those of the claim.
-    pub(super) async fn claim(
+    /// [`FsError::Invalid`] when the client is not expected; those of the reclaim.
+    pub(super) async fn reclaim(
         &self,
         session: &Session,
         user: Option<Credentials>,
         (request, payload): (Request, Bytes),
-    ) -> Result<(Outcome, Option<Committed>), FsError> {
-        let none = |()| (Outcome::done(), None);
-        if self.has_claimed(session)? {
+    ) -> Result<(Response, Option<Committed>), FsError> {
+        let none = |()| (Response::done(), None);
+        if self.has_reclaimed(session)? {
             return Ok(none(()));
         }
         match request {
-            Request::Claim => self.claim_inodes(session, &payload).map(none),
-            Request::ClaimOpen { handle, caller, ino, flags } => {
-                let job = Job::plain(session, 0, &self.filesystem).made_for(user);
-                self.claim_open(&job, handle, &caller, (ino, flags)).await.map(none)
+            Request::Reclaim => self.reclaim_inodes(session, &payload).map(none),
+            Request::ReclaimOpen { handle, caller, ino, flags } => {
+                let context = RequestContext::plain(session, 0, &self.filesystem).made_for(user);
+                self.reclaim_open(&context, handle, &caller, (ino, flags)).await.map(none)
             }
-            Request::ClaimLock { ino, lock } => {
-                self.claim_lock(session, ino, &lock).await.map(none)
+            Request::ReclaimLock { ino, lock } => {
+                self.reclaim_lock(session, ino, &lock).await.map(none)
             }
-            Request::ClaimNumbers { first, count, proof } => {
-                self.claim_numbers(session, first..first.saturating_add(count), proof).map(none)
-            }
-            Request::ClaimRoom { shares } => {
+            Request::ReclaimNumbers { first, count, inode_token } => self
+                .reclaim_numbers(session, first..first.saturating_add(count), inode_token)
+                .map(none),
+            Request::ReclaimRoom { shares } => {
                 check_shares(&shares)?;
-                if let Some(ledger) = self.filesystem.ledger() {
-                    ledger.claim_room(session.serial, &shares);
+                if let Some(session_table) = self.filesystem.session_table() {
+                    session_table.reclaim_room(session.serial, &shares);
                 }
                 Ok(none(()))
             }
             _ => {
-                self.claim_unanswered(session, &payload)?;
+                self.reclaim_calls(session, &payload)?;
                 self.recovery.is_back(session.serial);
                 Ok(none(()))
             }
         }
     }
 
-    /// Whether a client that claims something has claimed everything before, and may not know that.
-    fn has_claimed(&self, session: &Session) -> Result<bool, FsError> {
+    /// Whether a client that reclaims something has reclaimed everything before, and may not know that.
+    fn has_reclaimed(&self, session: &Session) -> Result<bool, FsError> {
         match (self.recovery.expects(session.serial), session.again.lock().is_some()) {
             (true, _) => Ok(false),
             (false, true) => Ok(true),
@@ -227,23 +230,27 @@ impl Shared {
         }
     }
 
-    fn claim_inodes(&self, session: &Session, payload: &[u8]) -> Result<(), FsError> {
-        let claims: Vec<Claim> = decode_list(payload, MAX_CLAIMS)?;
-        let Some(ledger) = self.filesystem.ledger() else { return Err(FsError::NotSupported) };
-        for Claim { ino, stamp, proof, held } in claims {
+    fn reclaim_inodes(&self, session: &Session, payload: &[u8]) -> Result<(), FsError> {
+        let reclaims: Vec<Reclaim> = decode_list(payload, MAX_CLAIMS)?;
+        let Some(session_table) = self.filesystem.session_table() else {
+            return Err(FsError::NotSupported);
+        };
+        for Reclaim { ino, stamp, inode_token, held } in reclaims {
             if ino == session.root {
                 self.grant_again(session, ino, held);
                 continue;
             }
             let generation = session.state.lock().generation(ino);
-            if ledger.proof(session.serial, ino, generation) != proof || stamp == u64::MAX {
+            if session_table.inode_token(session.serial, ino, generation) != inode_token
+                || stamp == u64::MAX
+            {
                 // It was told of the inode before that was moved out of its root, or lies.
                 if generation > 0 {
                     continue;
                 }
                 return Err(FsError::Stale);
             }
-            if session.state.lock().claim(ino, stamp) {
+            if session.state.lock().reclaim(ino, stamp) {
                 self.filesystem.reference(ino);
             }
             self.grant_again(session, ino, held);
@@ -253,34 +260,34 @@ impl Shared {
 
     /// What a client caches has not changed since the server before this one stopped.
     fn grant_again(&self, session: &Session, ino: Ino, held: Grants) {
-        let Grants { attributes, names, content, exclusive } = held;
-        let held = Held { attributes, names, content, exclusive };
-        self.capabilities.lock().claim(session.serial, ino, held);
+        let Grants { attributes, names, content, delegation } = held;
+        let held = Held { attributes, names, content, delegation };
+        self.capabilities.lock().reclaim(session.serial, ino, held);
     }
 
     /// Makes a change again that was answered, unless it has survived.
     ///
     /// # Errors
     /// [`FsError::Invalid`] when the client is not expected; those of the change.
-    pub(super) async fn make_again(
+    pub(super) async fn replay(
         &self,
         session: &Session,
         place: Place,
         (user, before): (Option<Credentials>, Committed),
         (request, payload): (Request, Bytes),
-    ) -> Result<(Outcome, Option<Committed>), FsError> {
-        let has_claimed = self.has_claimed(session)?;
+    ) -> Result<(Response, Option<Committed>), FsError> {
+        let has_reclaimed = self.has_reclaimed(session)?;
         // An answer was lost with its connection.
         let made = session.again.lock().as_ref().and_then(|made| made.get(&place.number).copied());
-        if has_claimed || made.is_some() {
-            return Ok((Outcome::done(), made));
+        if has_reclaimed || made.is_some() {
+            return Ok((Response::done(), made));
         }
         if !request.footprint(payload.len()).is_change() {
             return Err(FsError::Invalid("the call changes nothing"));
         }
         let last = session.recorded.lock().get(&place.slot).copied();
         if last.is_some_and(|last| last.number >= place.number) {
-            return Ok((Outcome::done(), None));
+            return Ok((Response::done(), None));
         }
         let request = match request {
             // The end of the recovery makes it durable.
@@ -291,44 +298,45 @@ impl Shared {
             }
             request => request,
         };
-        let job = Job::recorded(session, place, &self.filesystem, Some(before)).made_for(user);
-        let done = self.carry_out(&job, request, payload).await;
-        let committed = job.committed();
+        let context =
+            RequestContext::recorded(session, place, &self.filesystem, Some(before)).made_for(user);
+        let done = self.carry_out(&context, request, payload).await;
+        let committed = context.committed();
         if let Some(committed) = committed {
             session.again.lock().get_or_insert_default().insert(place.number, committed);
         }
         let outcome = done?;
-        // Its client has claimed the inode.
+        // Its client has reclaimed the inode.
         if let Some(ino) = outcome.referenced {
             self.filesystem.unreference(ino, 1);
         }
-        Ok((Outcome::done(), committed))
+        Ok((Response::done(), committed))
     }
 
     /// The answer to a call that the server before this one has carried out without answering it.
     pub(super) async fn answer_of(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         request: &Request,
         payload: &Bytes,
         outcome: u64,
-    ) -> Result<Outcome, FsError> {
+    ) -> Result<Response, FsError> {
         match request {
             Request::Batch { charged, .. } => {
-                self.return_room(job.session, charged);
-                Ok(made_by(&decode_events(payload)?))
+                self.return_room(context.session, charged);
+                Ok(made_by(&decode_mutations(payload)?))
             }
             Request::Create { .. } => {
-                let made = self.attributes(job, Ino(outcome)).await?;
-                Ok(Outcome { wants: Default::default(), ..made })
+                let made = self.attributes(context, Ino(outcome)).await?;
+                Ok(Response { wants: Default::default(), ..made })
             }
             Request::SetAttributes { ino, .. } | Request::Link { ino, .. } => {
-                self.attributes(job, *ino).await
+                self.attributes(context, *ino).await
             }
             Request::Write { .. } | Request::Copy { .. } => {
-                Ok(Outcome::of(Answer::Number(outcome)))
+                Ok(Response::of(Answer::Number(outcome)))
             }
-            _ => Ok(Outcome::done()),
+            _ => Ok(Response::done()),
         }
     }
 }

@@ -46,7 +46,7 @@ pub struct HolderReport {
     pub reading: usize,
     /// Open files of it that may write.
     pub writing: usize,
-    /// Milliseconds since the oldest of these was opened, or claimed from this server.
+    /// Milliseconds since the oldest of these was opened, or reclaimed from this server.
     pub open_ms: Option<u64>,
     /// Its locks on the file.
     pub locks: Vec<LockReport>,
@@ -195,7 +195,7 @@ impl HolderReport {
         self.attributes = held.attributes;
         self.names = held.names;
         self.content = held.content;
-        self.exclusive = held.exclusive;
+        self.exclusive = held.delegation;
         self.cached_ms = Some(since_ms);
     }
 }

@@ -15,8 +15,8 @@ use thalweg_fs::{FsError, Ino};
 use tokio::sync::Notify;
 
 use super::Shared;
-use super::job::Job;
-use super::outcome::Outcome;
+use super::context::RequestContext;
+use super::response::Response;
 use super::session::Session;
 use crate::protocol::{FromServer, MAX_SHARES, RemovedInode, Request, RoomGrant};
 
@@ -58,19 +58,19 @@ impl Shared {
     /// not use.
     pub(super) async fn carry_out_in_room(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         request: Request,
         payload: Bytes,
-    ) -> Result<Outcome, FsError> {
+    ) -> Result<Response, FsError> {
         let again = may_repeat(&request, &payload).then(|| (request.clone(), payload.clone()));
-        let mut done = self.carry_out(job, request, payload).await;
+        let mut done = self.carry_out(context, request, payload).await;
         let Some((request, payload)) = again else { return done };
-        let is_refused = |done: &Result<Outcome, FsError>| done.as_ref().is_err_and(lacks_room);
+        let is_refused = |done: &Result<Response, FsError>| done.as_ref().is_err_and(lacks_room);
         if is_refused(&done) && self.recall_room().await {
-            done = self.carry_out(job, request.clone(), payload.clone()).await;
+            done = self.carry_out(context, request.clone(), payload.clone()).await;
         }
         while is_refused(&done) && self.wait_for_removed().await {
-            done = self.carry_out(job, request.clone(), payload.clone()).await;
+            done = self.carry_out(context, request.clone(), payload.clone()).await;
         }
         done
     }
@@ -78,21 +78,21 @@ impl Shared {
     /// Has all clients send what they have made by themselves and return the room that they were promised. Whether some was
     /// promised.
     async fn recall_room(&self) -> bool {
-        let Some(ledger) = self.filesystem.ledger() else { return false };
+        let Some(session_table) = self.filesystem.session_table() else { return false };
         let before = self.room.count();
         let _one = self.room.recalling.lock().await;
         if self.room.count() > before + 1 {
             // Another call's recall began after this one had failed.
             return true;
         }
-        if ledger.sessions_with_room().is_empty() {
+        if session_table.sessions_with_room().is_empty() {
             return false;
         }
         self.room.recalls.fetch_add(1, Ordering::Relaxed);
         // Longer than the recall takes.
         let until = self.env.now() + 2 * self.options.lease + self.options.share;
         self.capabilities.lock().refuse_room(until);
-        let holders = ledger.sessions_with_room();
+        let holders = session_table.sessions_with_room();
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let returning = sessions
             .iter()
@@ -111,15 +111,15 @@ impl Shared {
         };
         let call = FromServer::ReturnRoom(number);
         self.order(session, &call).await;
-        if let Some(ledger) = self.filesystem.ledger() {
-            ledger.release_room(session.serial);
+        if let Some(session_table) = self.filesystem.session_table() {
+            session_table.release_room(session.serial);
         }
     }
 
     /// Tells the other clients that know an inode when it has lost its last name, so that its room is free as soon as none of
     /// their programs uses it.
-    pub(super) async fn tell_removed(&self, job: &Job<'_>, removed: RemovedInode) {
-        let (ino, serial) = (removed.ino, job.session.serial);
+    pub(super) async fn tell_removed(&self, context: &RequestContext<'_>, removed: RemovedInode) {
+        let (ino, serial) = (removed.ino, context.session.serial);
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let knows = |session: &&Arc<Session>| session.knows(ino).is_ok();
         let holders: Vec<&Arc<Session>> = sessions.iter().filter(knows).collect();
@@ -172,13 +172,13 @@ impl Shared {
     }
 
     /// Promises a client more room, with the outcome of its call.
-    pub(super) async fn promise_room(&self, session: &Session, outcome: &mut Outcome) {
-        let Some(ledger) = self.filesystem.ledger() else { return };
+    pub(super) async fn promise_room(&self, session: &Session, outcome: &mut Response) {
+        let Some(session_table) = self.filesystem.session_table() else { return };
         if !self.capabilities.lock().grants_room() {
             return;
         }
         for quota in std::mem::take(&mut outcome.room_for) {
-            match ledger.promise(session.serial, quota).await {
+            match session_table.promise(session.serial, quota).await {
                 Ok(more) => more.iter().for_each(|share| {
                     thalweg_fs::room::add_share(&mut outcome.room, share.quota, share.room)
                 }),
@@ -205,8 +205,8 @@ impl Shared {
 
     /// A client uses this of its promise for nothing.
     pub(super) fn return_room(&self, session: &Session, shares: &[RoomShare]) {
-        if let Some(ledger) = self.filesystem.ledger() {
-            ledger.return_room(session.serial, shares);
+        if let Some(session_table) = self.filesystem.session_table() {
+            session_table.return_room(session.serial, shares);
         }
     }
 }

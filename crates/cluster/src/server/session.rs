@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet, Time};
-use thalweg_fs::ledger::{Committed, SlotRecord};
+use thalweg_fs::session_table::{Committed, SlotRecord};
 use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner, OpenFlags};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, RwLock, oneshot};
@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::Visitor;
 use super::calls::Calls;
 use super::counters::SessionCounters;
-use super::pressure::{Asked, Pressure};
+use super::inode_limit::{Asked, InodeLimit};
 use crate::protocol::FromServer;
 
 /// A session.
@@ -30,7 +30,7 @@ pub(super) struct Session {
     pub(super) path: Vec<Ino>,
     /// By slots, the last calls that an earlier incarnation of the server has recorded.
     pub(super) recorded: Mutex<HashMap<u16, SlotRecord>>,
-    /// By numbers, the calls that were made again here, until the client knows that it has claimed everything.
+    /// By numbers, the calls that were made again here, until the client knows that it has reclaimed everything.
     pub(super) again: Mutex<Option<HashMap<u64, Committed>>>,
     pub(super) state: Mutex<SessionState>,
     pub(super) counters: SessionCounters,
@@ -62,7 +62,7 @@ pub(super) struct SessionState {
     handles: HashMap<Handle, OpenFile>,
     /// The client was asked to forget inodes, and still knows too many.
     pub(super) asked: Option<Asked>,
-    pressure: Arc<Pressure>,
+    inode_limit: Arc<InodeLimit>,
     pub(super) calls: Calls,
     /// Waits for locks, by the numbers of the calls.
     waits: HashMap<u64, LockWait>,
@@ -102,7 +102,7 @@ const MAX_WAITS: usize = 1 << 12;
 
 /// What an ended session held.
 #[derive(Debug, Default)]
-pub(super) struct Estate {
+pub(super) struct SessionResources {
     pub(super) files: Vec<OpenFile>,
     pub(super) inodes: Vec<Ino>,
     pub(super) numbers: Vec<Range<u64>>,
@@ -114,9 +114,9 @@ impl Session {
         visitor: Visitor,
         path: Vec<Ino>,
         now: Time,
-        pressure: &Arc<Pressure>,
+        inode_limit: &Arc<InodeLimit>,
     ) -> Session {
-        pressure.add(1);
+        inode_limit.add(1);
         let root = path.last().copied().unwrap_or(Ino::ROOT);
         let state = SessionState {
             channel: None,
@@ -130,7 +130,7 @@ impl Session {
             lost: 0,
             handles: HashMap::default(),
             asked: None,
-            pressure: pressure.clone(),
+            inode_limit: inode_limit.clone(),
             calls: Calls::default(),
             waits: HashMap::default(),
             room_recalls: 0,
@@ -250,7 +250,7 @@ impl Session {
     }
 
     /// Asks the client to know at most so many inodes, if it knows more.
-    pub(super) fn ask_back(&self, most: usize, now: Time) {
+    pub(super) fn request_release(&self, most: usize, now: Time) {
         let mut state = self.state.lock();
         if state.told.len() <= most {
             state.asked = None;
@@ -337,7 +337,7 @@ impl SessionState {
                 }
             }
         }
-        self.pressure.add(new.len());
+        self.inode_limit.add(new.len());
         (self.stamp, new)
     }
 
@@ -347,7 +347,7 @@ impl SessionState {
         let is_last = self.told.get(&ino) == Some(&stamp);
         if is_last {
             self.told.remove(&ino);
-            self.pressure.remove(1);
+            self.inode_limit.remove(1);
             self.asked = self.asked.filter(|asked| !asked.is_met(self.told.len()));
         }
         is_last
@@ -357,7 +357,7 @@ impl SessionState {
     pub(super) fn revoke(&mut self, ino: Ino) -> Option<u64> {
         let stamp = self.told.get(&ino).copied().filter(|stamp| *stamp != u64::MAX)?;
         self.told.remove(&ino);
-        self.pressure.remove(1);
+        self.inode_limit.remove(1);
         let generation = self.stamp.max(1);
         self.revoked.insert(ino, generation);
         self.lost += 1;
@@ -368,7 +368,7 @@ impl SessionState {
     /// The client knows a revoked inode after all.
     pub(super) fn know_again(&mut self, ino: Ino, stamp: u64) {
         if !self.has_ended && self.told.insert(ino, stamp).is_none() {
-            self.pressure.add(1);
+            self.inode_limit.add(1);
         }
     }
 
@@ -407,11 +407,11 @@ impl SessionState {
         self.kept = self.kept.max(version);
     }
 
-    /// The client claims that it knows an inode; whether that is news here.
-    pub(super) fn claim(&mut self, ino: Ino, stamp: u64) -> bool {
+    /// The client reclaims that it knows an inode; whether that is news here.
+    pub(super) fn reclaim(&mut self, ino: Ino, stamp: u64) -> bool {
         self.stamp = self.stamp.max(stamp);
         let is_new = self.told.insert(ino, stamp).is_none();
-        self.pressure.add(usize::from(is_new));
+        self.inode_limit.add(usize::from(is_new));
         is_new
     }
 
@@ -454,7 +454,7 @@ impl SessionState {
     }
 
     /// Ends the session; what it held, the first time.
-    pub(super) fn end(&mut self, why: &'static str) -> Option<Estate> {
+    pub(super) fn end(&mut self, why: &'static str) -> Option<SessionResources> {
         if std::mem::replace(&mut self.has_ended, true) {
             return None;
         }
@@ -465,11 +465,11 @@ impl SessionState {
         }
         let handles = std::mem::take(&mut self.handles);
         let told = std::mem::take(&mut self.told);
-        self.pressure.remove(told.len());
+        self.inode_limit.remove(told.len());
         let files = handles.into_values().collect();
         let numbers = std::mem::take(&mut self.numbers);
         let numbers = numbers.into_iter().filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect();
-        Some(Estate { files, inodes: told.into_keys().collect(), numbers })
+        Some(SessionResources { files, inodes: told.into_keys().collect(), numbers })
     }
 
     /// A lock was taken through an open file, whose handle in the filesystem is `at`; whether it is open still.

@@ -6,33 +6,38 @@ use futures::future::join;
 use thalweg_fs::Ino;
 
 use super::Shared;
-use super::job::Job;
-use super::outcome::Outcome;
+use super::context::RequestContext;
 use super::pages::Late;
+use super::response::Response;
 use crate::protocol::Changed;
 
 impl Shared {
     /// A client's kernel is about to cache pages of a file: from here on it is told of each change of them.
-    pub(super) async fn hold_pages(&self, job: &Job<'_>, ino: Ino, range: Range<u64>) {
-        let serial = job.session.serial;
+    pub(super) async fn hold_pages(
+        &self,
+        context: &RequestContext<'_>,
+        ino: Ino,
+        range: Range<u64>,
+    ) {
+        let serial = context.session.serial;
         while !self.capabilities.lock().read_pages(serial, ino, &range) {
             // What the owner sends before it releases the file may concern pages of this client, which drops none before
             // its read is answered. So it is not told before.
             let recalls = self.capabilities.recalls(serial, &[ino]);
-            self.invalidate(job, recalls).await;
+            self.invalidate(context, recalls).await;
         }
     }
 
     /// Returns when the other sessions have dropped what outlived the changes of a call, and know what they are to know of them; and
     /// its own one what is outdated of what it shows.
-    pub(super) async fn settle(&self, job: &Job<'_>, shows: Option<&Outcome>) {
-        let late = job.take_late();
+    pub(super) async fn settle(&self, context: &RequestContext<'_>, shows: Option<&Response>) {
+        let late = context.take_late();
         if !late.is_empty() {
             let (free, held) = self.capabilities.lock().divide(late);
-            join(self.drop_unless_held(held), self.invalidate(job, free)).await;
+            join(self.drop_unless_held(held), self.invalidate(context, free)).await;
         }
         if let Some(outcome) = shows {
-            self.settle_pages(job.session.serial, &outcome.tells()).await;
+            self.settle_pages(context.session.serial, &outcome.tells()).await;
         }
     }
 
@@ -55,8 +60,12 @@ impl Shared {
     }
 
     /// The size of a file that other clients have open.
-    pub(super) async fn size_for_others(&self, job: &Job<'_>, ino: Ino) -> Option<u64> {
-        if !self.open_files.is_open_by_others(job.session.serial, ino) {
+    pub(super) async fn size_for_others(
+        &self,
+        context: &RequestContext<'_>,
+        ino: Ino,
+    ) -> Option<u64> {
+        if !self.open_files.is_open_by_others(context.session.serial, ino) {
             return None;
         }
         Some(self.filesystem.attributes(ino).await.ok()?.attributes.size)
@@ -64,15 +73,21 @@ impl Shared {
 
     /// A file has perhaps grown since it had the size `before`: the other clients that have it open are told, since their programs
     /// may map it without asking for its size.
-    pub(super) async fn tell_size(&self, job: &Job<'_>, ino: Ino, before: Option<u64>) {
+    pub(super) async fn tell_size(
+        &self,
+        context: &RequestContext<'_>,
+        ino: Ino,
+        before: Option<u64>,
+    ) {
         let Some(before) = before else { return };
-        let Some(size) = self.size_for_others(job, ino).await.filter(|size| *size > before) else {
+        let Some(size) = self.size_for_others(context, ino).await.filter(|size| *size > before)
+        else {
             return;
         };
         let change = Changed::Size { ino, size };
-        job.waits_for_others();
-        for session in self.open_files.others(job.session.serial, ino) {
-            job.is_late(Late { number: 0, session, change: change.clone() });
+        context.waits_for_others();
+        for session in self.open_files.others(context.session.serial, ino) {
+            context.is_late(Late { number: 0, session, change: change.clone() });
         }
     }
 }

@@ -105,7 +105,7 @@ impl Server {
             connections: value(&counters.connections),
             known: clients.iter().map(|client| client.inodes).sum(),
             cached: clients.iter().map(|client| client.cached).sum(),
-            undurable: shared.undurable.count().values().sum(),
+            undurable: shared.commit_on_share.count().values().sum(),
             evictions: value(&counters.evictions),
             refused_changes: value(&counters.refused),
             room_recalls: shared.room.count(),
@@ -126,7 +126,7 @@ impl Server {
     /// The sessions, by the names of their clients.
     pub fn sessions(&self) -> Vec<SessionStatus> {
         let cached = self.shared.capabilities.count();
-        let undurable = self.shared.undurable.count();
+        let undurable = self.shared.commit_on_share.count();
         let now = self.shared.env.now();
         let status = |session: &Arc<Session>| {
             let state = session.state.lock();

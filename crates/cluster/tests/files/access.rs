@@ -290,10 +290,10 @@ fn users_make_files_alone_in_their_own_directories() {
         for (home, uid) in homes.into_iter().zip([8, 9]) {
             let all = admin.read_directory(home, Cookie::START, 1000, true).await.unwrap();
             assert_eq!(all.len(), 200);
-            let is_own = |it: &thalweg_fs::Entry| {
+            let has_delegation = |it: &thalweg_fs::Entry| {
                 it.attributes.is_some_and(|it| (it.uid, it.mode, it.size) == (uid, 0o640, 1))
             };
-            assert!(all.iter().all(is_own));
+            assert!(all.iter().all(has_delegation));
         }
     });
 }

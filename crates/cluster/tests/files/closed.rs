@@ -8,7 +8,7 @@ use bytes::Bytes;
 use thalweg_cluster::failure::WireError;
 use thalweg_cluster::protocol::{Answer, Request};
 use thalweg_cluster::server::Visitor;
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     AttributeChange, Caller, Cookie, Filesystem, Ino, NewNode, Node, OpenFlags, SetXattr, Timestamp,
 };
@@ -67,10 +67,11 @@ impl Place {
 
     fn payload(&self, request: &Request) -> Vec<u8> {
         let change = AttributeChange { mode: Some(0o777), ..AttributeChange::default() };
-        let deed = Deed::SetAttributes { ino: self.file, change };
+        let kind = MutationKind::SetAttributes { ino: self.file, change };
         match request {
             Request::Batch { .. } => {
-                postcard::to_allocvec(&vec![Event { time: Timestamp::of_nanos(1), deed }]).unwrap()
+                postcard::to_allocvec(&vec![Mutation { time: Timestamp::of_nanos(1), kind }])
+                    .unwrap()
             }
             Request::Write { .. } | Request::SetXattr { .. } => b"overwritten".to_vec(),
             _ => Vec::new(),
@@ -88,8 +89,8 @@ impl Place {
             peer.ask(2, lookup(self.directory, b"f")).await;
             let (ino, caller) = (self.file, Caller::default());
             let flags = OpenFlags { read: true, ..OpenFlags::default() };
-            let (handle, late, exclusive) = (HANDLE, false, false);
-            peer.ask(3, Request::Open { handle, caller, ino, flags, late, exclusive }).await;
+            let (handle, late, delegation) = (HANDLE, false, false);
+            peer.ask(3, Request::Open { handle, caller, ino, flags, late, delegation }).await;
             // Those that are about the connection end it, or are not answered.
             let asking = peer.try_ask_with((10, None), request.clone(), self.payload(&request));
             let answer = scene.env.timeout(Duration::from_secs(1), asking).await;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::Env;
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, FsError, Ino, Node, Rename, Timestamp, WriteAt,
     WriteHow,
@@ -403,69 +403,73 @@ fn events_about_bytes_that_cannot_have_been_stored_are_refused() {
     run(6, |env| async move {
         let scene = Scene::direct(&env).await;
         let fs = &scene.files;
-        let (ledger, direct) = (fs.ledger().unwrap(), fs.ledger().unwrap().direct().unwrap());
+        let (session_table, direct) =
+            (fs.session_table().unwrap(), fs.session_table().unwrap().direct().unwrap());
         let file = make(&**fs, Ino::ROOT, "f", Node::File).await;
-        let reach = direct.reach(file).await.unwrap();
-        assert_eq!(reach, 4 << 20);
+        let write_bound = direct.write_bound(file).await.unwrap();
+        assert_eq!(write_bound, 4 << 20);
         let stored = |offset, len| {
-            let (clear_suid, by_tail) = (false, false);
-            Deed::Stored { ino: file, offset, len, clear_suid, by_tail }
+            let (clear_suid, by_size_record) = (false, false);
+            MutationKind::Stored { ino: file, offset, len, clear_suid, by_size_record }
         };
         let written = |offset| {
             let data = Bytes::from_static(b"bytes");
-            Deed::Write { ino: file, offset, data, clear_suid: false }
+            MutationKind::Write { ino: file, offset, data, clear_suid: false }
         };
         let size = async || fs.attributes(file).await.unwrap().size;
         for wrong in [
-            vec![stored(0, reach + 1)],
+            vec![stored(0, write_bound + 1)],
             vec![stored(1, 10)],
             vec![stored(0, 10), stored(11, 10)],
             vec![stored(0, 10), written(10)],
             vec![written(0), stored(5, 5)],
             vec![stored(u64::MAX, 10)],
         ] {
-            let events: Vec<Event> = wrong.iter().cloned().map(event).collect();
-            let refused = ledger.apply(&events, &[]).await;
+            let mutations: Vec<Mutation> = wrong.iter().cloned().map(mutation).collect();
+            let refused = session_table.apply(&mutations, &[]).await;
             assert!(matches!(refused, Err(FsError::Invalid(_))), "{wrong:?}: {refused:?}");
             assert_eq!(size().await, 0);
         }
-        ledger.apply(&[event(stored(0, 10)), event(stored(5, 20))], &[]).await.unwrap();
+        session_table
+            .apply(&[mutation(stored(0, 10)), mutation(stored(5, 20))], &[])
+            .await
+            .unwrap();
         assert_eq!(size().await, 25);
-        let raised = direct.raise_reach(file, reach + 1).await.unwrap();
-        ledger.apply(&[event(stored(25, reach - 24))], &[]).await.unwrap();
-        assert!(raised > reach && size().await == reach + 1);
+        let raised = direct.extend_write_bound(file, write_bound + 1).await.unwrap();
+        session_table.apply(&[mutation(stored(25, write_bound - 24))], &[]).await.unwrap();
+        assert!(raised > write_bound && size().await == write_bound + 1);
         // Bytes behind the end are removed at some time, up to the reach.
         let cut = AttributeChange { size: Some(3), ..AttributeChange::default() };
         fs.set_attributes(file, &cut).await.unwrap();
-        assert_eq!(direct.reach(file).await.unwrap(), 0);
-        assert!(ledger.apply(&[event(stored(0, 5))], &[]).await.is_err());
+        assert_eq!(direct.write_bound(file).await.unwrap(), 0);
+        assert!(session_table.apply(&[mutation(stored(0, 5))], &[]).await.is_err());
         fs.sync_all().await.unwrap();
-        while direct.reach(file).await.unwrap() == 0 {
+        while direct.write_bound(file).await.unwrap() == 0 {
             env.sleep(Duration::from_millis(100)).await;
         }
-        ledger.apply(&[event(stored(0, 5))], &[]).await.unwrap();
+        session_table.apply(&[mutation(stored(0, 5))], &[]).await.unwrap();
         let directory = make(&**fs, Ino::ROOT, "d", Node::Directory).await;
-        assert!(matches!(direct.reach(directory).await, Err(FsError::IsDirectory)));
-        assert!(matches!(direct.reach(Ino(99_999)).await, Err(FsError::Stale)));
+        assert!(matches!(direct.write_bound(directory).await, Err(FsError::IsDirectory)));
+        assert!(matches!(direct.write_bound(Ino(99_999)).await, Err(FsError::Stale)));
     });
 }
 
-fn event(deed: Deed) -> Event {
-    Event { time: Timestamp::of_nanos(7), deed }
+fn mutation(kind: MutationKind) -> Mutation {
+    Mutation { time: Timestamp::of_nanos(7), kind }
 }
 
 #[test]
 fn addresses_of_clients_are_checked() {
     run(7, |env| async move {
         let scene = Scene::direct(&env).await;
-        let ledger = scene.files.ledger().unwrap();
-        let direct = ledger.direct().unwrap();
+        let session_table = scene.files.session_table().unwrap();
+        let direct = session_table.direct().unwrap();
         let finder = scene.objects.as_ref().unwrap().finder("x");
         let find = async || finder.find(&direct.location(), true).await.unwrap();
         let (one, two) = (find().await, find().await);
         let (first, second) = (one.address().await.unwrap(), two.address().await.unwrap());
-        let session = ledger.begin_session("one".into()).await.unwrap();
-        let other = ledger.begin_session("two".into()).await.unwrap();
+        let session = session_table.begin_session("one".into()).await.unwrap();
+        let other = session_table.begin_session("two".into()).await.unwrap();
         let data = [Bytes::from_static(b"x")];
         direct.admit(session, &first).await.unwrap();
         direct.admit(session, &first).await.unwrap();
@@ -487,9 +491,9 @@ fn addresses_of_clients_are_checked() {
         assert!(two.write(Ino(77), 0, &data).await.is_err());
         let three = find().await;
         direct.admit(session, &three.address().await.unwrap()).await.unwrap();
-        assert_eq!(ledger.sessions().await.unwrap().len(), 2);
+        assert_eq!(session_table.sessions().await.unwrap().len(), 2);
         // As an opening without a server does.
-        assert_eq!(ledger.end_all_sessions().await.unwrap(), 2);
+        assert_eq!(session_table.end_all_sessions().await.unwrap(), 2);
         assert!(three.write(Ino(77), 0, &data).await.is_err());
         assert!(finder.find(b"nowhere", false).await.is_err());
     });

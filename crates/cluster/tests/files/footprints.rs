@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use thalweg_cluster::protocol::{Changed, Effect, Footprint, Request};
+use thalweg_cluster::protocol::{CallEffect, Changed, Footprint, Request};
 use thalweg_fs::Ino;
 use thalweg_net::traffic::name_of;
 
@@ -38,8 +38,8 @@ fn describe(request: &Request, print: &Footprint<'_>) -> String {
     }
     match print.effect() {
         None => {}
-        Some(Effect::Makes) => text += "; makes",
-        Some(Effect::Replaces { ino, offset, len, outcome }) => {
+        Some(CallEffect::Makes) => text += "; makes",
+        Some(CallEffect::Replaces { ino, offset, len, outcome }) => {
             write!(text, "; replaces {} {offset}+{len} = {outcome}", ino.0).unwrap();
         }
     }

@@ -275,7 +275,7 @@ async fn disturb(
             scene.stop().await;
             env.sleep(Duration::from_micros(rng.random_range(0..300_000))).await;
             scene.start(left).await;
-            // Connections break while clients claim what they held; the server may stop meanwhile, too.
+            // Connections break while clients reclaim what they held; the server may stop meanwhile, too.
             for _ in 0..rng.random_range(0..100) {
                 if scene.service.expected() == 0 {
                     break;

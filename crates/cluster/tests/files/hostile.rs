@@ -5,12 +5,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::failure::WireError;
 use thalweg_cluster::protocol::{
-    Answer, Call, Effect, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, Reply, Request, SLOTS,
-    Unanswered,
+    Answer, Call, CallEffect, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, ReplayedCall, Reply,
+    Request, SLOTS,
 };
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task};
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     Caller, Credentials, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange,
     Node, OpenFlags, Timestamp,
@@ -254,7 +254,7 @@ fn handles_of_others_are_refused() {
         let theirs = client.open(&Caller::default(), ino, flags).await.unwrap().handle;
         peer.ask(1, Request::Lookup { parent: Ino::ROOT, name: "f".into() }).await;
         let (own, caller, late) = (Handle(7), Caller::default(), false);
-        let open = Request::Open { handle: own, caller, ino, flags, late, exclusive: true };
+        let open = Request::Open { handle: own, caller, ino, flags, late, delegation: true };
         let opened = peer.ask(2, open.clone()).await;
         assert!(matches!(opened, Answer::Opened { .. }), "{opened:?}");
         let again = peer.ask(3, open).await;
@@ -372,26 +372,26 @@ fn calls_without_an_answer_that_mean_nothing_are_refused() {
         peer.attach(session, true).await;
         let replaced = |number: u64, slot: u16| {
             let effect =
-                Effect::Replaces { ino: others.file, offset: 9, len: u64::MAX, outcome: 0 };
-            Unanswered { number, slot, effect }
+                CallEffect::Replaces { ino: others.file, offset: 9, len: u64::MAX, outcome: 0 };
+            ReplayedCall { number, slot, effect }
         };
-        let made = Unanswered { effect: Effect::Makes, ..replaced(7, 0) };
-        let claimed = async |calls: &[Unanswered]| {
+        let made = ReplayedCall { effect: CallEffect::Makes, ..replaced(7, 0) };
+        let reclaimed = async |calls: &[ReplayedCall]| {
             let payload = postcard::to_allocvec(calls).unwrap();
-            peer.ask_for((0, None), Request::Claimed, payload).await
+            peer.ask_for((0, None), Request::Reclaimed, payload).await
         };
         let too_many: Vec<_> = (0..=SLOTS).map(|it| replaced(it.into(), it)).collect();
         let refused = [
-            peer.ask_for((0, None), Request::Claimed, vec![255; 100]).await,
-            claimed(&too_many).await,
-            claimed(&[replaced(7, 0), replaced(7, 1)]).await,
-            claimed(&[made, replaced(7, 1)]).await,
-            claimed(&[replaced(7, SLOTS)]).await,
+            peer.ask_for((0, None), Request::Reclaimed, vec![255; 100]).await,
+            reclaimed(&too_many).await,
+            reclaimed(&[replaced(7, 0), replaced(7, 1)]).await,
+            reclaimed(&[made, replaced(7, 1)]).await,
+            reclaimed(&[replaced(7, SLOTS)]).await,
         ];
         for answer in refused {
             assert!(matches!(answer, Answer::Failed(WireError::Invalid(_))), "{answer:?}");
         }
-        assert_eq!(claimed(&[made, replaced(8, 1)]).await, Answer::Done);
+        assert_eq!(reclaimed(&[made, replaced(8, 1)]).await, Answer::Done);
         others.go_on().await;
     });
 }
@@ -409,25 +409,25 @@ fn events_of_a_peer_are_checked() {
         let Answer::Numbers { first, count, .. } = peer.ask(1, Request::Reserve).await else {
             panic!("no numbers")
         };
-        let event = |parent, name: &str, number| {
+        let mutation = |parent, name: &str, number| {
             let (name, number) = (name.to_owned().into(), Ino(number));
-            let deed = Deed::Create { parent, name, new: new(Node::File), number };
-            Event { time: Timestamp::default(), deed }
+            let kind = MutationKind::Create { parent, name, new: new(Node::File), number };
+            Mutation { time: Timestamp::default(), kind }
         };
-        let batch = async |number, events: &[Event]| {
+        let batch = async |number, mutations: &[Mutation]| {
             let call = call(number, Request::Batch { sync: false, charged: Vec::new() });
-            let payload = postcard::to_allocvec(events).unwrap();
+            let payload = postcard::to_allocvec(mutations).unwrap();
             peer.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
         };
         let invalid = |answer: &Answer| matches!(answer, Answer::Failed(WireError::Invalid(_)));
         // Numbers of another session, and free ones; a directory that it was not told of; a number twice; nothing that decodes.
         for number in [first - 1, first + count, 1] {
-            let refused = batch(2, &[event(Ino::ROOT, "x", number)]).await;
+            let refused = batch(2, &[mutation(Ino::ROOT, "x", number)]).await;
             assert!(invalid(&refused), "{number}: {refused:?}");
         }
-        let refused = batch(3, &[event(theirs, "x", first)]).await;
+        let refused = batch(3, &[mutation(theirs, "x", first)]).await;
         assert_eq!(refused, Answer::Failed(WireError::Stale));
-        let twice = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "y", first)];
+        let twice = [mutation(Ino::ROOT, "x", first), mutation(Ino::ROOT, "y", first)];
         let refused = batch(4, &twice).await;
         assert!(invalid(&refused), "{refused:?}");
         let refused = peer
@@ -436,9 +436,9 @@ fn events_of_a_peer_are_checked() {
             .unwrap();
         assert!(invalid(&refused), "{refused:?}");
         // A name that is there already: nothing of the batch counts, and the numbers are still the peer's.
-        let exists = [event(Ino::ROOT, "x", first), event(Ino::ROOT, "d", first + 1)];
+        let exists = [mutation(Ino::ROOT, "x", first), mutation(Ino::ROOT, "d", first + 1)];
         assert_eq!(batch(6, &exists).await, Answer::Failed(WireError::Exists));
-        assert_eq!(batch(7, &[event(Ino::ROOT, "x", first)]).await, Answer::Made);
+        assert_eq!(batch(7, &[mutation(Ino::ROOT, "x", first)]).await, Answer::Made);
         assert_eq!(honest.client.find(Ino::ROOT, b"x").await.unwrap().ino, Ino(first));
         // Ranges without an end.
         for number in 8..11 {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use thalweg_cluster::failure::WireError;
 use thalweg_cluster::protocol::{Answer, Request};
 use thalweg_cluster::server::Visitor;
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     AttributeChange, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Level, LockKind,
     LockOwner, LockRange, NewNode, Node, OpenFlags, Timestamp, WriteAt, WriteHow,
@@ -31,14 +31,14 @@ fn lookup(parent: Ino, name: &'static [u8]) -> Request {
     Request::Lookup { parent, name: Bytes::from_static(name) }
 }
 
-fn create(number: u64, parent: Ino, new: NewNode) -> Event {
+fn create(number: u64, parent: Ino, new: NewNode) -> Mutation {
     let name = Bytes::from(format!("made{number}"));
-    let deed = Deed::Create { parent, name, new, number: Ino(number) };
-    Event { time: Timestamp::of_nanos(1), deed }
+    let kind = MutationKind::Create { parent, name, new, number: Ino(number) };
+    Mutation { time: Timestamp::of_nanos(1), kind }
 }
 
-fn set(ino: Ino, change: AttributeChange) -> Event {
-    Event { time: Timestamp::of_nanos(1), deed: Deed::SetAttributes { ino, change } }
+fn set(ino: Ino, change: AttributeChange) -> Mutation {
+    Mutation { time: Timestamp::of_nanos(1), kind: MutationKind::SetAttributes { ino, change } }
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_peer_is_not_root_because_it_says_so() {
                         ino: secret,
                         flags,
                         late: false,
-                        exclusive: true,
+                        delegation: true,
                     },
                     DENIED,
                 ),
@@ -95,12 +95,12 @@ fn a_peer_is_not_root_because_it_says_so() {
 }
 
 /// Batches that the user 9 may not have made: `own` is a directory of that user, `other` and `file` are not.
-fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Event>> {
+fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Mutation>> {
     let plain = node(Node::File, 0o644, 9);
     let any = AttributeChange::default();
     let at = |at: u64| first + at;
     let bytes = Bytes::from_static(b"x");
-    let write = Deed::Write { ino: file, offset: 0, data: bytes, clear_suid: false };
+    let write = MutationKind::Write { ino: file, offset: 0, data: bytes, clear_suid: false };
     let changes = [
         AttributeChange { uid: Some(0), ..any },
         AttributeChange { gid: Some(0), ..any },
@@ -118,7 +118,7 @@ fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Event
         vec![create(at(5), other, plain.clone())],
         vec![create(at(6), own, plain.clone()), create(at(7), other, plain.clone())],
         vec![set(other, AttributeChange { mode: Some(0o777), ..any })],
-        vec![Event { time: Timestamp::of_nanos(1), deed: write }],
+        vec![Mutation { time: Timestamp::of_nanos(1), kind: write }],
     ];
     others.into_iter().chain(changed).collect()
 }
@@ -147,9 +147,9 @@ fn a_batch_gives_its_maker_nothing() {
         let refused = refused_batches(first, own, other, file);
         let user = || Some(Credentials::new(9, 9, &[]));
         let mut number = 10;
-        for events in refused {
+        for mutations in refused {
             number += 1;
-            let payload = postcard::to_allocvec(&events).unwrap();
+            let payload = postcard::to_allocvec(&mutations).unwrap();
             let answer = peer
                 .ask_for(
                     (number, user()),
@@ -157,14 +157,14 @@ fn a_batch_gives_its_maker_nothing() {
                     payload,
                 )
                 .await;
-            assert_eq!(answer, NOT_PERMITTED, "{events:?}");
+            assert_eq!(answer, NOT_PERMITTED, "{mutations:?}");
         }
         // Of root, and of no user, the directory is not the own one.
         for user in [root(), None] {
             for uid in [0, NOBODY, 9] {
                 number += 1;
-                let events = vec![create(at(number), own, node(Node::File, 0o644, uid))];
-                let payload = postcard::to_allocvec(&events).unwrap();
+                let mutations = vec![create(at(number), own, node(Node::File, 0o644, uid))];
+                let payload = postcard::to_allocvec(&mutations).unwrap();
                 let answer = peer
                     .ask_for(
                         (number, user.clone()),
@@ -175,12 +175,12 @@ fn a_batch_gives_its_maker_nothing() {
                 assert_eq!(answer, NOT_PERMITTED, "{user:?} {uid}");
             }
         }
-        let events = vec![
+        let mutations = vec![
             create(at(100), own, node(Node::Directory, 0o755, 9)),
             create(at(101), Ino(at(100)), plain),
             set(Ino(at(101)), AttributeChange { mode: Some(0o600), ..any }),
         ];
-        let payload = postcard::to_allocvec(&events).unwrap();
+        let payload = postcard::to_allocvec(&mutations).unwrap();
         let answer = peer
             .ask_for((99, user()), Request::Batch { sync: false, charged: Vec::new() }, payload)
             .await;
@@ -257,14 +257,14 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
                     ino,
                     flags: WRITING,
                     late: true,
-                    exclusive: true,
+                    delegation: true,
                 },
                 Request::Read { ino, offset: 0, len: 9, pages: false },
                 Request::Write { ino, at: WriteAt::End, how: WriteHow::default() },
                 Request::Copy { from: (ino, 0), to: (inside, 0), len: 9 },
                 Request::Copy { from: (inside, 0), to: (ino, 0), len: 9 },
                 Request::Xattrs { ino },
-                Request::Acquire { ino },
+                Request::RequestDelegation { ino },
                 Request::Sync { ino, content_only: false },
                 Request::Level { ino, wait: Some((Level::Server, u32::MAX)) },
                 Request::Lock { ino, lock, wait: false },

@@ -25,13 +25,13 @@ mod own_files;
 mod pages;
 mod pressure;
 mod recover;
+mod replay;
 mod reports;
 mod requests;
 mod restarts;
 mod scene;
+mod size_records;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
 mod syncs;
-mod tails;
-mod unanswered;
 mod volume;

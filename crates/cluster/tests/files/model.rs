@@ -9,7 +9,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::{Env, Rng};
-use thalweg_fs::local::{self, Atime, Format, Local};
+use thalweg_fs::local::{self, Atime, Format, LocalFs};
 use thalweg_fs::{Attributes, Cookie, Filesystem, FsError, Ino, Kind, Timestamp};
 use thalweg_sim::contents::SimContents;
 use thalweg_sim::files::NaiveFiles;
@@ -22,21 +22,21 @@ use crate::steps::{self, Step, Twin, ino};
 
 /// What a client does.
 #[derive(Clone, Debug)]
-enum Deed {
+enum MutationKind {
     Call(Step),
     /// It releases all its references to an inode.
     Forget(usize),
 }
 
 /// A client, by number, and what it does.
-type Turn = (usize, Deed);
+type Turn = (usize, MutationKind);
 
 fn turn() -> impl Strategy<Value = Turn> {
-    let deed = prop_oneof![
-        20 => steps::step().prop_map(Deed::Call),
-        1 => ino().prop_map(Deed::Forget),
+    let kind = prop_oneof![
+        20 => steps::step().prop_map(MutationKind::Call),
+        1 => ino().prop_map(MutationKind::Forget),
     ];
-    (0..6usize, deed)
+    (0..6usize, kind)
 }
 
 /// The two sides read the clock at different times of the same second.
@@ -93,17 +93,17 @@ fn open_options() -> local::Options {
 }
 
 /// A filesystem on a volume in memory.
-pub(crate) async fn on_volume(env: &Env) -> Local {
+pub(crate) async fn on_volume(env: &Env) -> LocalFs {
     let volume = volume(env);
     local::make(env, &volume, &format()).await.unwrap();
-    Local::open(env, volume, "fs", open_options()).await.unwrap()
+    LocalFs::open(env, volume, "fs", open_options()).await.unwrap()
 }
 
 /// The same, with the contents of files elsewhere.
-pub(crate) async fn elsewhere(env: &Env) -> Local {
+pub(crate) async fn elsewhere(env: &Env) -> LocalFs {
     let (volume, contents) = (volume(env), SimContents::new(env));
-    local::make_elsewhere(env, &volume, &format(), &*contents).await.unwrap();
-    Local::open_with(env, volume, "fs", open_options(), Some(contents)).await.unwrap()
+    local::make_external(env, &volume, &format(), &*contents).await.unwrap();
+    LocalFs::open_with(env, volume, "fs", open_options(), Some(contents)).await.unwrap()
 }
 
 impl Model {
@@ -205,10 +205,10 @@ impl Model {
         self.env.sleep(Duration::from_micros(1_100_000 - past)).await;
     }
 
-    async fn turn(&mut self, (program, deed): &Turn) {
+    async fn turn(&mut self, (program, kind): &Turn) {
         let program = program % self.programs.len();
-        match deed {
-            Deed::Call(step) => {
+        match kind {
+            MutationKind::Call(step) => {
                 let step = &steps::aim::aim(step, &self.naive, &self.twins).await;
                 let inodes: Vec<Twin> =
                     step.inodes().into_iter().map(|it| steps::pick(&self.twins, it)).collect();
@@ -231,7 +231,7 @@ impl Model {
                 }
                 self.glance(&inodes).await;
             }
-            Deed::Forget(number) => {
+            MutationKind::Forget(number) => {
                 let (ours, theirs) = steps::pick(&self.twins, *number);
                 let Program { machine, known } = &mut self.programs[program];
                 if ours != Ino::ROOT && known.remove(&ours) {

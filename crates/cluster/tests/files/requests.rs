@@ -15,19 +15,19 @@ const LAST: usize = 47;
 fn kind(request: &Request) -> usize {
     match request {
         Request::Attach { .. } => 0,
-        Request::Claim => 1,
-        Request::ClaimOpen { .. } => 2,
-        Request::ClaimLock { .. } => 3,
-        Request::ClaimNumbers { .. } => 4,
-        Request::ClaimRoom { .. } => 5,
-        Request::Claimed => 6,
-        Request::Acquire { .. } => 7,
+        Request::Reclaim => 1,
+        Request::ReclaimOpen { .. } => 2,
+        Request::ReclaimLock { .. } => 3,
+        Request::ReclaimNumbers { .. } => 4,
+        Request::ReclaimRoom { .. } => 5,
+        Request::Reclaimed => 6,
+        Request::RequestDelegation { .. } => 7,
         Request::Reserve => 8,
         Request::Room { .. } => 9,
         Request::Batch { .. } => 10,
         Request::ReachContents { .. } => 11,
         Request::RaiseReach { .. } => 12,
-        Request::KeepTail { .. } => 13,
+        Request::KeepSizeRecord { .. } => 13,
         Request::Renew => 14,
         Request::Detach => 15,
         Request::Forget => 16,
@@ -80,12 +80,12 @@ fn about_sessions(ino: Ino) -> Vec<Request> {
     let (handle, caller, flags) = (HANDLE, Caller::default(), READING);
     vec![
         Request::Attach { session: uuid::Uuid::nil(), resumes: true },
-        Request::Claim,
-        Request::ClaimOpen { handle, caller, ino, flags },
-        Request::ClaimLock { ino, lock: lock() },
-        Request::ClaimNumbers { first: 1, count: 1, proof: 1 },
-        Request::ClaimRoom { shares: Vec::new() },
-        Request::Claimed,
+        Request::Reclaim,
+        Request::ReclaimOpen { handle, caller, ino, flags },
+        Request::ReclaimLock { ino, lock: lock() },
+        Request::ReclaimNumbers { first: 1, count: 1, inode_token: 1 },
+        Request::ReclaimRoom { shares: Vec::new() },
+        Request::Reclaimed,
         Request::Renew,
         Request::Detach,
         Request::Forget,
@@ -104,7 +104,7 @@ fn about_names(parent: Ino, ino: Ino) -> Vec<Request> {
     let renamed = (parent, Bytes::from_static(b"renamed"));
     let (from, to, targets) = ((parent, name.clone()), renamed, [Some(ino), None]);
     vec![
-        Request::Acquire { ino: parent },
+        Request::RequestDelegation { ino: parent },
         Request::Batch { sync: false, charged: Vec::new() },
         Request::Lookup { parent, name: name.clone() },
         Request::Parent { directory: parent },
@@ -122,11 +122,11 @@ fn about_names(parent: Ino, ino: Ino) -> Vec<Request> {
 fn about_files(ino: Ino) -> Vec<Request> {
     let (handle, lock, caller) = (HANDLE, lock(), Caller::default());
     let (any, how) = (AttributeChange::default(), WriteHow::default());
-    let open = |flags| Request::Open { handle, caller, ino, flags, late: false, exclusive: false };
+    let open = |flags| Request::Open { handle, caller, ino, flags, late: false, delegation: false };
     let change = |change| Request::SetAttributes { ino, change };
     vec![
         Request::RaiseReach { ino, end: 1 },
-        Request::KeepTail { ino, instead_of: None },
+        Request::KeepSizeRecord { ino, instead_of: None },
         Request::Attributes { ino, shown: true },
         Request::Attributes { ino, shown: false },
         change(AttributeChange { mode: Some(0o777), ..any }),

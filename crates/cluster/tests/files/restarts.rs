@@ -124,7 +124,7 @@ fn a_client_claims_again_what_it_has_claimed_in_part() {
                 put(&a.client, file, &format!("{number}")).await.unwrap();
                 make(&a.client, Ino::ROOT, &format!("f{number}"), Node::File).await;
             }
-            // That server stops, too, when a part of the claims has reached it.
+            // That server stops, too, when a part of the reclaims has reached it.
             for span in [60_000, 600, 60_000] {
                 scene.crash(Shape::Nothing).await;
                 while !scene.service.sessions().iter().any(|it| it.client == "a" && it.connected) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_env::Env;
 use thalweg_fs::Filesystem;
-use thalweg_fs::local::{self, Format, Local, Options};
+use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_sim::crash::Shape as Left;
 use thalweg_sim::recording::Recorder;
 use thalweg_store::device::{DeviceRef, Geometry};
@@ -59,7 +59,7 @@ impl Disk {
         match &disk.objects {
             Some(objects) => {
                 let contents = objects.serve().await;
-                local::make_elsewhere(env, &volume, &format, &*contents).await.unwrap();
+                local::make_external(env, &volume, &format, &*contents).await.unwrap();
             }
             None => local::make(env, &volume, &format).await.unwrap(),
         }
@@ -94,7 +94,7 @@ impl Disk {
             None => None,
         };
         let volume = self.volume(env).await;
-        Arc::new(Local::open_with(env, volume, "fs", options, contents).await.unwrap())
+        Arc::new(LocalFs::open_with(env, volume, "fs", options, contents).await.unwrap())
     }
 
     /// The devices after a crash now.

@@ -28,7 +28,7 @@ use thalweg_store::txn::{
 };
 
 use crate::cluster::BLOCKS;
-use crate::truth::{Event, SharedTruth, Witness, value};
+use crate::truth::{Mutation, SharedTruth, Witness, value};
 
 const PORT: u16 = 8495;
 /// Blocks that are written and read.
@@ -338,8 +338,8 @@ impl Client {
         };
         let ended = self.env.now();
         let mut truth = self.truth.lock();
-        truth.events.push(Event::Read(read, position, ended));
-        truth.events.push(Event::Read(second, position, ended));
+        truth.mutations.push(Mutation::Read(read, position, ended));
+        truth.mutations.push(Mutation::Read(second, position, ended));
         Ok(())
     }
 
@@ -358,7 +358,7 @@ impl Client {
         let (_, version) = write_for(&mistaken, session, &item(lba), write).await?;
         let seen: Option<Position> = session.position();
         let position = Position { version, ..seen.unwrap() };
-        self.truth.lock().events.push(Event::Wrote {
+        self.truth.lock().mutations.push(Mutation::Wrote {
             session: *id,
             item: lba,
             position,

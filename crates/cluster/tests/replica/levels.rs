@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::replica::Room;
 use thalweg_env::Env;
-use thalweg_fs::local::{self, Format, Local, Options};
+use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_fs::{Filesystem, FsError, Ino, Level, NewNode, Node, WriteAt, WriteHow};
 use thalweg_sim::run;
 use thalweg_store::block::BlockStore;
@@ -18,7 +18,7 @@ use crate::nodes::Nodes;
 const LONG: Duration = Duration::from_secs(60);
 
 /// A filesystem on the volume of the first node.
-async fn filesystem(env: &Env, nodes: &Nodes) -> (Local, Arc<dyn Transact>) {
+async fn filesystem(env: &Env, nodes: &Nodes) -> (LocalFs, Arc<dyn Transact>) {
     let chain = nodes.machines[0].process().chain.clone();
     let volume: Arc<dyn Transact> =
         Arc::new(TransactionManager::new(env, chain, txn::Options::default()));
@@ -26,15 +26,15 @@ async fn filesystem(env: &Env, nodes: &Nodes) -> (Local, Arc<dyn Transact>) {
     local::make(env, &volume, &format).await.unwrap();
     // The replica connects.
     env.sleep(Duration::from_secs(1)).await;
-    (Local::open(env, volume.clone(), "fs", Options::default()).await.unwrap(), volume)
+    (LocalFs::open(env, volume.clone(), "fs", Options::default()).await.unwrap(), volume)
 }
 
-async fn file(fs: &Local, name: &str) -> Ino {
+async fn file(fs: &LocalFs, name: &str) -> Ino {
     let new = NewNode { node: Node::File, mode: 0o644, umask: 0, uid: 0, gid: 0 };
     fs.create(Ino::ROOT, name.as_bytes(), &new).await.unwrap().ino
 }
 
-async fn write(fs: &Local, ino: Ino, text: &'static str) {
+async fn write(fs: &LocalFs, ino: Ino, text: &'static str) {
     let data = vec![Bytes::from_static(text.as_bytes())];
     fs.write(ino, WriteAt::Offset(0), data, WriteHow::default()).await.unwrap();
 }
@@ -85,7 +85,7 @@ fn a_file_of_which_nothing_has_changed_since_the_opening_has_a_level() {
         assert!(fs.wait_for(ino, Level::Server, LONG).await.unwrap());
         assert_eq!(fs.level(ino).await.unwrap(), Level::Replicas, "a flush waits for the replica");
         fs.close().await.unwrap();
-        let again = Local::open(&env, volume, "fs", Options::default()).await.unwrap();
+        let again = LocalFs::open(&env, volume, "fs", Options::default()).await.unwrap();
         assert!(again.level(ino).await.unwrap() >= Level::Server);
         assert!(again.wait_for(ino, Level::Replicas, LONG).await.unwrap());
         assert_eq!(again.level(ino).await.unwrap(), Level::Replicas);

@@ -279,8 +279,8 @@ fn a_life_is_a_function_of_its_seed() {
     for seed in campaign::seeds(1).chain([234_884_836]) {
         let history = || {
             let truth = life(seed, 40, None);
-            let events = truth.events.iter().map(|event| format!("{event:?}"));
-            (events.collect::<Vec<_>>(), format!("{:?}", truth.met))
+            let mutations = truth.mutations.iter().map(|mutation| format!("{mutation:?}"));
+            (mutations.collect::<Vec<_>>(), format!("{:?}", truth.met))
         };
         let [(one, met), (other, also_met)] = std::thread::scope(|scope| {
             [scope.spawn(history), scope.spawn(history)].map(|it| it.join().unwrap())

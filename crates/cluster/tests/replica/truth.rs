@@ -16,7 +16,7 @@ type Commit = (Version, Time, Vec<(u64, Value)>);
 
 /// What a client did.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub(crate) enum Mutation {
     /// A read, the name of the oldest version of its answer, and when it ended.
     Read(Read, Position, Time),
     /// A write of a session that was acknowledged.
@@ -29,7 +29,7 @@ pub(crate) struct Truth {
     commits: HashMap<Uuid, Vec<Commit>>,
     /// The timelines up to each one, and by when it had begun.
     lineages: HashMap<Uuid, (Vec<Timeline>, Time)>,
-    pub(crate) events: Vec<Event>,
+    pub(crate) mutations: Vec<Mutation>,
     pub(crate) met: Met,
 }
 
@@ -132,24 +132,24 @@ impl Truth {
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut checkers: HashMap<Uuid, SessionChecker> = HashMap::default();
         let mut sessions: HashMap<u64, (Option<Position>, Seen)> = HashMap::default();
-        for event in &self.events {
-            let (session, position, ended) = match event {
-                Event::Read(read, position, ended) => (read.session, position, *ended),
-                Event::Wrote { session, position, ended, .. } => (*session, position, *ended),
+        for mutation in &self.mutations {
+            let (session, position, ended) = match mutation {
+                Mutation::Read(read, position, ended) => (read.session, position, *ended),
+                Mutation::Wrote { session, position, ended, .. } => (*session, position, *ended),
             };
             let (known, seen) = sessions.entry(session).or_default();
             let mut ways = self.ways(position, ended);
-            if let (Some(before), true) = (*known, compares(event)) {
+            if let (Some(before), true) = (*known, compares(mutation)) {
                 ways.retain(|way| self.leads_to(&before, *way));
                 if ways.is_empty() {
-                    return Err(format!("it has seen {before}, and gets {position}: {event:?}"));
+                    return Err(format!("it has seen {before}, and gets {position}: {mutation:?}"));
                 }
             }
             let newer = known.is_none_or(|known| position.version > known.version);
             *known = if newer { Some(*position) } else { *known };
-            match event {
-                Event::Wrote { item, position, .. } => seen.wrote(*item, position.version),
-                Event::Read(read, ..) => {
+            match mutation {
+                Mutation::Wrote { item, position, .. } => seen.wrote(*item, position.version),
+                Mutation::Read(read, ..) => {
                     let mut wrong = vec![format!("{position}")];
                     for way in ways {
                         let checker = checkers.entry(way).or_insert_with(|| self.checker(way));
@@ -175,8 +175,8 @@ impl Truth {
     /// Number of reads for each guarantee.
     pub(crate) fn reads(&self) -> BTreeMap<String, u64> {
         let mut reads = BTreeMap::new();
-        for event in &self.events {
-            if let Event::Read(read, ..) = event {
+        for mutation in &self.mutations {
+            if let Mutation::Read(read, ..) = mutation {
                 let at = read.guarantee.at.map(|_| "at".to_owned());
                 *reads.entry(at.unwrap_or_else(|| read.guarantee.to_string())).or_default() += 1;
             }
@@ -186,11 +186,11 @@ impl Truth {
 }
 
 /// Whether an event is compared with what the session has seen.
-fn compares(event: &Event) -> bool {
-    match event {
+fn compares(mutation: &Mutation) -> bool {
+    match mutation {
         // A write of any session goes on from all that it has seen.
-        Event::Wrote { .. } => true,
-        Event::Read(Read { guarantee, .. }, ..) => {
+        Mutation::Wrote { .. } => true,
+        Mutation::Read(Read { guarantee, .. }, ..) => {
             guarantee.read_my_writes || guarantee.monotonic_reads || guarantee.causal
         }
     }

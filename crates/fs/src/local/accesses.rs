@@ -1,8 +1,8 @@
 //! When inodes were read last. That is noted in memory, and written down some time later.
 
 use super::format::{InodeRecord, decode_time};
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use super::options::Atime;
 use super::records::stored_time;
 use crate::attributes::Attributes;
@@ -15,7 +15,7 @@ const ATIMES_AT_ONCE: usize = 64;
 /// Under `relatime` a read is noted at least once in so many seconds.
 const RELATIME_SECONDS: i64 = 24 * 3600;
 
-impl Inner {
+impl FsState {
     /// Sets how reads of inodes are noted from now on.
     pub(super) fn set_atime(&self, atime: Atime) {
         *self.atime.lock() = atime;
@@ -79,7 +79,7 @@ impl Inner {
                 return Ok(());
             }
             self.change(async |txn| {
-                let mut op = Op::new(self, &txn, false);
+                let mut op = FsCall::new(self, &txn, false);
                 for ino in &some {
                     if let Some(record) = op.find_inode(*ino).await? {
                         op.set_inode(*ino, record);

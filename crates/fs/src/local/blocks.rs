@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::extents::Run;
 use super::format::BITS_PER_PAGE;
-use super::op::Op;
+use super::fs_call::FsCall;
 use crate::error::FsError;
 
 /// Bitmap pages that a search visits for a long run before it accepts a short one, and runs in one page that
@@ -27,7 +27,7 @@ struct Taste {
     runs: u64,
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Allocates blocks for a file that has `has`, from `goal` on if they are free. A file that has blocks
     /// already also gets a window behind them.
     ///

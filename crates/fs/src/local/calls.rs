@@ -9,13 +9,13 @@ use thalweg_store::txn::Durability;
 
 use super::content::BLOCK;
 use super::records::attributes_of;
-use super::{COPIED_AT_ONCE, Local, MAX_ATOMIC_WRITE, quota};
+use super::{COPIED_AT_ONCE, LocalFs, MAX_ATOMIC_WRITE, quota};
 use crate::answer::{Answer, Lookup};
 use crate::attributes::{AttributeChange, Ino};
 use crate::error::FsError;
 use crate::filesystem::{
-    Allocation, Cookie, Entry, Filesystem, Ledger, NewNode, Rename, Seek, SetXattr, Statistics,
-    WriteAt, WriteHow,
+    Allocation, Cookie, Entry, Filesystem, NewNode, Rename, Seek, SessionTable, SetXattr,
+    Statistics, WriteAt, WriteHow,
 };
 use crate::handle::{Caller, Handle, OpenFlags, Opened};
 use crate::invalidation::Watcher;
@@ -43,7 +43,7 @@ fn cut(offset: u64, data: Vec<Bytes>) -> Vec<Vec<Bytes>> {
 }
 
 #[async_trait]
-impl Filesystem for Local {
+impl Filesystem for LocalFs {
     fn is_read_only(&self) -> bool {
         self.inner.options.read_only
     }
@@ -169,8 +169,8 @@ impl Filesystem for Local {
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        if let Some(elsewhere) = &self.inner.elsewhere {
-            return self.read_elsewhere(elsewhere, ino, offset, len).await;
+        if let Some(external_contents) = &self.inner.external_contents {
+            return self.read_external(external_contents, ino, offset, len).await;
         }
         self.look(async |txn| {
             let mut op = self.op(&txn);
@@ -188,8 +188,8 @@ impl Filesystem for Local {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        if let Some(elsewhere) = self.elsewhere_to_change()? {
-            return self.write_elsewhere(elsewhere, ino, at, data, how).await;
+        if let Some(external_contents) = self.external_to_change()? {
+            return self.write_external(external_contents, ino, at, data, how).await;
         }
         let durable = match how.sync {
             true => Durability::Synced,
@@ -236,8 +236,8 @@ impl Filesystem for Local {
         if len == 0 {
             return Err(FsError::Invalid("nothing is to be allocated"));
         }
-        if let Some(elsewhere) = self.elsewhere_to_change()? {
-            return self.allocate_elsewhere(elsewhere, ino, (offset, end), how).await;
+        if let Some(external_contents) = self.external_to_change()? {
+            return self.allocate_external(external_contents, ino, (offset, end), how).await;
         }
         if let Some(unrecorded) = self.unrecorded() {
             unrecorded.allocate(ino, offset, len, how).await?;
@@ -361,8 +361,8 @@ impl Filesystem for Local {
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
         let used = self.inner.inodes();
-        let (blocks, free) = match &self.inner.elsewhere {
-            Some(elsewhere) => self.inner.blocks_elsewhere(elsewhere).await?,
+        let (blocks, free) = match &self.inner.external_contents {
+            Some(external_contents) => self.inner.external_blocks(external_contents).await?,
             None => {
                 // What was removed is free, or soon.
                 if self.inner.is_freeing() && !self.is_read_only() {
@@ -434,7 +434,7 @@ impl Filesystem for Local {
         self.inner.watch(watcher);
     }
 
-    fn ledger(&self) -> Option<&dyn Ledger> {
+    fn session_table(&self) -> Option<&dyn SessionTable> {
         (!self.is_read_only()).then_some(self)
     }
 }

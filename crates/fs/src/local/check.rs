@@ -25,8 +25,8 @@ use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_store::txn::Transact;
 
-use super::inner::{Found, Inner};
-use super::make::elsewhere;
+use super::fs_state::{Found, FsState};
+use super::make::external_contents;
 use super::options::Options;
 use super::space::Space;
 use crate::contents::Contents;
@@ -173,7 +173,7 @@ pub async fn check_with(
         let so_far = (&mut findings, &mut missing);
         let parts = salvage::find(env, &volume, name, how, contents.is_some(), so_far).await?;
         let Some(parts) = parts else { return Ok(Report { findings, ..Report::default() }) };
-        let elsewhere = elsewhere(&parts.record, contents.clone())?;
+        let external_contents = external_contents(&parts.record, contents.clone())?;
         let found = Found {
             tree: parts.tree,
             area: parts.area,
@@ -184,9 +184,9 @@ pub async fn check_with(
             inodes: 0,
             max_inodes: parts.max_inodes,
             copies: parts.copies,
-            elsewhere,
+            external_contents,
         };
-        let inner = Inner::new(env, volume.clone(), found, Options::default());
+        let inner = FsState::new(env, volume.clone(), found, Options::default());
         let so_far = (&mut findings, &mut missing);
         if let Some(report) = check_parts(&inner, how, &mut rounds, so_far).await? {
             return Ok(Report { findings, ..report });
@@ -208,7 +208,7 @@ fn find_paths(scan: &Scan, findings: &mut [Finding]) {
 /// Reads and repairs the filesystem until no repairable damage is left. Returns the last report, or `None`
 /// when the tree was repaired: the superblock may be gone with it.
 async fn check_parts(
-    inner: &Inner,
+    inner: &FsState,
     how: How,
     rounds: &mut Range<usize>,
     (findings, missing): (&mut Vec<Finding>, &mut Missing),

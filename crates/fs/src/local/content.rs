@@ -16,7 +16,7 @@ use thalweg_store::block::BLOCK_SIZE;
 
 use super::extents::{Layout, RecordChange, Run};
 use super::format::{Extent, HAS_LOST, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
-use super::op::Op;
+use super::fs_call::FsCall;
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, WriteAt};
 
@@ -72,7 +72,7 @@ pub(super) fn clear_suid(record: &mut InodeRecord) {
     record.mode = (mode & !(SUID | group)).into();
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     fn extent(&self, ino: u64, key: &[u8], value: &[u8]) -> Result<Extent, FsError> {
         let parsed = parse_key(key).filter(|(_, tag, _)| *tag == Tag::Extent);
         let extent = parsed.and_then(|(_, _, rest)| self.inner.area.extent(rest, value));
@@ -379,8 +379,8 @@ impl Op<'_> {
         if size > MAX_FILE {
             return Err(FsError::FileTooLarge);
         }
-        if self.inner.elsewhere.is_some() {
-            return self.set_size_elsewhere(ino, record, size).await;
+        if self.inner.external_contents.is_some() {
+            return self.set_external_size(ino, record, size).await;
         }
         let before = record.size.get();
         if size > before {
@@ -493,7 +493,7 @@ impl Op<'_> {
         self.reserve_over(ino, bytes, keep_size, most, 0..0).await
     }
 
-    /// [`Op::reserve`], which treats the lost blocks within `lost` as holes too.
+    /// [`FsCall::reserve`], which treats the lost blocks within `lost` as holes too.
     async fn reserve_over(
         &mut self,
         ino: u64,

@@ -4,17 +4,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_store::txn::Durability;
 
-use super::Local;
-use super::elsewhere::reach_of;
+use super::LocalFs;
+use super::external_contents::write_bound_of;
 use super::format::{TRUNCATING, Tag, encode_time, key, key_behind};
-use super::gates::Elsewhere;
+use super::gates::ExternalContents;
 use super::sessions::{MAX_ADDRESS, Record, TAILS, parse_record, session_key};
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
 
-/// Most files for which a session stores tails.
+/// Most files for which a session stores size records.
 const MAX_TAILS: usize = 256;
 
 /// The key of a session's address.
@@ -24,17 +24,17 @@ fn address_key(session: u64) -> Vec<u8> {
     key
 }
 
-/// The key of the record that a session stores tails of a file.
-pub(super) fn tail_key(session: u64, ino: Ino) -> Vec<u8> {
+/// The key of the record that a session stores size records of a file.
+pub(super) fn size_record_key(session: u64, ino: Ino) -> Vec<u8> {
     let mut key = session_key(session);
     key.extend_from_slice(&TAILS);
     key.extend_from_slice(&ino.0.to_be_bytes());
     key
 }
 
-impl Local {
-    fn outside(&self) -> Result<&Elsewhere, FsError> {
-        self.elsewhere_to_change()?.ok_or(FsError::NotSupported)
+impl LocalFs {
+    fn outside(&self) -> Result<&ExternalContents, FsError> {
+        self.external_to_change()?.ok_or(FsError::NotSupported)
     }
 
     /// The address of a session; empty if it has none.
@@ -48,14 +48,14 @@ impl Local {
         .await
     }
 
-    /// The files whose tails a session stores.
-    async fn tails_of(&self, session: u64) -> Result<Vec<Ino>, FsError> {
+    /// The files whose size records a session stores.
+    async fn size_records_of(&self, session: u64) -> Result<Vec<Ino>, FsError> {
         self.look(async |txn| {
             let mut op = self.op(&txn);
-            let range = tail_key(session, Ino(0))..tail_key(session, Ino(u64::MAX));
+            let range = size_record_key(session, Ino(0))..size_record_key(session, Ino(u64::MAX));
             let records = op.range(range, usize::MAX).await?;
             let files = records.iter().filter_map(|(key, value)| match parse_record(key, value)? {
-                (_, Record::Tail(ino)) => Some(ino),
+                (_, Record::SizeRecord(ino)) => Some(ino),
                 _ => None,
             });
             Ok(files.collect())
@@ -63,32 +63,39 @@ impl Local {
         .await
     }
 
-    /// Has a file end where a session that was shut out has stored its tail, if that is further.
-    async fn end_at_tail(&self, elsewhere: &Elsewhere, ino: Ino) -> Result<(), FsError> {
-        let _alone = elsewhere.alone(ino.0).await;
+    /// Has a file end where a session that was shut out has stored its size record, if that is further.
+    async fn end_at_size_record(
+        &self,
+        external_contents: &ExternalContents,
+        ino: Ino,
+    ) -> Result<(), FsError> {
+        let _alone = external_contents.alone(ino.0).await;
         let record = match self.inner.file_now(ino.0).await {
             Ok(record) => record,
             // It was removed.
             Err(FsError::Stale | FsError::IsDirectory | FsError::Invalid(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
-        // Its tails are about to be removed.
+        // Its size records are about to be removed.
         if record.flags & TRUNCATING != 0 {
             return Ok(());
         }
         let size = record.size.get();
-        let tail = elsewhere.contents.tail(ino, size..reach_of(&record)).await?;
-        let Some(tail) = tail.filter(|tail| tail.end > size) else { return Ok(()) };
+        let size_record =
+            external_contents.contents.size_record(ino, size..write_bound_of(&record)).await?;
+        let Some(size_record) = size_record.filter(|size_record| size_record.end > size) else {
+            return Ok(());
+        };
         tracing::info!(
             inode = ino.0,
             size,
-            end = tail.end,
+            end = size_record.end,
             "a file ends where its client has stored it"
         );
         self.change(async |txn| {
             let mut op = self.op(&txn);
-            (op.now, op.is_stored) = (encode_time(tail.modified), true);
-            op.content_changed(ino.0, tail.end, false).await?;
+            (op.now, op.is_stored) = (encode_time(size_record.modified), true);
+            op.content_changed(ino.0, size_record.end, false).await?;
             Ok(((), op.finish().await?))
         })
         .await
@@ -112,10 +119,10 @@ impl Local {
 }
 
 #[async_trait]
-impl DirectContents for Local {
+impl DirectContents for LocalFs {
     fn location(&self) -> Bytes {
-        let elsewhere = self.inner.elsewhere.as_ref();
-        elsewhere.and_then(|it| it.contents.location()).unwrap_or_default()
+        let external_contents = self.inner.external_contents.as_ref();
+        external_contents.and_then(|it| it.contents.location()).unwrap_or_default()
     }
 
     async fn admit(&self, session: u64, address: &str) -> Result<(), FsError> {
@@ -152,25 +159,25 @@ impl DirectContents for Local {
     async fn shut_out(&self, sessions: &[u64]) -> Result<(), FsError> {
         for session in sessions {
             let address = self.address_of(*session).await?;
-            let elsewhere = self.outside()?;
+            let external_contents = self.outside()?;
             if !address.is_empty() {
-                elsewhere.contents.shut_out(&address).await?;
+                external_contents.contents.shut_out(&address).await?;
             }
-            for ino in self.tails_of(*session).await? {
-                self.end_at_tail(elsewhere, ino).await?;
+            for ino in self.size_records_of(*session).await? {
+                self.end_at_size_record(external_contents, ino).await?;
             }
         }
         Ok(())
     }
 
-    async fn keep_tail(
+    async fn keep_size_record(
         &self,
         session: u64,
         ino: Ino,
         instead_of: Option<Ino>,
     ) -> Result<bool, FsError> {
         self.outside()?;
-        let kept = self.tails_of(session).await?;
+        let kept = self.size_records_of(session).await?;
         let has_quota = self.inner.file_now(ino.0).await?.quota.get() != 0;
         if has_quota || kept.contains(&ino) {
             return Ok(!has_quota);
@@ -184,29 +191,29 @@ impl DirectContents for Local {
             let has_quota = op.file(ino.0).await?.quota.get() != 0;
             let keeps = !has_quota && has_room;
             if keeps {
-                instead_of.into_iter().for_each(|other| op.delete(tail_key(session, other)));
-                op.put(tail_key(session, ino), Vec::new());
+                instead_of.into_iter().for_each(|other| op.delete(size_record_key(session, other)));
+                op.put(size_record_key(session, ino), Vec::new());
             }
             Ok((keeps, op.finish().await?))
         })
         .await
     }
 
-    async fn reach(&self, ino: Ino) -> Result<u64, FsError> {
-        self.raise_reach(ino, 0).await
+    async fn write_bound(&self, ino: Ino) -> Result<u64, FsError> {
+        self.extend_write_bound(ino, 0).await
     }
 
-    async fn raise_reach(&self, ino: Ino, end: u64) -> Result<u64, FsError> {
-        let elsewhere = self.outside()?;
+    async fn extend_write_bound(&self, ino: Ino, end: u64) -> Result<u64, FsError> {
+        let external_contents = self.outside()?;
         if end > MAX_FILE {
             return Err(FsError::FileTooLarge);
         }
-        let _alone = elsewhere.alone(ino.0).await;
+        let _alone = external_contents.alone(ino.0).await;
         // Bytes behind its end are about to be removed.
         if self.inner.file_now(ino.0).await?.flags & TRUNCATING != 0 {
             return Ok(0);
         }
-        self.inner.raise_reach(elsewhere, ino.0, end).await?;
-        Ok(reach_of(&self.inner.file_now(ino.0).await?))
+        self.inner.extend_write_bound(external_contents, ino.0, end).await?;
+        Ok(write_bound_of(&self.inner.file_now(ino.0).await?))
     }
 }

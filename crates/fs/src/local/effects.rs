@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::rooms::{Cover, Ticket};
 use crate::attributes::Timestamp;
-use crate::ledger::Committed;
+use crate::session_table::Committed;
 
 /// The effects of a call, for state that is kept outside of transactions.
 #[derive(Debug, Default)]

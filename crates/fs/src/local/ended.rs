@@ -9,8 +9,8 @@ use thalweg_store::block::BLOCK_SIZE;
 
 use super::extents::Run;
 use super::format::{LIST_ENTRIES, ListKind, ListPage};
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use crate::error::FsError;
 
 /// A step in freeing the blocks of an ended transaction.
@@ -32,7 +32,7 @@ struct Slot {
     page: ListPage,
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// The blocks of a list, in order, and the last of them.
     async fn walk(&self, first: u64, kind: ListKind) -> Result<(Vec<u64>, ListPage), FsError> {
         let (mut blocks, mut at) = (vec![first], first);
@@ -176,7 +176,7 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsState {
     /// Frees the reserved blocks of ended transactions, and the released blocks of committed ones.
     ///
     /// # Errors
@@ -187,7 +187,7 @@ impl Inner {
         let txn = self.look().await?;
         let Some(owners) = txn.aside().map(|aside| aside.owners()) else { return Ok(()) };
         let Some(table) = self.table(&txn).await? else { return Ok(()) };
-        let page = Op::new(self, &txn, false).read_list(table, ListKind::Table, true).await?;
+        let page = FsCall::new(self, &txn, false).read_list(table, ListKind::Table, true).await?;
         drop(txn);
         for slot in (0..LIST_ENTRIES).filter(|slot| page.get(*slot) != (0, 0)) {
             self.finish_reservation(slot, &owners).await?;
@@ -204,7 +204,7 @@ impl Inner {
         loop {
             step = self
                 .change(async |txn| {
-                    let mut op = Op::new(self, &txn, false);
+                    let mut op = FsCall::new(self, &txn, false);
                     let next = match op.ended_slot(number, owners).await? {
                         Some(slot) => op.free_step(slot, &step).await?,
                         None => Step::Done,

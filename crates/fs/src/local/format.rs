@@ -18,7 +18,7 @@
 //! 0     | Reservations               the block of the data with the table of reservations
 //! 0     | Session | number           what a server has written down of a client's session
 //! 0     | Session | number | rest    number and outcome of the last call of a slot, and others (`sessions`)
-//! 0     | Removed | inode           its stored reach: the content, kept elsewhere, is to be removed
+//! 0     | Removed | inode           its stored write bound: the content, kept elsewhere, is to be removed
 //! ```
 //!
 //! `NAME.data` begins with bitmap pages ([`BitmapHeader`]), with one bit for each block behind them that is
@@ -225,8 +225,8 @@ pub struct InodeRecord {
     pub gid: U32,
     /// Of a device: its number.
     pub rdev: U32,
-    /// Of a file whose content is kept elsewhere: no bytes lie at `(reach + 1) * 4 MiB` or behind. Of others: zero.
-    pub reach: U32,
+    /// Of a file whose content is kept elsewhere: no bytes lie at `(write_bound + 1) * 4 MiB` or behind. Of others: zero.
+    pub write_bound: U32,
     /// Of a directory: its parent. Of other inodes: the directory in which they were created.
     pub parent: U64,
     /// The root of the quota that it counts for, or 0.
@@ -265,7 +265,7 @@ pub struct SuperRecord {
 
 impl SuperRecord {
     /// Whether the contents of files are kept elsewhere.
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn is_external(&self) -> bool {
         self.flags & ELSEWHERE != 0
     }
 
@@ -502,17 +502,17 @@ pub struct DirectoryEntry {
 
 /// A place in a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum DirSlot {
     /// A name.
     Taken(DirectoryEntry),
     /// Kept free.
     Vacant,
 }
 
-impl Place {
+impl DirSlot {
     /// The stored form.
     pub fn encode(&self) -> Vec<u8> {
-        let Place::Taken(entry) = self else {
+        let DirSlot::Taken(entry) = self else {
             return EntryHead { ino: 0.into(), kind: 0, chained: 1 }.as_bytes().to_vec();
         };
         let chained = u8::from(entry.chained);
@@ -521,15 +521,15 @@ impl Place {
     }
 
     /// Decodes a slot; `None` when it is invalid.
-    pub fn decode(value: &Bytes) -> Option<Place> {
+    pub fn decode(value: &Bytes) -> Option<DirSlot> {
         let (head, name) = EntryHead::read_from_prefix(value).ok()?;
         if head.ino == 0 {
-            return (name.is_empty() && head.kind == 0).then_some(Place::Vacant);
+            return (name.is_empty() && head.kind == 0).then_some(DirSlot::Vacant);
         }
         let name = value.slice(size_of::<EntryHead>()..);
         let fits = (1..=crate::filesystem::MAX_NAME).contains(&name.len());
         let kind = decode_kind(head.kind).filter(|_| fits && head.chained <= 1)?;
-        Some(Place::Taken(DirectoryEntry {
+        Some(DirSlot::Taken(DirectoryEntry {
             ino: head.ino.get(),
             kind,
             chained: head.chained == 1,

@@ -13,10 +13,10 @@ const GATES: usize = 1024;
 
 /// Contents that are kept elsewhere, and what is under way.
 #[derive(Debug)]
-pub(super) struct Elsewhere {
+pub(super) struct ExternalContents {
     pub(super) contents: Arc<dyn Contents>,
     gates: Mutex<Gates>,
-    /// Files whose reach may not be durable yet.
+    /// Files whose write bound may not be durable yet.
     pub(super) raised: Mutex<HashSet<u64>>,
     /// One at a time works off what was left.
     pub(super) turn: tokio::sync::Mutex<()>,
@@ -29,9 +29,9 @@ struct Gates {
     used: usize,
 }
 
-impl Elsewhere {
-    pub(super) fn new(contents: Arc<dyn Contents>) -> Elsewhere {
-        Elsewhere {
+impl ExternalContents {
+    pub(super) fn new(contents: Arc<dyn Contents>) -> ExternalContents {
+        ExternalContents {
             contents,
             gates: Mutex::default(),
             raised: Mutex::default(),

@@ -13,11 +13,11 @@ use thalweg_store::tree::{Partition, TreeError};
 use thalweg_store::txn::{Begin, Durability, Transact, Transaction, run};
 use uuid::Uuid;
 
-use super::Local;
+use super::LocalFs;
 use super::area::DataArea;
 use super::content::BLOCK;
 use super::format::{DATA_SUFFIX, META_SUFFIX, SUPER_SUFFIX};
-use super::inner::Inner;
+use super::fs_state::FsState;
 use super::make::{METADATA_SHARE, count_free, inodes_for};
 use super::superblock::stored_record;
 use crate::error::FsError;
@@ -42,7 +42,7 @@ pub async fn size(volume: &dyn Transact, name: &str) -> Result<u64, FsError> {
     Ok(Partitions::find(volume, name).await?.blocks() * BLOCK)
 }
 
-/// The size of the filesystem of that name, and its size after [`Local::grow`], in bytes of its volume.
+/// The size of the filesystem of that name, and its size after [`LocalFs::grow`], in bytes of its volume.
 ///
 /// # Errors
 /// Those of the catalogue of partitions.
@@ -92,14 +92,14 @@ impl Partitions {
     }
 }
 
-impl Local {
+impl LocalFs {
     /// Grows the filesystem into the free space of its volume, between partitions and behind them; with
     /// `size`, to that many bytes of the volume. Other handles on the filesystem must be opened again: they
     /// would report files in the new space as damaged.
     ///
     /// # Errors
     /// [`FsError::Smaller`] when it is larger than `size` already, [`FsError::NoRoom`] when the volume has
-    /// less, [`FsError::ReadOnly`], [`FsError::NotSupported`] for a handle from [`Local::within`], and
+    /// less, [`FsError::ReadOnly`], [`FsError::NotSupported`] for a handle from [`LocalFs::within`], and
     /// those of the catalogue of partitions.
     #[async_recursion]
     pub async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
@@ -111,7 +111,7 @@ impl Local {
     }
 }
 
-impl Inner {
+impl FsState {
     #[async_recursion]
     async fn grow(&self, size: Option<u64>) -> Result<Growth, FsError> {
         let _one = self.growing.lock().await;
@@ -132,7 +132,7 @@ impl Inner {
         if more < LEAST {
             return Ok(Growth { before: now * BLOCK, size: now * BLOCK });
         }
-        let metadata = match self.elsewhere {
+        let metadata = match self.external_contents {
             Some(_) => more,
             None => before.metadata_of(more),
         };

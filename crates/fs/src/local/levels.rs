@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::Local;
+use super::LocalFs;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::level::Level;
 
-impl Local {
+impl LocalFs {
     /// See [`Filesystem::level`](crate::Filesystem::level).
     pub(super) async fn level_of(&self, ino: Ino) -> Result<Level, FsError> {
         self.exists(ino).await?;

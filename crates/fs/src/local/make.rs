@@ -12,14 +12,14 @@ use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use super::Local;
+use super::LocalFs;
 use super::area::{BitmapPage, DataArea};
 use super::format::{
     DATA_SUFFIX, ELSEWHERE, ELSEWHERE_VERSION, FIRST_VERSION, HASH_BITS, InodeRecord, META_SUFFIX,
     SUPER_MAGIC, SUPER_SUFFIX, SuperRecord, Tag, encode_kind, key,
 };
-use super::gates::Elsewhere;
-use super::inner::{Found, Inner};
+use super::fs_state::{Found, FsState};
+use super::gates::ExternalContents;
 use super::options::{Format, Options};
 use super::records::stored_time;
 use super::space::{Covered, Space};
@@ -54,7 +54,7 @@ pub async fn make(env: &Env, volume: &Arc<dyn Transact>, format: &Format) -> Res
 ///
 /// # Errors
 /// As [`make`]; those of the contents.
-pub async fn make_elsewhere(
+pub async fn make_external(
     env: &Env,
     volume: &Arc<dyn Transact>,
     format: &Format,
@@ -67,12 +67,12 @@ pub async fn make_elsewhere(
 ///
 /// # Errors
 /// [`FsError::Damaged`], [`FsError::Newer`], and those of the catalogue of partitions.
-pub async fn is_elsewhere(
+pub async fn is_external(
     env: &Env,
     volume: &Arc<dyn Transact>,
     name: &str,
 ) -> Result<bool, FsError> {
-    Ok(read_super(env, volume, name).await?.record.is_elsewhere())
+    Ok(read_super(env, volume, name).await?.record.is_external())
 }
 
 async fn make_with(
@@ -143,14 +143,14 @@ async fn make_with(
 fn super_record(
     env: &Env,
     (raw, uuid, area): (&Partition, &Uuid, &DataArea),
-    (hash_bits, is_elsewhere): (u8, bool),
+    (hash_bits, is_external): (u8, bool),
     now: u64,
 ) -> SuperRecord {
     let mut record = SuperRecord {
         magic: SUPER_MAGIC,
-        version: if is_elsewhere { ELSEWHERE_VERSION } else { FIRST_VERSION }.into(),
+        version: if is_external { ELSEWHERE_VERSION } else { FIRST_VERSION }.into(),
         hash_bits,
-        flags: if is_elsewhere { ELSEWHERE } else { 0 },
+        flags: if is_external { ELSEWHERE } else { 0 },
         spare: [0; 4],
         uuid: *uuid.as_bytes(),
         data: *raw.uuid.as_bytes(),
@@ -173,14 +173,14 @@ pub(crate) async fn make_super(
     env: &Env,
     volume: &Arc<dyn Transact>,
     name: &str,
-    is_elsewhere: bool,
+    is_external: bool,
 ) -> Result<(), FsError> {
     let tree = Store::open_btree(env, volume.clone(), &(name.to_owned() + META_SUFFIX)).await?;
     let raw = catalogue::open(&**volume, &(name.to_owned() + DATA_SUFFIX)).await?;
     let uuid = env.uuid();
     let area = DataArea::new(&raw, &uuid)?;
     let now = stored_time(env.wall_nanos());
-    let record = super_record(env, (&raw, &uuid, &area), (HASH_BITS, is_elsewhere), now);
+    let record = super_record(env, (&raw, &uuid, &area), (HASH_BITS, is_external), now);
     let copies = Copies::find(volume, name, &tree).await?;
     write_super(volume, &copies, &record).await
 }
@@ -228,7 +228,7 @@ fn root_record(format: &Format, now: u64) -> InodeRecord {
         uid: format.uid.into(),
         gid: format.gid.into(),
         rdev: 0.into(),
-        reach: 0.into(),
+        write_bound: 0.into(),
         parent: Ino::ROOT.0.into(),
         quota: 0.into(),
     }
@@ -282,12 +282,12 @@ pub(crate) struct Parts {
 ///
 /// # Errors
 /// [`FsError::ContentsElsewhere`] when they are missing, [`FsError::ContentsWithin`] when it has its own.
-pub(super) fn elsewhere(
+pub(super) fn external_contents(
     record: &SuperRecord,
     contents: Option<Arc<dyn Contents>>,
-) -> Result<Option<Elsewhere>, FsError> {
-    match (record.is_elsewhere(), contents) {
-        (true, Some(contents)) => Ok(Some(Elsewhere::new(contents))),
+) -> Result<Option<ExternalContents>, FsError> {
+    match (record.is_external(), contents) {
+        (true, Some(contents)) => Ok(Some(ExternalContents::new(contents))),
         (true, None) => Err(FsError::ContentsElsewhere),
         (false, Some(_)) => Err(FsError::ContentsWithin),
         (false, None) => Ok(None),
@@ -347,7 +347,7 @@ pub(super) async fn count_free(
     Ok(pages)
 }
 
-impl Local {
+impl LocalFs {
     /// Opens the filesystem of that name, and begins to finish the work that a crash has left.
     ///
     /// # Errors
@@ -357,15 +357,15 @@ impl Local {
         volume: Arc<dyn Transact>,
         name: &str,
         options: Options,
-    ) -> Result<Local, FsError> {
-        Local::open_with(env, volume, name, options, None).await
+    ) -> Result<LocalFs, FsError> {
+        LocalFs::open_with(env, volume, name, options, None).await
     }
 
     /// Opens the filesystem of that name with the contents of its files, if they are kept elsewhere. While it can be
     /// changed, no other handle may be.
     ///
     /// # Errors
-    /// As [`Local::open`]; [`FsError::ContentsElsewhere`], [`FsError::ContentsWithin`].
+    /// As [`LocalFs::open`]; [`FsError::ContentsElsewhere`], [`FsError::ContentsWithin`].
     #[async_recursion]
     pub async fn open_with(
         env: &Env,
@@ -373,10 +373,10 @@ impl Local {
         name: &str,
         options: Options,
         contents: Option<Arc<dyn Contents>>,
-    ) -> Result<Local, FsError> {
+    ) -> Result<LocalFs, FsError> {
         let Parts { tree, area, record, copies, max_inodes } =
             read_super(env, &volume, name).await?;
-        let elsewhere = elsewhere(&record, contents)?;
+        let external_contents = external_contents(&record, contents)?;
         if !options.read_only {
             // Nothing depends on them now: a volume without room is used without.
             copies.refresh(&*volume).await.ok();
@@ -395,9 +395,9 @@ impl Local {
             inodes: inodes.unwrap_or(1),
             max_inodes,
             copies,
-            elsewhere,
+            external_contents,
         };
-        let inner = Arc::new(Inner::new(env, volume, found, options));
+        let inner = Arc::new(FsState::new(env, volume, found, options));
         if !options.read_only {
             inner.make_table().await?;
             let orphans = match options.keep_orphans {
@@ -406,7 +406,7 @@ impl Local {
             };
             inner.take_over(orphans);
         }
-        let keeper = env.spawn(inner.clone().keep());
-        Ok(Local { inner, within: None, recorder: None, _keeper: Arc::new(keeper) })
+        let background = env.spawn(inner.clone().keep());
+        Ok(LocalFs { inner, within: None, recorder: None, _keeper: Arc::new(background) })
     }
 }

@@ -2,12 +2,12 @@
 
 use bytes::Bytes;
 
+use super::dir_slots::{damaged_place, place_key, position_of};
 use super::format::{
-    DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, LOST_NAME, Place, Tag,
+    DirSlot, DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, LOST_NAME, Tag,
     encode_kind, key, key_behind,
 };
-use super::op::Op;
-use super::places::{damaged_place, place_key, position_of};
+use super::fs_call::FsCall;
 use super::records::{attributes_of, kind_of};
 use super::xattrs;
 use crate::acl::Acl;
@@ -40,7 +40,7 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// A directory that may get names.
     async fn living_directory(&mut self, ino: u64) -> Result<InodeRecord, FsError> {
         let record = self.directory(ino).await?;
@@ -117,7 +117,7 @@ impl Op<'_> {
             uid: new.uid.into(),
             gid: if inherits { directory.gid } else { new.gid.into() },
             rdev: rdev.into(),
-            reach: 0.into(),
+            write_bound: 0.into(),
             parent: parent.into(),
             quota: directory.quota,
         };
@@ -413,8 +413,8 @@ impl Op<'_> {
             let position = position_of(&key).filter(|at| *at > last);
             let position = position.ok_or_else(|| damaged_place(ino))?;
             last = position;
-            let place = Place::decode(&value).ok_or_else(|| damaged_place(ino))?;
-            let Place::Taken(entry) = place else { continue };
+            let place = DirSlot::decode(&value).ok_or_else(|| damaged_place(ino))?;
+            let DirSlot::Taken(entry) = place else { continue };
             let attributes = match attributes {
                 true => Some(attributes_of(entry.ino, &self.named_inode(entry.ino).await?)?),
                 false => None,

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::Local;
+use super::LocalFs;
 use super::format::{END_OF_NUMBERS, Tag, key};
-use super::inner::{Inner, NUMBER_LANES, Numbers};
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::{FsState, NUMBER_LANES, Numbers};
 use crate::answer::Answer;
 use crate::attributes::Ino;
 use crate::error::FsError;
@@ -18,8 +18,8 @@ const PREPARED: u64 = 1 << 16;
 /// Ranges of numbers that callers have returned. Further ones stay unused.
 const MAX_RETURNED: usize = 1024;
 
-impl Local {
-    /// Reserves inode numbers for the caller: no inode gets them but by [`Local::create_as`]. Within a transaction they are
+impl LocalFs {
+    /// Reserves inode numbers for the caller: no inode gets them but by [`LocalFs::create_as`]. Within a transaction they are
     /// reserved when it commits.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ impl Local {
             return Err(FsError::Invalid("the inode numbers were returned before"));
         }
         let txn = self.inner.look().await?;
-        let mut op = Op::new(&self.inner, &txn, false);
+        let mut op = FsCall::new(&self.inner, &txn, false);
         if numbers.end > op.next_number().await? {
             return Err(FsError::Invalid("the inode numbers were not reserved"));
         }
@@ -114,7 +114,7 @@ impl Local {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// The lowest number that was never reserved.
     pub(super) async fn next_number(&mut self) -> Result<u64, FsError> {
         if let Some(next) = self.next_number {
@@ -154,7 +154,7 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsState {
     /// An inode number that was never used, near those of other inodes in the directory.
     pub(super) async fn number(&self, parent: u64) -> Result<u64, FsError> {
         let lane = (parent.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % NUMBER_LANES;
@@ -193,7 +193,7 @@ impl Inner {
     async fn reserve_numbers(&self, count: u64) -> Result<u64, FsError> {
         let inodes = (*self.inodes.lock()).max(1);
         self.change(async |txn| {
-            let mut op = Op::new(self, &txn, false);
+            let mut op = FsCall::new(self, &txn, false);
             let first = op.take_numbers(count).await?;
             op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
             Ok((first, op.finish().await?))
@@ -205,7 +205,7 @@ impl Inner {
     pub(super) async fn save_counts(&self) -> Result<(), FsError> {
         let inodes = (*self.inodes.lock()).max(1);
         self.change(async |txn| {
-            let mut op = Op::new(self, &txn, false);
+            let mut op = FsCall::new(self, &txn, false);
             op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
             Ok(((), op.finish().await?))
         })

@@ -4,11 +4,11 @@
 //! crash continues it. Every step is a transaction, and may be repeated.
 
 use super::area::DataArea;
+use super::dir_slots::position_of;
 use super::extents::Run;
-use super::format::{HAS_XATTRS, Place, TRUNCATING, Tag, key, key_behind, parse_key};
-use super::inner::Inner;
-use super::op::Op;
-use super::places::position_of;
+use super::format::{DirSlot, HAS_XATTRS, TRUNCATING, Tag, key, key_behind, parse_key};
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use super::records::kind_of;
 use crate::attributes::Kind;
 use crate::error::FsError;
@@ -21,7 +21,7 @@ const RECORDS_AT_ONCE: usize = 64;
 /// Blocks that one transaction marks as free.
 const FREED_AT_ONCE: u64 = 1 << 18;
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Notes that there is something left to be done about an inode.
     pub(super) fn note_orphan(&mut self, ino: u64) {
         self.put(key(0, Tag::Orphan, &ino.to_be_bytes()), Vec::new());
@@ -45,7 +45,7 @@ impl Op<'_> {
     async fn remove_step(&mut self, ino: u64) -> Result<bool, FsError> {
         let mut record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         let kind = kind_of(ino, &record)?;
-        if kind == Kind::File && self.inner.elsewhere.is_some() {
+        if kind == Kind::File && self.inner.external_contents.is_some() {
             self.charge(record.quota.get(), -(record.blocks.get() as i64), 0).await?;
             self.note_removed(ino, &record);
         } else if kind == Kind::File {
@@ -84,7 +84,7 @@ impl Op<'_> {
         let some = self.range(range, RECORDS_AT_ONCE).await?;
         let done = some.len() < RECORDS_AT_ONCE;
         for (key, value) in some {
-            if position_of(&key).is_none() || Place::decode(&value) != Some(Place::Vacant) {
+            if position_of(&key).is_none() || DirSlot::decode(&value) != Some(DirSlot::Vacant) {
                 return Err(FsError::Damaged(format!(
                     "directory {ino} counts as empty, and is not"
                 )));
@@ -107,7 +107,7 @@ impl Op<'_> {
             }
             return Ok(done);
         }
-        if record.flags & TRUNCATING != 0 && self.inner.elsewhere.is_some() {
+        if record.flags & TRUNCATING != 0 && self.inner.external_contents.is_some() {
             self.effects.cuts.push(ino);
             return Ok(true);
         }
@@ -126,12 +126,12 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsState {
     /// Does an inode's pending work as far as possible: an inode with references stays.
     pub(super) async fn finish_orphan(&self, ino: u64) -> Result<(), FsError> {
         loop {
             let step = self.change(async |txn| {
-                let mut op = Op::new(self, &txn, false);
+                let mut op = FsCall::new(self, &txn, false);
                 let done = op.orphan_step(ino).await?;
                 Ok((done, op.finish().await?))
             });
@@ -148,7 +148,7 @@ impl Inner {
         let _turn = self.freeing.lock().await;
         loop {
             let txn = self.volume.begin(thalweg_store::txn::Begin::SNAPSHOT).await?;
-            let mut op = Op::new(self, &txn, false);
+            let mut op = FsCall::new(self, &txn, false);
             let some = op.range(key(0, Tag::Freed, &[])..key_behind(0, Tag::Freed), 64).await?;
             drop(op);
             drop(txn);
@@ -172,7 +172,7 @@ impl Inner {
             self.volume.discard_run(self.area.lba(run.start), run.blocks).await?;
             let next = Run { start: run.start + run.blocks, blocks: rest.blocks - run.blocks };
             self.change(async |txn| {
-                let mut op = Op::new(self, &txn, false);
+                let mut op = FsCall::new(self, &txn, false);
                 op.delete(freed_key(run.start));
                 if next.blocks > 0 {
                     op.put(freed_key(next.start), next.blocks.to_le_bytes().to_vec());
@@ -189,7 +189,7 @@ impl Inner {
     /// Inodes with something left to be done, as the filesystem has them.
     pub(super) async fn stored_orphans(&self) -> Result<Vec<u64>, FsError> {
         let txn = self.volume.begin(thalweg_store::txn::Begin::SNAPSHOT).await?;
-        let mut op = Op::new(self, &txn, false);
+        let mut op = FsCall::new(self, &txn, false);
         let range = key(0, Tag::Orphan, &[])..key_behind(0, Tag::Orphan);
         let found = op.range(range, usize::MAX).await?;
         let ino = |(key, _): &(bytes::Bytes, bytes::Bytes)| {

@@ -3,10 +3,10 @@
 use async_trait::async_trait;
 use thalweg_store::txn::Begin;
 
-use super::Local;
+use super::LocalFs;
 use super::content::BLOCK;
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use super::rooms::{Accounts, Cover, Taken, Ticket, VOLUME};
 use crate::attributes::Ino;
 use crate::error::FsError;
@@ -35,7 +35,7 @@ fn wanted(own: Room) -> Room {
 }
 
 #[async_trait]
-impl Promises for Local {
+impl Promises for LocalFs {
     async fn promise(&self, session: u64, quota: u64) -> Result<Vec<RoomShare>, FsError> {
         match self.inner.options.read_only {
             true => Ok(Vec::new()),
@@ -43,7 +43,7 @@ impl Promises for Local {
         }
     }
 
-    fn claim_room(&self, session: u64, shares: &[RoomShare]) {
+    fn reclaim_room(&self, session: u64, shares: &[RoomShare]) {
         self.inner.rooms.claim(session, shares);
     }
 
@@ -68,7 +68,7 @@ impl Promises for Local {
     }
 }
 
-impl Inner {
+impl FsState {
     /// Whether a call that has found no room may find some when work that calls have left is done.
     pub(super) fn may_have_more_room(&self) -> bool {
         self.is_freeing() || self.rooms.has_freed()
@@ -147,15 +147,16 @@ impl Inner {
         if self.volume.room().is_some() {
             return Ok(Room::NONE);
         }
-        let elsewhere = match &self.elsewhere {
+        let external_contents = match &self.external_contents {
             // Where contents are is not counted exactly.
-            Some(elsewhere) => Some(self.blocks_elsewhere(elsewhere).await?.1),
+            Some(external_contents) => Some(self.external_blocks(external_contents).await?.1),
             None => None,
         };
         let mut accounts = self.rooms.accounts.lock();
         let (sum, taken) = (accounts.sum(VOLUME), accounts.taken(VOLUME));
         let freed = accounts.freed(VOLUME);
-        let blocks = elsewhere.unwrap_or_else(|| self.space.free().saturating_sub(freed.blocks));
+        let blocks =
+            external_contents.unwrap_or_else(|| self.space.free().saturating_sub(freed.blocks));
         let blocks = blocks.saturating_sub(sum.blocks + taken.blocks) / SHARE;
         let (free, _) = accounts.metadata();
         let before = accounts.pages_of_others(Room::NONE);
@@ -211,7 +212,7 @@ impl Inner {
         quota: u64,
     ) -> Result<Option<(Option<u64>, Option<u64>)>, FsError> {
         let txn = self.look().await?;
-        let mut op = Op::new(self, &txn, false);
+        let mut op = FsCall::new(self, &txn, false);
         let Some(found) = op.quota_now(quota).await? else { return Ok(None) };
         let left = |limit: u64, used: u64| (limit > 0).then(|| limit.saturating_sub(used));
         let blocks = left(found.max_bytes.div_ceil(BLOCK), found.bytes.div_ceil(BLOCK));
@@ -219,7 +220,7 @@ impl Inner {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// The call's changes are those of a session that was promised room for them.
     pub(super) fn covered(self, cover: Cover) -> Self {
         let mut op = self;

@@ -13,8 +13,8 @@ use super::content::BLOCK;
 use super::format::{
     InodeRecord, QuotaRecord, Tag, USAGE_LANES, UsageRecord, decode, key, key_behind, parse_key,
 };
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::{Cookie, Entry};
@@ -62,7 +62,7 @@ fn exceeds(used: i64, limit: u64) -> bool {
     limit > 0 && used > i64::try_from(limit).unwrap_or(i64::MAX)
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     async fn limits(&mut self, root: u64) -> Result<Option<QuotaRecord>, FsError> {
         let value = self.get(&quota_key(root)).await?;
         let what = || format!("the quota of directory {root} has another size");
@@ -274,7 +274,7 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsState {
     /// Counts everything below the new root of a quota for it, from the top down: a new inode in a
     /// directory that is counted already is counted too.
     pub(super) async fn count_tree(&self, root: u64) -> Result<(), FsError> {
@@ -283,13 +283,13 @@ impl Inner {
             let mut from = Cookie::START;
             loop {
                 let txn = self.look().await?;
-                let mut op = Op::new(self, &txn, false);
+                let mut op = FsCall::new(self, &txn, false);
                 let some = op.read_directory(directory, from, COUNTED_AT_ONCE, false).await?;
                 drop(op);
                 let Some(last) = some.last() else { break };
                 from = last.cookie;
                 let below = self.change(async |txn| {
-                    let mut op = Op::new(self, &txn, false);
+                    let mut op = FsCall::new(self, &txn, false);
                     let below = op.count_entries(root, &some).await?;
                     Ok((below, op.finish().await?))
                 });

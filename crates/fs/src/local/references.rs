@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::inner::Inner;
+use super::fs_state::FsState;
 use crate::handle::Handle;
 
-impl Inner {
+impl FsState {
     pub(super) fn reference(&self, ino: u64) {
         *self.references.lock().entry(ino).or_default() += 1;
     }
@@ -21,10 +21,10 @@ impl Inner {
             references.remove(&ino);
         }
         self.space.release(ino);
-        let mut duties = self.duties.lock();
-        if duties.orphans.contains(&ino) {
-            duties.due.push(ino);
-            drop(duties);
+        let mut deferred_work = self.deferred_work.lock();
+        if deferred_work.orphans.contains(&ino) {
+            deferred_work.due.push(ino);
+            drop(deferred_work);
             self.wake.notify_one();
         }
     }

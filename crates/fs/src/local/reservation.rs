@@ -18,12 +18,12 @@ use bytes::Bytes;
 use thalweg_store::block::Class;
 use thalweg_store::txn::Transaction;
 
-use super::aside;
 use super::extents::Run;
 use super::format::{LIST_ENTRIES, ListKind, ListPage};
-use super::holdings::{Claim, Listed, Owner, Released, Reservation};
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
+use super::private_blocks;
+use super::reserved_blocks::{Claim, Listed, Owner, Released, Reservation};
 use crate::error::FsError;
 
 /// Blocks that are reserved at first, and at most unless a call needs more: each time twice as many.
@@ -38,7 +38,7 @@ impl Reservation {
     /// [`FsError::NoSpace`]: there are not as many.
     pub(super) async fn take(
         &self,
-        (inner, txn): (&Inner, &Arc<dyn Transaction>),
+        (inner, txn): (&FsState, &Arc<dyn Transaction>),
         mut goal: u64,
         blocks: u64,
         claim: &mut Claim<'_>,
@@ -62,10 +62,10 @@ impl Reservation {
     }
 
     /// Empties blocks that a failed call wrote to.
-    async fn clean(&self, inner: &Inner, txn: &Arc<dyn Transaction>) -> Result<(), FsError> {
-        let soiled = std::mem::take(&mut self.state.lock().soiled);
-        for run in soiled {
-            aside::empty(inner, txn, run).await?;
+    async fn clean(&self, inner: &FsState, txn: &Arc<dyn Transaction>) -> Result<(), FsError> {
+        let dirtied = std::mem::take(&mut self.state.lock().dirtied);
+        for run in dirtied {
+            private_blocks::empty(inner, txn, run).await?;
         }
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Reservation {
     /// Reserves at least `least` blocks.
     async fn reserve(
         &self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
         goal: u64,
         least: u64,
@@ -93,12 +93,12 @@ impl Reservation {
 
     async fn try_reserve(
         &self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
         goal: u64,
         blocks: u64,
     ) -> Result<(), FsError> {
-        let aside = aside::of(txn)?;
+        let aside = private_blocks::of(txn)?;
         let before = {
             let state = self.state.lock();
             state.listed.as_ref().map(|it| (it.owner.token, it.blocks.clone(), it.entries.clone()))
@@ -111,7 +111,7 @@ impl Reservation {
         let wanted = (goal, blocks + u64::from(is_new));
         let (runs, list, entries) = inner
             .change(async |txn| {
-                let mut op = Op::new(inner, &txn, false);
+                let mut op = FsCall::new(inner, &txn, false);
                 let mut lists = Lists { list: list.clone(), entries: entries.clone(), token };
                 let runs = op.reserve_runs(&mut lists, wanted).await?;
                 Ok(((runs, lists.list, lists.entries), op.finish().await?))
@@ -150,7 +150,7 @@ impl Reservation {
     /// The transaction must be aborted then.
     pub(super) async fn write_released(
         &self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
         loop {
@@ -193,7 +193,7 @@ impl Reservation {
 
 /// One block of a list.
 fn page_of(
-    inner: &Inner,
+    inner: &FsState,
     kind: ListKind,
     token: u128,
     (blocks, entries): (&[u64], &[Run]),
@@ -214,7 +214,7 @@ struct Lists {
     token: u128,
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Takes blocks for a transaction and adds them to its list, which is begun when there is none.
     async fn reserve_runs(
         &mut self,

@@ -2,17 +2,17 @@
 
 use super::content::{BLOCK, MAX_BLOCK};
 use super::extents::Layout;
-use super::op::Op;
+use super::fs_call::FsCall;
 use crate::error::FsError;
 use crate::filesystem::Seek;
 
-impl Op<'_> {
+impl FsCall<'_> {
     pub(super) async fn seek(&mut self, ino: u64, offset: u64, what: Seek) -> Result<u64, FsError> {
         let size = self.file(ino).await?.size.get();
         if offset >= size {
             return Err(FsError::NothingThere);
         }
-        if self.inner.elsewhere.is_some() {
+        if self.inner.external_contents.is_some() {
             // Where the holes are is not known here.
             return Ok(if what == Seek::Data { offset } else { size });
         }

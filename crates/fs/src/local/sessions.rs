@@ -12,17 +12,17 @@ use thalweg_store::txn::Durability;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::Local;
-use super::elsewhere::REACH;
+use super::LocalFs;
+use super::external_contents::REACH;
 use super::format::{Tag, decode_time, key, key_behind, parse_key};
-use super::op::Op;
+use super::fs_call::FsCall;
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
 use crate::error::FsError;
-use crate::event::{ByteEvents, Event};
-use crate::filesystem::{Filesystem, Ledger};
-use crate::ledger::{Recorder, SessionRecord, SlotRecord, SupersededCall};
+use crate::filesystem::{Filesystem, SessionTable};
+use crate::mutation::{ByteMutations, Mutation};
 use crate::room::RoomShare;
+use crate::session_table::{Recorder, SessionRecord, SlotRecord, SupersededCall};
 
 /// The value of a slot.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -30,7 +30,7 @@ use crate::room::RoomShare;
 struct SlotValue {
     /// The number of the last call.
     number: U64,
-    /// What it came to: [`Committed::outcome`](crate::ledger::Committed::outcome).
+    /// What it came to: [`Committed::outcome`](crate::session_table::Committed::outcome).
     outcome: U64,
 }
 
@@ -43,7 +43,7 @@ const REMOVED_AT_ONCE: usize = 512;
 /// Records of revoked inodes that one transaction makes.
 const REVOKED_AT_ONCE: usize = 256;
 
-/// What keys of records of tails have behind the session.
+/// What keys of records of size records have behind the session.
 pub(super) const TAILS: [u8; 4] = [0; 4];
 
 /// What keys of records of revoked inodes have behind the session.
@@ -75,8 +75,8 @@ pub(super) enum Record {
     Slot(SlotRecord),
     /// The address of its client at the store with the contents.
     Address,
-    /// It stores tails of this file.
-    Tail(Ino),
+    /// It stores size records of this file.
+    SizeRecord(Ino),
     /// It was shut out of this inode; proofs of this generation are valid since.
     Revoked(Ino, u64),
 }
@@ -99,7 +99,7 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     }
     if let Some(ino) = rest.strip_prefix(&TAILS) {
         let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
-        return value.is_empty().then_some((session, Record::Tail(ino)));
+        return value.is_empty().then_some((session, Record::SizeRecord(ino)));
     }
     let slot = u16::from_be_bytes(rest.try_into().ok()?);
     let value = SlotValue::read_from_bytes(value).ok()?;
@@ -107,7 +107,7 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     Some((session, Record::Slot(SlotRecord { slot, number, outcome })))
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Whether the record of a slot has this call, or a later one.
     async fn has_slot(
         &mut self,
@@ -152,11 +152,11 @@ impl Op<'_> {
     }
 }
 
-impl Local {
+impl LocalFs {
     /// The filesystem for the changes of a call before its last one; `None` unless the call is recorded.
-    pub(super) fn unrecorded(&self) -> Option<Local> {
+    pub(super) fn unrecorded(&self) -> Option<LocalFs> {
         self.recorder.as_ref()?;
-        Some(Local { recorder: None, ..self.clone() })
+        Some(LocalFs { recorder: None, ..self.clone() })
     }
 
     /// Records a call of several transactions after the others.
@@ -184,9 +184,9 @@ impl Local {
 }
 
 #[async_trait]
-impl Ledger for Local {
+impl SessionTable for LocalFs {
     fn recording(&self, recorder: Arc<Recorder>) -> Arc<dyn Filesystem> {
-        Arc::new(Local { recorder: Some(recorder), ..self.clone() })
+        Arc::new(LocalFs { recorder: Some(recorder), ..self.clone() })
     }
 
     async fn begin_session(&self, info: Bytes) -> Result<u64, FsError> {
@@ -222,7 +222,7 @@ impl Ledger for Local {
             for (key, value) in op.range(range, usize::MAX).await? {
                 let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
                 let (session, record) = parse_record(&key, &value).ok_or_else(bad)?;
-                if matches!(record, Record::Address | Record::Tail(_)) {
+                if matches!(record, Record::Address | Record::SizeRecord(_)) {
                     continue;
                 }
                 // The first record of a session is its own, unless a crash has left others.
@@ -234,7 +234,7 @@ impl Ledger for Local {
                     Record::Info => last.info = value,
                     Record::Slot(slot) => last.slots.push(slot),
                     Record::Revoked(ino, generation) => last.revoked.push((ino, generation)),
-                    Record::Address | Record::Tail(_) => {}
+                    Record::Address | Record::SizeRecord(_) => {}
                 }
             }
             Ok(sessions)
@@ -246,7 +246,7 @@ impl Ledger for Local {
         Ok(sessions)
     }
 
-    fn proof(&self, session: u64, ino: Ino, generation: u64) -> u64 {
+    fn inode_token(&self, session: u64, ino: Ino, generation: u64) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.inner.hash_key);
         // No name of a file has these bytes: places of names tell nothing of proofs.
         hasher.write(if generation == 0 { b"/" } else { b"//" });
@@ -275,7 +275,7 @@ impl Ledger for Local {
         Ok(())
     }
 
-    fn proof_of_numbers(&self, session: u64, numbers: Range<u64>) -> u64 {
+    fn inode_range_token(&self, session: u64, numbers: Range<u64>) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.inner.hash_key);
         // As above; and no proof of an inode is as long.
         hasher.write(b"/");
@@ -286,35 +286,35 @@ impl Ledger for Local {
     }
 
     async fn reserve_numbers(&self, count: u64) -> Result<Range<u64>, FsError> {
-        let numbers = Local::reserve_numbers(self, count).await?;
+        let numbers = LocalFs::reserve_numbers(self, count).await?;
         self.inner.sync(None).await?;
         Ok(numbers)
     }
 
     async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError> {
-        Local::return_numbers(self, numbers).await
+        LocalFs::return_numbers(self, numbers).await
     }
 
-    fn byte_events(&self) -> ByteEvents {
-        match self.inner.elsewhere {
-            // The reach of a new file is not raised before the file is durable.
-            Some(_) => ByteEvents { end: REACH, sizes: false, dense: true },
-            None => ByteEvents { end: u64::MAX, sizes: true, dense: false },
+    fn byte_mutations(&self) -> ByteMutations {
+        match self.inner.external_contents {
+            // The write bound of a new file is not raised before the file is durable.
+            Some(_) => ByteMutations { end: REACH, sizes: false, dense: true },
+            None => ByteMutations { end: u64::MAX, sizes: true, dense: false },
         }
     }
 
     fn direct(&self) -> Option<&dyn DirectContents> {
-        let elsewhere = self.inner.elsewhere.as_ref()?;
-        (elsewhere.contents.location().is_some() && !self.inner.options.read_only)
+        let external_contents = self.inner.external_contents.as_ref()?;
+        (external_contents.contents.location().is_some() && !self.inner.options.read_only)
             .then_some(self as &dyn DirectContents)
     }
 
-    async fn apply(&self, events: &[Event], charged: &[RoomShare]) -> Result<(), FsError> {
+    async fn apply(&self, mutations: &[Mutation], charged: &[RoomShare]) -> Result<(), FsError> {
         // What is made again after a crash has used its promise before.
         let call = self.recorder.as_ref().map(|it| it.call);
         let session = call.filter(|call| call.before.is_none()).map(|call| call.session);
         let cover = session.map(|it| self.inner.rooms.cover(it, charged)).unwrap_or_default();
-        self.apply_all(events, &cover).await?;
+        self.apply_all(mutations, &cover).await?;
         session.into_iter().for_each(|session| self.inner.rooms.spend(session, charged));
         Ok(())
     }

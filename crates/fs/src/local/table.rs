@@ -9,8 +9,8 @@ use thalweg_store::txn::{FRAGMENT, Transaction};
 use super::area::DataArea;
 use super::extents::Run;
 use super::format::{LIST_ENTRIES, ListKind, ListPage, NO_OWNER, Tag, key};
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use crate::error::FsError;
 
 /// The key of the record that leads to the table of reservations.
@@ -30,7 +30,7 @@ impl ListPage {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     async fn stored_table(&mut self) -> Result<Option<u64>, FsError> {
         let Some(value) = self.get(&table_key()).await? else { return Ok(None) };
         let block = value.as_ref().try_into().ok().map(u64::from_le_bytes);
@@ -72,13 +72,13 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsState {
     /// The block of the table of reservations, if there is one.
     pub(super) async fn table(&self, txn: &Arc<dyn Transaction>) -> Result<Option<u64>, FsError> {
         if let Some(table) = self.table.get() {
             return Ok(Some(*table));
         }
-        let found = Op::new(self, txn, false).stored_table().await?;
+        let found = FsCall::new(self, txn, false).stored_table().await?;
         Ok(found.map(|table| *self.table.get_or_init(|| table)))
     }
 
@@ -95,7 +95,7 @@ impl Inner {
         drop(txn);
         let made = self
             .change(async |txn| {
-                let mut op = Op::new(self, &txn, false);
+                let mut op = FsCall::new(self, &txn, false);
                 if op.stored_table().await?.is_none() {
                     let runs = op.take_blocks(0, 0, 1, 0).await?;
                     let block = runs.first().map_or(0, |run| run.start);

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::format::{HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, Tag, key, key_behind};
-use super::op::Op;
+use super::fs_call::FsCall;
 use super::quota;
 use super::records::kind_of;
 use crate::acl::Acl;
@@ -47,7 +47,7 @@ fn check_name(kind: Kind, name: &[u8]) -> Result<(), FsError> {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     pub(super) async fn xattr(&mut self, ino: u64, name: &[u8]) -> Result<Bytes, FsError> {
         let record = self.inode(ino).await?;
         if quota::is_attribute(name) {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
 use thalweg_fs::local::format::{
-    DirectoryEntry, Extent, InodeRecord, Place, TRUNCATING, Tag, UsageRecord, key,
+    DirSlot, DirectoryEntry, Extent, InodeRecord, TRUNCATING, Tag, UsageRecord, key,
 };
 use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
@@ -101,7 +101,7 @@ impl Rig {
         check(&self.env, self.volume.clone(), "fs", how).await.unwrap()
     }
 
-    pub(crate) async fn open(&self) -> Local {
+    pub(crate) async fn open(&self) -> LocalFs {
         open(&self.env, &self.volume).await
     }
 
@@ -137,8 +137,8 @@ impl Rig {
     /// The slot of a name, and its value.
     pub(crate) async fn place(&self, directory: Ino, name: &str) -> (Vec<u8>, DirectoryEntry) {
         for (rest, value) in self.records(directory, Tag::Entry).await {
-            match Place::decode(&value) {
-                Some(Place::Taken(entry)) if entry.name == name.as_bytes() => {
+            match DirSlot::decode(&value) {
+                Some(DirSlot::Taken(entry)) if entry.name == name.as_bytes() => {
                     return (key(directory.0, Tag::Entry, &rest), entry);
                 }
                 _ => {}
@@ -168,7 +168,7 @@ pub(crate) async fn damaged(
     env: &Env,
     make: impl AsyncFnOnce(&Rig),
     expected: impl Fn(&Damage) -> bool,
-) -> (Rig, Vec<Finding>, Local) {
+) -> (Rig, Vec<Finding>, LocalFs) {
     let rig = Rig::new(env).await;
     let clean = rig.check(true).await;
     assert!(clean.is_clean(), "{clean:?}");
@@ -260,7 +260,7 @@ fn names_that_lead_nowhere_or_astray() {
     run(1, |env| async move {
         let make = async |rig: &Rig| {
             let (key, entry) = rig.place(rig.dir, "other").await;
-            rig.put(key, Place::Taken(DirectoryEntry { ino: 77_777, ..entry }).encode()).await;
+            rig.put(key, DirSlot::Taken(DirectoryEntry { ino: 77_777, ..entry }).encode()).await;
         };
         let (rig, _, fs) =
             damaged(&env, make, |it| matches!(it, Damage::DanglingName { .. })).await;
@@ -270,7 +270,8 @@ fn names_that_lead_nowhere_or_astray() {
         assert_eq!(read(&fs, rig.other, 3 * BLOCK, 100).await, b"behind a hole");
         let make = async |rig: &Rig| {
             let (key, entry) = rig.place(rig.dir, "other").await;
-            rig.put(key, Place::Taken(DirectoryEntry { kind: Kind::Fifo, ..entry }).encode()).await;
+            rig.put(key, DirSlot::Taken(DirectoryEntry { kind: Kind::Fifo, ..entry }).encode())
+                .await;
         };
         let (_, findings, _) =
             damaged(&env, make, |it| matches!(it, Damage::WrongKind { .. })).await;
@@ -286,7 +287,7 @@ fn names_that_lead_nowhere_or_astray() {
                     false => moved[last - 1] = (moved[last - 1] + 1) % 15 + 1,
                     true => moved[last] = 9,
                 }
-                rig.put(moved, Place::Taken(entry).encode()).await;
+                rig.put(moved, DirSlot::Taken(entry).encode()).await;
             };
             let (rig, findings, fs) =
                 damaged(&env, make, |it| matches!(it, Damage::MisplacedName { .. })).await;
@@ -297,12 +298,12 @@ fn names_that_lead_nowhere_or_astray() {
             let (key, entry) = rig.place(rig.dir, "other").await;
             rig.put(
                 key.clone(),
-                Place::Taken(DirectoryEntry { chained: true, ..entry.clone() }).encode(),
+                DirSlot::Taken(DirectoryEntry { chained: true, ..entry.clone() }).encode(),
             )
             .await;
             let mut second = key;
             *second.last_mut().unwrap() += 1;
-            rig.put(second, Place::Taken(DirectoryEntry { ino: rig.file.0, ..entry }).encode())
+            rig.put(second, DirSlot::Taken(DirectoryEntry { ino: rig.file.0, ..entry }).encode())
                 .await;
             rig.change_inode(rig.dir, |record| record.size = 3.into()).await;
         };
@@ -319,17 +320,17 @@ fn directories_that_are_not_a_tree() {
         let make = async |rig: &Rig| {
             let (key, entry) = rig.place(rig.dir, "other").await;
             let entry = DirectoryEntry { ino: rig.quota.0, kind: Kind::Directory, ..entry };
-            rig.put(key, Place::Taken(entry).encode()).await;
+            rig.put(key, DirSlot::Taken(entry).encode()).await;
         };
         damaged(&env, make, |it| matches!(it, Damage::SecondName { .. })).await;
         // A directory below itself.
         let make = async |rig: &Rig| {
             let (key, entry) = rig.place(ROOT, "dir").await;
             let entry = DirectoryEntry { ino: rig.file.0, kind: Kind::File, ..entry };
-            rig.put(key, Place::Taken(entry).encode()).await;
+            rig.put(key, DirSlot::Taken(entry).encode()).await;
             let (key, entry) = rig.place(rig.sub, "file").await;
             let entry = DirectoryEntry { ino: rig.dir.0, kind: Kind::Directory, ..entry };
-            rig.put(key, Place::Taken(entry).encode()).await;
+            rig.put(key, DirSlot::Taken(entry).encode()).await;
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::Cycle { .. })).await;
         let lost = fs.find(ROOT, b"lost+found").await.unwrap().ino;
@@ -338,7 +339,7 @@ fn directories_that_are_not_a_tree() {
         // A whole tree without a name.
         let make = async |rig: &Rig| {
             let (key, _) = rig.place(ROOT, "dir").await;
-            rig.put(key, Place::Vacant.encode()).await;
+            rig.put(key, DirSlot::Vacant.encode()).await;
         };
         let (rig, _, fs) = damaged(&env, make, |it| matches!(it, Damage::Unreachable { .. })).await;
         let lost = fs.find(ROOT, b"lost+found").await.unwrap().ino;
@@ -460,7 +461,7 @@ fn work_that_was_left_and_not_noted() {
     run(1, |env| async move {
         let make = async |rig: &Rig| {
             for (dir, name) in [(rig.sub, "file"), (ROOT, "hard link")] {
-                rig.put(rig.place(dir, name).await.0, Place::Vacant.encode()).await;
+                rig.put(rig.place(dir, name).await.0, DirSlot::Vacant.encode()).await;
             }
             rig.change_inode(rig.file, |it| it.links = 0.into()).await;
         };

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{How, check};
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
 use thalweg_fs::{AttributeChange, Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::run;
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
@@ -19,7 +19,7 @@ fn slow(env: &Env, blocks: u64) -> Arc<dyn Transact> {
     Arc::new(TransactionManager::new(env, store, txn::Options::default()))
 }
 
-async fn assert_clean(env: &Env, volume: &Arc<dyn Transact>, fs: Local) {
+async fn assert_clean(env: &Env, volume: &Arc<dyn Transact>, fs: LocalFs) {
     fs.close().await.unwrap();
     let free = fs.statistics().await.unwrap();
     drop(fs);

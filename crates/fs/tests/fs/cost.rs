@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use thalweg_env::Env;
 use thalweg_fs::Filesystem;
-use thalweg_fs::local::{self, Atime, Format, Local, Options};
+use thalweg_fs::local::{self, Atime, Format, LocalFs, Options};
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::run;
 use thalweg_sim::versions::VersionedMemory;
@@ -53,14 +53,14 @@ impl Counting {
 }
 
 /// A filesystem with so many files, whose tree has more than one level.
-async fn used(env: &Env, files: usize) -> (Local, Arc<Passing<Counting>>) {
+async fn used(env: &Env, files: usize) -> (LocalFs, Arc<Passing<Counting>>) {
     let memory = Arc::new(VersionedMemory::new(60_000));
     let store = Arc::new(Passing::new(memory, Counting::default()));
     let manager = TransactionManager::new(env, store.clone(), txn::Options::default());
     let volume: Arc<dyn Transact> = Arc::new(manager);
     local::make(env, &volume, &Format::default()).await.unwrap();
     let options = Options { atime: Atime::Never, ..Options::default() };
-    let fs = Local::open(env, volume, "fs", options).await.unwrap();
+    let fs = LocalFs::open(env, volume, "fs", options).await.unwrap();
     for number in 0..files {
         let file = create(&fs, ROOT, &format!("file {number}")).await;
         write(&fs, file, 0, &pattern(number as u64, 100)).await;
@@ -110,7 +110,7 @@ fn a_small_change_touches_few_bytes() {
 
 /// A filesystem on a device, and what keeps it.
 struct OnDevice {
-    fs: Local,
+    fs: LocalFs,
     store: Arc<InPlace>,
 }
 
@@ -125,7 +125,7 @@ impl OnDevice {
         if is_new {
             local::make(env, &volume, &Format::default()).await.unwrap();
         }
-        let fs = Local::open(env, volume, "fs", Options::default()).await.unwrap();
+        let fs = LocalFs::open(env, volume, "fs", Options::default()).await.unwrap();
         OnDevice { fs, store }
     }
 

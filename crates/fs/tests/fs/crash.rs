@@ -75,12 +75,12 @@ struct History {
 }
 
 impl History {
-    async fn new(env: &Env, rig: Rig, is_elsewhere: bool) -> History {
+    async fn new(env: &Env, rig: Rig, is_external: bool) -> History {
         let recorder = Recorder::with_latency(env, LATENCY);
         let devices = rig.devices(|name, geometry| recorder.device(name, geometry));
-        let contents = is_elsewhere.then(|| SimContents::recorded(env, &recorder, LATENCY));
+        let contents = is_external.then(|| SimContents::recorded(env, &recorder, LATENCY));
         let volume = match contents.clone() {
-            Some(contents) => rig.make_elsewhere(env, &devices, contents).await,
+            Some(contents) => rig.make_external(env, &devices, contents).await,
             None => rig.make(env, &devices).await,
         };
         let mut user = User::new(env, volume).await;
@@ -108,7 +108,7 @@ impl History {
             {
                 user.volume.set_mode(*rig.modes().choose(&mut rng).unwrap());
             }
-            if is_elsewhere && rng.random_bool(0.15) {
+            if is_external && rng.random_bool(0.15) {
                 // Contents that are not needed go, and the crash comes while they do.
                 env.sleep(Duration::from_micros(1)).await;
                 let file = *user.files.choose(&mut rng).unwrap();
@@ -143,9 +143,9 @@ fn crashes(seed: u64, rig: Rig) -> Tally {
     crashes_of(seed, rig, false)
 }
 
-fn crashes_of(seed: u64, rig: Rig, is_elsewhere: bool) -> Tally {
+fn crashes_of(seed: u64, rig: Rig, is_external: bool) -> Tally {
     run(seed, |env| async move {
-        let mut history = History::new(&env, rig, is_elsewhere).await;
+        let mut history = History::new(&env, rig, is_external).await;
         let mut tally = Tally::default();
         for (nth, image) in history.images().enumerate() {
             // Before the image is written.

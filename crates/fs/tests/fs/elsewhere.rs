@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, How, Outcome, Report, check, check_with};
-use thalweg_fs::local::{self, Local, Options};
+use thalweg_fs::local::{self, LocalFs, Options};
 use thalweg_fs::{
     Allocation, Contents, Filesystem, FsError, Ino, Seek, SetXattr, WriteAt, WriteHow,
 };
@@ -27,10 +27,10 @@ struct Rig {
 }
 
 impl Rig {
-    async fn new(env: &Env) -> (Rig, Local) {
+    async fn new(env: &Env) -> (Rig, LocalFs) {
         let (volume, store) = volume(env, BLOCKS);
         let rig = Rig { env: env.clone(), volume, store, contents: SimContents::new(env) };
-        local::make_elsewhere(env, &rig.volume, &format(), &*rig.contents).await.unwrap();
+        local::make_external(env, &rig.volume, &format(), &*rig.contents).await.unwrap();
         let fs = rig.open().await;
         (rig, fs)
     }
@@ -39,9 +39,9 @@ impl Rig {
         Some(self.contents.clone())
     }
 
-    async fn open(&self) -> Local {
+    async fn open(&self) -> LocalFs {
         let options = Options::default();
-        Local::open_with(&self.env, self.volume.clone(), "fs", options, self.contents())
+        LocalFs::open_with(&self.env, self.volume.clone(), "fs", options, self.contents())
             .await
             .unwrap()
     }
@@ -61,16 +61,16 @@ fn contents_are_needed_where_they_are_elsewhere_and_nowhere_else() {
     run(1, |env| async move {
         let (rig, fs) = Rig::new(&env).await;
         fs.close().await.unwrap();
-        assert!(local::is_elsewhere(&env, &rig.volume, "fs").await.unwrap());
+        assert!(local::is_external(&env, &rig.volume, "fs").await.unwrap());
         let options = Options::default();
-        let without = Local::open(&env, rig.volume.clone(), "fs", options).await;
+        let without = LocalFs::open(&env, rig.volume.clone(), "fs", options).await;
         assert!(matches!(without, Err(FsError::ContentsElsewhere)), "{without:?}");
         let without = check(&env, rig.volume.clone(), "fs", How::default()).await;
         assert!(matches!(without, Err(FsError::ContentsElsewhere)), "{without:?}");
         let (other, _) = volume(&env, BLOCKS);
         drop(make(&env, &other).await);
-        assert!(!local::is_elsewhere(&env, &other, "fs").await.unwrap());
-        let with = Local::open_with(&env, other, "fs", options, rig.contents()).await;
+        assert!(!local::is_external(&env, &other, "fs").await.unwrap());
+        let with = LocalFs::open_with(&env, other, "fs", options, rig.contents()).await;
         assert!(matches!(with, Err(FsError::ContentsWithin)), "{with:?}");
     });
 }
@@ -322,7 +322,7 @@ fn a_new_filesystem_shows_nothing_of_an_older_one() {
         fs.close().await.unwrap();
         drop(fs);
         local::remove(&env, &rig.volume, "fs").await.unwrap();
-        local::make_elsewhere(&env, &rig.volume, &format(), &*rig.contents).await.unwrap();
+        local::make_external(&env, &rig.volume, &format(), &*rig.contents).await.unwrap();
         assert!(rig.contents.list().await.unwrap().is_empty());
         assert!(rig.check(false).await.is_clean());
     });

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, How, Outcome, Report, check};
 use thalweg_fs::local::format::{BITS_PER_PAGE, Extent, Tag, extent_key, key};
-use thalweg_fs::local::{self, Format, Growth, Local, Options};
+use thalweg_fs::local::{self, Format, Growth, LocalFs, Options};
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::Lba;
@@ -44,7 +44,7 @@ async fn assert_clean(env: &Env, volume: &Arc<dyn Transact>) {
 }
 
 /// Writes files until there is no room for another; their bytes.
-async fn fill(fs: &Local, tag: &str, blocks: usize) -> Vec<(Ino, Vec<u8>)> {
+async fn fill(fs: &LocalFs, tag: &str, blocks: usize) -> Vec<(Ino, Vec<u8>)> {
     let mut files = Vec::new();
     loop {
         let number = files.len();
@@ -60,7 +60,7 @@ async fn fill(fs: &Local, tag: &str, blocks: usize) -> Vec<(Ino, Vec<u8>)> {
     }
 }
 
-async fn assert_there(fs: &Local, files: &[(Ino, Vec<u8>)]) {
+async fn assert_there(fs: &LocalFs, files: &[(Ino, Vec<u8>)]) {
     for (ino, bytes) in files {
         assert!(content(fs, *ino).await == *bytes, "{ino:?}");
     }
@@ -252,7 +252,7 @@ fn what_cannot_be_is_refused() {
         assert!(matches!(within.grow(None).await, Err(FsError::NotSupported)));
         within.abort().await;
         let options = Options { read_only: true, ..Options::default() };
-        let read = Local::open(&env, volume.clone(), "fs", options).await.unwrap();
+        let read = LocalFs::open(&env, volume.clone(), "fs", options).await.unwrap();
         assert!(matches!(read.grow(None).await, Err(FsError::ReadOnly)));
         let same = Growth { before: 500 * BLOCK, size: 500 * BLOCK };
         assert_eq!(fs.grow(Some(500 * BLOCK)).await.unwrap(), same);
@@ -355,7 +355,7 @@ fn a_transaction_that_began_before_a_growth_uses_the_new_blocks() {
 }
 
 /// A filesystem of three runs with a file in the last.
-async fn grown(env: &Env) -> (Arc<dyn Transact>, Local, Ino, Vec<u8>) {
+async fn grown(env: &Env) -> (Arc<dyn Transact>, LocalFs, Ino, Vec<u8>) {
     let (volume, _) = trusting(env, 3000);
     local::make(env, &volume, &sized(300, 40)).await.unwrap();
     let fs = open(env, &volume).await;

@@ -12,7 +12,7 @@ use thalweg_fs::local::format::{
     Extent, FIRST_VERSION, FORMAT_VERSION, InodeRecord, LOST_VERSION, SuperRecord, Tag, extent_key,
     key,
 };
-use thalweg_fs::local::{Local, Options};
+use thalweg_fs::local::{LocalFs, Options};
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Kind, Seek};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
@@ -42,7 +42,7 @@ async fn version(env: &Env, volume: &Arc<dyn Transact>) -> u16 {
 }
 
 /// All files by their paths.
-async fn files(fs: &Local) -> BTreeMap<String, Ino> {
+async fn files(fs: &LocalFs) -> BTreeMap<String, Ino> {
     let (mut found, mut open) = (BTreeMap::new(), vec![(String::new(), ROOT)]);
     while let Some((path, ino)) = open.pop() {
         for entry in entries(fs, ino).await {
@@ -57,7 +57,7 @@ async fn files(fs: &Local) -> BTreeMap<String, Ino> {
 }
 
 /// Files of many extents each: dense ones, and ones with holes.
-async fn fill(fs: &Local) -> BTreeMap<String, Vec<u8>> {
+async fn fill(fs: &LocalFs) -> BTreeMap<String, Vec<u8>> {
     let dir = mkdir(fs, ROOT, "dir").await;
     let mut files = Vec::new();
     for nth in 0..8u64 {
@@ -104,7 +104,7 @@ async fn harm(volume: &Arc<dyn Transact>, lba: u64) {
 
 /// Checks that all bytes of a file either read as before or are listed as lost; returns the number of lost
 /// blocks.
-async fn compare(fs: &Local, path: &str, ino: Ino, content: &[u8], lost: &[LostRange]) -> usize {
+async fn compare(fs: &LocalFs, path: &str, ino: Ino, content: &[u8], lost: &[LostRange]) -> usize {
     let size = attributes(fs, ino).await.size as usize;
     let mut blocks = 0;
     for at in (0..size.min(content.len())).step_by(BLOCK_SIZE) {
@@ -386,7 +386,7 @@ fn an_older_program_refuses_what_it_cannot_read() {
         record.version = (FORMAT_VERSION + 1).into();
         record.checksum = record.sum().into();
         tree.put(&super_key, record.as_bytes().to_vec()).await.unwrap();
-        let refused = Local::open(&env, volume.clone(), "fs", Options::default()).await;
+        let refused = LocalFs::open(&env, volume.clone(), "fs", Options::default()).await;
         assert!(matches!(refused, Err(FsError::Newer(_))), "{refused:?}");
     });
 }

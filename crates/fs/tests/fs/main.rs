@@ -9,7 +9,6 @@ mod concurrent;
 mod cost;
 mod crash;
 mod elsewhere;
-mod events;
 mod fuzz;
 mod grow;
 #[path = "../../../store/tests/inplace/support/mod.rs"]
@@ -17,6 +16,7 @@ mod in_place;
 mod locks;
 mod lost;
 mod model;
+mod mutations;
 mod numbers;
 mod quota;
 mod rescue;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use thalweg_env::Env;
 use thalweg_fs::check::{How, check_with};
-use thalweg_fs::local::{self, Atime, Local, Options};
+use thalweg_fs::local::{self, Atime, LocalFs, Options};
 use thalweg_fs::{Attributes, Contents, Filesystem, Ino, Kind, Timestamp};
 use thalweg_sim::contents::SimContents;
 use thalweg_sim::files::NaiveFiles;
@@ -49,13 +49,13 @@ fn normalize(attributes: Attributes) -> Attributes {
 struct Pair {
     env: Env,
     volume: Arc<dyn Transact>,
-    fs: Local,
+    fs: LocalFs,
     naive: NaiveFiles,
     /// The number of each inode in both.
     twins: Vec<Twin>,
     /// The references of each.
     references: Vec<u64>,
-    within: Option<(Local, bool, usize)>,
+    within: Option<(LocalFs, bool, usize)>,
     /// The contents of files, if they are kept elsewhere.
     contents: Option<Arc<SimContents>>,
 }
@@ -64,14 +64,14 @@ async fn reopen(
     env: &Env,
     volume: &Arc<dyn Transact>,
     contents: &Option<Arc<SimContents>>,
-) -> Local {
+) -> LocalFs {
     let options = Options { atime: Atime::Never, ..Options::default() };
     let contents = contents.clone().map(|it| it as Arc<dyn Contents>);
-    Local::open_with(env, volume.clone(), "fs", options, contents).await.unwrap()
+    LocalFs::open_with(env, volume.clone(), "fs", options, contents).await.unwrap()
 }
 
 /// With contents elsewhere, the blocks of a file are those that its size has.
-fn normalize_elsewhere(attributes: Attributes) -> Attributes {
+fn normalize_external(attributes: Attributes) -> Attributes {
     let stored = match attributes.kind {
         Kind::File => attributes.size.next_multiple_of(4096),
         _ => attributes.stored,
@@ -98,7 +98,7 @@ impl Pair {
         let volume: Arc<dyn Transact> = Arc::new(TransactionManager::new(env, store, options));
         match &contents {
             Some(contents) => {
-                local::make_elsewhere(env, &volume, &format(), &**contents).await.unwrap();
+                local::make_external(env, &volume, &format(), &**contents).await.unwrap();
             }
             None => local::make(env, &volume, &format()).await.unwrap(),
         }
@@ -110,7 +110,7 @@ impl Pair {
     }
 
     fn normalize(&self) -> steps::Normalize {
-        if self.contents.is_some() { normalize_elsewhere } else { normalize }
+        if self.contents.is_some() { normalize_external } else { normalize }
     }
 
     async fn end(&mut self) {
@@ -204,9 +204,9 @@ fn compare_after(steps: &[Step]) {
     compare_with(steps, false);
 }
 
-fn compare_with(steps: &[Step], is_elsewhere: bool) {
+fn compare_with(steps: &[Step], is_external: bool) {
     run(1, |env| async move {
-        let contents = is_elsewhere.then(|| SimContents::new(&env));
+        let contents = is_external.then(|| SimContents::new(&env));
         let mut pair = Pair::new(&env, contents.clone()).await;
         for (number, step) in steps.iter().enumerate() {
             pair.step(step).await;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use thalweg_fs::event::{Deed, Event};
-use thalweg_fs::local::Local;
-use thalweg_fs::{Filesystem, FsError, Ino, Ledger, Node, Timestamp};
+use thalweg_fs::local::LocalFs;
+use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::{Filesystem, FsError, Ino, Node, SessionTable, Timestamp};
 use thalweg_sim::run;
 use thalweg_store::txn::{Begin, Durability};
 
 use crate::support::*;
 use crate::within::assert_clean;
 
-async fn create_as(fs: &Local, name: &str, number: u64) -> Result<Ino, FsError> {
+async fn create_as(fs: &LocalFs, name: &str, number: u64) -> Result<Ino, FsError> {
     let new = node(Node::File, 0o644);
     Ok(fs.create_as(ROOT, name.as_bytes(), &new, Ino(number)).await?.ino)
 }
@@ -104,10 +104,10 @@ fn returned_numbers_are_used_once() {
     });
 }
 
-fn creation(parent: Ino, name: String, number: u64, what: Node) -> Event {
+fn creation(parent: Ino, name: String, number: u64, what: Node) -> Mutation {
     let (name, number) = (name.into(), Ino(number));
-    let deed = Deed::Create { parent, name, new: node(what, 0o644), number };
-    Event { time: Timestamp { seconds: 7, nanos: 5 }, deed }
+    let kind = MutationKind::Create { parent, name, new: node(what, 0o644), number };
+    Mutation { time: Timestamp { seconds: 7, nanos: 5 }, kind }
 }
 
 #[test]

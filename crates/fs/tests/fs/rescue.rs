@@ -2,8 +2,8 @@
 
 use thalweg_env::Env;
 use thalweg_fs::check::Damage;
-use thalweg_fs::local::Local;
-use thalweg_fs::local::format::{END_OF_NUMBERS, Place, Tag, key};
+use thalweg_fs::local::LocalFs;
+use thalweg_fs::local::format::{DirSlot, END_OF_NUMBERS, Tag, key};
 use thalweg_fs::{Filesystem, Ino};
 use thalweg_sim::run;
 
@@ -17,11 +17,11 @@ async fn set_next(rig: &Rig, next: u64) {
 
 /// Repairs a filesystem in which a file has lost its name, after `hinder`; returns the filesystem, and where the file
 /// is to be found.
-async fn rescued(env: &Env, hinder: impl AsyncFnOnce(&Rig)) -> (Rig, Local) {
+async fn rescued(env: &Env, hinder: impl AsyncFnOnce(&Rig)) -> (Rig, LocalFs) {
     let make = async |rig: &Rig| {
         hinder(rig).await;
         let (place, _) = rig.place(rig.dir, "other").await;
-        rig.put(place, Place::Vacant.encode()).await;
+        rig.put(place, DirSlot::Vacant.encode()).await;
     };
     let is_nameless = |it: &Damage| matches!(it, Damage::Unreachable { .. });
     let (rig, _, fs) = damaged(env, make, is_nameless).await;
@@ -30,7 +30,7 @@ async fn rescued(env: &Env, hinder: impl AsyncFnOnce(&Rig)) -> (Rig, Local) {
 }
 
 /// Where a path leads.
-async fn at(fs: &Local, path: &str) -> Ino {
+async fn at(fs: &LocalFs, path: &str) -> Ino {
     let mut ino = ROOT;
     for name in path.split('/') {
         ino = fs.find(ino, name.as_bytes()).await.unwrap().ino;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_env::Env;
-use thalweg_fs::local::{self, Format, Local, Options};
+use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_fs::{Filesystem, FsError, Ino, Promises, Room};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Retained};
@@ -19,7 +19,7 @@ const FILE: u64 = 300;
 const METADATA: u64 = 60;
 
 /// A filesystem on a chain that may keep its latest versions.
-async fn on_chain(env: &Env, keep: Option<Keep>) -> (Arc<Chain>, Local) {
+async fn on_chain(env: &Env, keep: Option<Keep>) -> (Arc<Chain>, LocalFs) {
     let shape = Shape { blocks: 1100, ..Shape::small(Cleaning::MoveToTail) };
     let (devices, _) = shape.ram_disks();
     shape.format(env, &devices).await;
@@ -33,16 +33,16 @@ async fn on_chain(env: &Env, keep: Option<Keep>) -> (Arc<Chain>, Local) {
         Arc::new(TransactionManager::new(env, store, txn::Options::default()));
     let format = Format { metadata_blocks: Some(150), ..format() };
     local::make(env, &volume, &format).await.unwrap();
-    let files = Local::open(env, volume, "fs", Options::default()).await.unwrap();
+    let files = LocalFs::open(env, volume, "fs", Options::default()).await.unwrap();
     (chain, files)
 }
 
-async fn free(files: &Local) -> u64 {
+async fn free(files: &LocalFs) -> u64 {
     files.statistics().await.unwrap().free
 }
 
 /// Writes blocks of a file one by one until none fits; how many did.
-async fn fill(files: &Local, ino: Ino) -> u64 {
+async fn fill(files: &LocalFs, ino: Ino) -> u64 {
     for block in 0.. {
         let content = [(block % 255) as u8 + 1; BLOCK_SIZE];
         match try_write(files, ino, block * BLOCK_SIZE as u64, &content).await {

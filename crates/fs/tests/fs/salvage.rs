@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
 use thalweg_fs::local::format::{Tag, key, parse_key};
 use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
@@ -37,7 +37,7 @@ struct Seen {
 }
 
 impl Seen {
-    async fn new(fs: &Local, ino: Ino) -> Option<Seen> {
+    async fn new(fs: &LocalFs, ino: Ino) -> Option<Seen> {
         let attributes = match fs.attributes(ino).await {
             Ok(attributes) => attributes,
             Err(FsError::Stale) => return None,
@@ -146,7 +146,7 @@ impl Image {
     }
 
     /// Checks that every inode without lost records is unchanged.
-    async fn compare(&self, fs: &Local, lost: &[Bytes]) {
+    async fn compare(&self, fs: &LocalFs, lost: &[Bytes]) {
         let hit: BTreeSet<u64> = lost.iter().map(|key| parse_key(key).unwrap().0).collect();
         for (ino, seen) in self.inodes.iter().filter(|(ino, _)| !hit.contains(&ino.0)) {
             let mut now = Seen::new(fs, *ino).await.unwrap_or_else(|| panic!("{ino} is gone"));
@@ -174,7 +174,7 @@ fn clone_of(seen: &Seen) -> Seen {
 }
 
 /// Makes files, directories and links, and attributes in plenty.
-async fn fill(fs: &Local) {
+async fn fill(fs: &LocalFs) {
     let mut directories = vec![ROOT];
     for number in 0..90usize {
         let parent = directories[number * 7 % directories.len()];

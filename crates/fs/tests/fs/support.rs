@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rand::RngExt;
 use rand::seq::IteratorRandom;
 use thalweg_env::{Env, Rng};
-use thalweg_fs::local::{self, Format, Local, Options};
+use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_fs::{
     AttributeChange, Attributes, Cookie, Entry, Filesystem, FsError, Ino, NewNode, Node, WriteAt,
     WriteHow,
@@ -44,20 +44,20 @@ pub fn format() -> Format {
 }
 
 /// A new filesystem on a new volume.
-pub async fn filesystem(env: &Env) -> Local {
+pub async fn filesystem(env: &Env) -> LocalFs {
     let (volume, _) = volume(env, BLOCKS);
     make(env, &volume).await
 }
 
 /// A new filesystem on a volume.
-pub async fn make(env: &Env, volume: &Arc<dyn Transact>) -> Local {
+pub async fn make(env: &Env, volume: &Arc<dyn Transact>) -> LocalFs {
     local::make(env, volume, &format()).await.unwrap();
     open(env, volume).await
 }
 
 /// Opens the filesystem on a volume.
-pub async fn open(env: &Env, volume: &Arc<dyn Transact>) -> Local {
-    Local::open(env, volume.clone(), "fs", Options::default()).await.unwrap()
+pub async fn open(env: &Env, volume: &Arc<dyn Transact>) -> LocalFs {
+    LocalFs::open(env, volume.clone(), "fs", Options::default()).await.unwrap()
 }
 
 /// Something to be made, by user 10 of group 20.

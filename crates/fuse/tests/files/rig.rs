@@ -11,7 +11,7 @@ use thalweg_cluster::client::{self, Client};
 use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::{BoxStream, Connecting, Connector};
-use thalweg_fs::local::{Format, Local, Options};
+use thalweg_fs::local::{Format, LocalFs, Options};
 use thalweg_fs::{Filesystem, Watcher};
 use thalweg_fuse::mounted::{MountOptions, Mounted, mount};
 use thalweg_net::keys::{Access, Squash};
@@ -115,7 +115,7 @@ pub(crate) fn on(env: &Env, store: Arc<dyn BlockStore>) -> Arc<dyn Filesystem> {
     let volume: Arc<dyn Transact> = Arc::new(manager);
     let opened = tokio::runtime::Handle::current().block_on(async {
         thalweg_fs::local::make(env, &volume, &Format::default()).await?;
-        Local::open(env, volume, &Format::default().name, Options::default()).await
+        LocalFs::open(env, volume, &Format::default().name, Options::default()).await
     });
     Arc::new(opened.unwrap())
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{Damage, How, check_with};
-use thalweg_fs::local::{self, Format, Local};
+use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{
     AttributeChange, Contents, ContentsKind, Filesystem, FsError, Ino, NewNode, Node, WriteAt,
     WriteHow,
@@ -30,7 +30,7 @@ struct Server {
     kind: Arc<RadosKind>,
     volume: AnyVolume,
     contents: Arc<dyn Contents>,
-    fs: Local,
+    fs: LocalFs,
 }
 
 fn kind(env: &Env, cluster: &SimRados) -> Arc<RadosKind> {
@@ -54,7 +54,7 @@ async fn make(env: &Env, cluster: &SimRados, image: &str) {
     let volume = volume.unwrap();
     let contents = kind.beside(place, "fs").await.unwrap().unwrap();
     let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
-    local::make_elsewhere(env, &transact, &Format::default(), &*contents).await.unwrap();
+    local::make_external(env, &transact, &Format::default(), &*contents).await.unwrap();
     volume.close().await.unwrap();
     kinds.close().await.unwrap();
 }
@@ -69,7 +69,8 @@ async fn open(env: &Env, cluster: &SimRados, image: &str) -> Server {
     let contents = kind.beside(place.path(), "fs").await.unwrap().unwrap();
     let transact: Arc<dyn Transact> = Arc::new(volume.transactions().clone());
     let options = local::Options::default();
-    let fs = Local::open_with(env, transact, "fs", options, Some(contents.clone())).await.unwrap();
+    let fs =
+        LocalFs::open_with(env, transact, "fs", options, Some(contents.clone())).await.unwrap();
     Server { kind, volume, contents, fs }
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
 use thalweg_env::Rng;
 use thalweg_fs::Timestamp;
-use thalweg_fs::contents::Tail;
+use thalweg_fs::contents::SizeRecord;
 use thalweg_rados::fence::Fence;
 use thalweg_rados::{FileObjects, ObjectError, ObjectStoreRef};
 use thalweg_sim::campaign;
@@ -21,7 +21,12 @@ fn files(store: &ObjectStoreRef, epoch: u64) -> FileObjects {
 }
 
 /// Writes over the end of a file, in two pieces, with its tail.
-async fn append(objects: &FileObjects, inode: u64, file: &mut Vec<u8>, rng: &mut Rng) -> Tail {
+async fn append(
+    objects: &FileObjects,
+    inode: u64,
+    file: &mut Vec<u8>,
+    rng: &mut Rng,
+) -> SizeRecord {
     let mut writes = Vec::new();
     for _ in 0..2 {
         let start = rng.random_range(file.len().saturating_sub(500)..=file.len());
@@ -33,17 +38,21 @@ async fn append(objects: &FileObjects, inode: u64, file: &mut Vec<u8>, rng: &mut
         writes.push((start as u64, buffers));
     }
     let modified = Timestamp { seconds: rng.random_range(-9..9), nanos: 7 };
-    let tail = Tail { end: file.len() as u64, modified };
-    objects.write_tail(inode, &writes, tail).await.unwrap();
-    tail
+    let size_record = SizeRecord { end: file.len() as u64, modified };
+    objects.write_with_size_record(inode, &writes, size_record).await.unwrap();
+    size_record
 }
 
 /// Each object has its tail.
-async fn check_tails(objects: &FileObjects, inode: u64, tails: &BTreeMap<(u64, u64), Tail>) {
+async fn check_size_records(
+    objects: &FileObjects,
+    inode: u64,
+    size_records: &BTreeMap<(u64, u64), SizeRecord>,
+) {
     for stripe in 0..12 {
         let (start, end) = (stripe * STRIPE, (stripe + 1) * STRIPE);
-        let found = objects.tail(inode, start..end).await.unwrap();
-        assert_eq!(found, tails.get(&(inode, stripe)).copied(), "{inode}, {stripe}");
+        let found = objects.size_record(inode, start..end).await.unwrap();
+        assert_eq!(found, size_records.get(&(inode, stripe)).copied(), "{inode}, {stripe}");
     }
 }
 
@@ -51,7 +60,7 @@ async fn check_tails(objects: &FileObjects, inode: u64, tails: &BTreeMap<(u64, u
 pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, calls: usize) {
     let objects = files(&store, 1);
     let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
-    let mut tails: BTreeMap<(u64, u64), Tail> = BTreeMap::new();
+    let mut size_records: BTreeMap<(u64, u64), SizeRecord> = BTreeMap::new();
     for _ in 0..calls {
         let inode = rng.random_range(1..4);
         let file = model.entry(inode).or_default();
@@ -59,10 +68,10 @@ pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, c
         let len = rng.random_range(0..3000_usize);
         match rng.random_range(0..12) {
             9..12 => {
-                let tail = append(&objects, inode, file, rng).await;
-                let stripe = (tail.end - 1) / STRIPE;
-                tails.insert((inode, stripe), tail);
-                check_tails(&objects, inode, &tails).await;
+                let size_record = append(&objects, inode, file, rng).await;
+                let stripe = (size_record.end - 1) / STRIPE;
+                size_records.insert((inode, stripe), size_record);
+                check_size_records(&objects, inode, &size_records).await;
             }
             0..4 => {
                 let data: Vec<u8> = (0..len).map(|_| rng.random()).collect();
@@ -85,7 +94,7 @@ pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, c
                 let end = file.len().min(at + len);
                 file[at.min(end)..end].fill(0);
                 let whole = (at as u64).div_ceil(STRIPE)..(at + len) as u64 / STRIPE;
-                tails.retain(|(of, stripe), _| *of != inode || !whole.contains(stripe));
+                size_records.retain(|(of, stripe), _| *of != inode || !whole.contains(stripe));
             }
             _ => {
                 let former = file.len() as u64;
@@ -93,9 +102,9 @@ pub(crate) async fn agree_with_the_model(store: ObjectStoreRef, rng: &mut Rng, c
                 if at < file.len() {
                     file.truncate(at);
                     let gone = at as u64 / STRIPE;
-                    tails.retain(|(of, stripe), _| *of != inode || *stripe < gone);
+                    size_records.retain(|(of, stripe), _| *of != inode || *stripe < gone);
                 }
-                check_tails(&objects, inode, &tails).await;
+                check_size_records(&objects, inode, &size_records).await;
             }
         }
     }
@@ -136,10 +145,10 @@ fn a_client_with_an_older_epoch_changes_nothing_of_a_newer_one() {
         old.write(7, 6, &data).await.unwrap();
         let new = files(&other, 2);
         new.write(7, 0, &[Bytes::from_static(b"xyz")]).await.unwrap();
-        let tail = Tail { end: 3, modified: Timestamp { seconds: 1, nanos: 0 } };
+        let size_record = SizeRecord { end: 3, modified: Timestamp { seconds: 1, nanos: 0 } };
         for outcome in [
             files(&one, 1).write(7, 0, &data).await,
-            files(&one, 1).write_tail(7, &[(0, data.to_vec())], tail).await,
+            files(&one, 1).write_with_size_record(7, &[(0, data.to_vec())], size_record).await,
             files(&one, 1).truncate(7, 9, 1).await,
             files(&one, 1).remove(7, 9).await,
         ] {

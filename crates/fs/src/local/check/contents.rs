@@ -8,13 +8,13 @@ use super::{ContentsReport, EmptyFile, Outcome};
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::local::format::{TRUNCATING, Tag, key};
-use crate::local::inner::Inner;
+use crate::local::fs_state::FsState;
 
 impl Scan {
     /// Compares the contents with the files.
-    pub(super) async fn check_contents(&mut self, inner: &Inner) -> Result<(), FsError> {
-        let Some(elsewhere) = &inner.elsewhere else { return Ok(()) };
-        let listed = elsewhere.contents.list().await?;
+    pub(super) async fn check_contents(&mut self, inner: &FsState) -> Result<(), FsError> {
+        let Some(external_contents) = &inner.external_contents else { return Ok(()) };
+        let listed = external_contents.contents.list().await?;
         self.objects = listed.values().map(|stored| stored.objects).sum();
         for (&Ino(ino), stored) in &listed {
             let (objects, end) = (stored.objects, stored.end);
@@ -50,26 +50,26 @@ impl Scan {
 /// Removes the contents of a file that does not exist; returns `None` when its record may be lost, so that the file is
 /// to be made again.
 pub(super) async fn remove(
-    inner: &Inner,
+    inner: &FsState,
     (ino, end): (u64, u64),
     missing: &Missing,
 ) -> Result<Option<Outcome>, FsError> {
-    let Some(elsewhere) = &inner.elsewhere else { return Ok(Some(Outcome::Left)) };
+    let Some(external_contents) = &inner.external_contents else { return Ok(Some(Outcome::Left)) };
     if missing.has(&key(ino, Tag::Inode, &[])) {
         return Ok(None);
     }
-    elsewhere.contents.remove(Ino(ino), end).await?;
+    external_contents.contents.remove(Ino(ino), end).await?;
     Ok(Some(Outcome::Repaired))
 }
 
 /// Removes the contents behind the end of a file.
 pub(super) async fn cut(
-    inner: &Inner,
+    inner: &FsState,
     ino: u64,
     (size, end): (u64, u64),
 ) -> Result<Outcome, FsError> {
-    let Some(elsewhere) = &inner.elsewhere else { return Ok(Outcome::Left) };
+    let Some(external_contents) = &inner.external_contents else { return Ok(Outcome::Left) };
     inner.sync_volume().await?;
-    elsewhere.contents.truncate(Ino(ino), end, size).await?;
+    external_contents.contents.truncate(Ino(ino), end, size).await?;
     Ok(Outcome::Repaired)
 }

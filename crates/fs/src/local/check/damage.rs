@@ -339,7 +339,7 @@ pub(super) enum Stage {
 }
 
 /// The file or directory that damage concerns.
-pub(super) enum Place<'a> {
+pub(super) enum DamagedItem<'a> {
     /// In no file or directory alone.
     None,
     /// An inode, or its records.
@@ -350,13 +350,13 @@ pub(super) enum Place<'a> {
 
 impl Damage {
     /// The file or directory concerned.
-    pub(super) fn place(&self) -> Place<'_> {
+    pub(super) fn place(&self) -> DamagedItem<'_> {
         match self {
             Damage::DanglingName { directory, name, .. }
             | Damage::MisplacedName { directory, name, .. }
             | Damage::DoubleName { directory, name, .. }
             | Damage::WrongKind { directory, name, .. }
-            | Damage::SecondName { directory, name, .. } => Place::Name(*directory, name),
+            | Damage::SecondName { directory, name, .. } => DamagedItem::Name(*directory, name),
             Damage::MissingInode { ino, .. }
             | Damage::NamesInFile { ino, .. }
             | Damage::ExtentsOfOther { ino, .. }
@@ -372,11 +372,13 @@ impl Damage {
             | Damage::Unreadable { ino, .. }
             | Damage::ContentsBehind { ino, .. }
             | Damage::StaleRemoval { ino }
-            | Damage::WrongQuota { ino, .. } => Place::Inode(*ino),
-            Damage::NoQuotaRoot { root } | Damage::WrongUsage { root, .. } => Place::Inode(*root),
+            | Damage::WrongQuota { ino, .. } => DamagedItem::Inode(*ino),
+            Damage::NoQuotaRoot { root } | Damage::WrongUsage { root, .. } => {
+                DamagedItem::Inode(*root)
+            }
             Damage::UnknownRecord(key) | Damage::BadRecord(key) => match parse_key(key) {
-                Some((ino, _, _)) if ino > 0 => Place::Inode(ino),
-                _ => Place::None,
+                Some((ino, _, _)) if ino > 0 => DamagedItem::Inode(ino),
+                _ => DamagedItem::None,
             },
             Damage::Tree(_)
             | Damage::NoSuper
@@ -391,7 +393,7 @@ impl Damage {
             | Damage::NotUsed { .. }
             | Damage::NotEmpty { .. }
             | Damage::OrphanedContents { .. }
-            | Damage::WrongNumber { .. } => Place::None,
+            | Damage::WrongNumber { .. } => DamagedItem::None,
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use super::LostRange;
-use super::damage::{Damage, Place};
+use super::damage::{Damage, DamagedItem};
 use super::scan::Scan;
 use crate::attributes::Ino;
 use crate::local::content::BLOCK;
@@ -49,9 +49,9 @@ impl Paths<'_> {
     /// The path of damage.
     pub(super) fn of_damage(&self, damage: &Damage) -> Option<Bytes> {
         match damage.place() {
-            Place::None => None,
-            Place::Inode(ino) => self.of(ino),
-            Place::Name(directory, name) => {
+            DamagedItem::None => None,
+            DamagedItem::Inode(ino) => self.of(ino),
+            DamagedItem::Name(directory, name) => {
                 let path = self.of(directory).filter(|path| path.len() > 1).unwrap_or_default();
                 self.of(directory)?;
                 Some([&path, &b"/"[..], name].concat().into())

@@ -7,12 +7,12 @@ use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
 use crate::local::content::BLOCK;
-use crate::local::elsewhere::reach_for;
+use crate::local::external_contents::reach_for;
 use crate::local::format::{InodeRecord, Tag, UsageRecord, encode_kind, key};
-use crate::local::op::Op;
+use crate::local::fs_call::FsCall;
 use crate::local::quota::usage_key;
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Creates a file for contents that are kept elsewhere, up to `end`.
     pub(super) async fn make_file(&mut self, ino: u64, end: u64) -> Result<Outcome, FsError> {
         if self.find_inode(ino).await?.is_some() {
@@ -29,7 +29,7 @@ impl Op<'_> {
         ino: u64,
         (kind, flags): (Kind, u8),
         (size, blocks): (u64, u64),
-        reach: u32,
+        write_bound: u32,
     ) {
         let (now, is_directory) = (self.now, kind == Kind::Directory);
         let record = InodeRecord {
@@ -46,7 +46,7 @@ impl Op<'_> {
             uid: 0.into(),
             gid: 0.into(),
             rdev: 0.into(),
-            reach: reach.into(),
+            write_bound: write_bound.into(),
             parent: ino.into(),
             quota: 0.into(),
         };

@@ -14,16 +14,16 @@ use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
 use crate::local::content::BLOCK;
+use crate::local::dir_slots::place_key;
 use crate::local::effects::Effects;
 use crate::local::extents::Run;
 use crate::local::format::{
-    DirectoryEntry, END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS,
-    LOST_VERSION, Place, SuperRecord, Tag, decode, extent_key, key, key_behind, parse_key,
+    DirSlot, DirectoryEntry, END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST,
+    HAS_XATTRS, LOST_VERSION, SuperRecord, Tag, decode, extent_key, key, key_behind, parse_key,
 };
-use crate::local::inner::Inner;
-use crate::local::op::Op;
+use crate::local::fs_call::FsCall;
+use crate::local::fs_state::FsState;
 use crate::local::orphans::freed_key;
-use crate::local::places::place_key;
 use crate::local::quota::quota_key;
 use crate::local::records::kind_of;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
@@ -37,7 +37,7 @@ const NUMBERS_SKIPPED: u64 = 1 << 16;
 
 /// Repairs one thing.
 pub(super) async fn repair(
-    inner: &Inner,
+    inner: &FsState,
     scan: &Scan,
     damage: &Damage,
     missing: &mut Missing,
@@ -97,21 +97,21 @@ pub(super) async fn repair(
 }
 
 /// Finishes the work that a crash has left, and updates the copies of the superblock.
-pub(super) async fn finish(inner: &Inner) -> Result<(), FsError> {
+pub(super) async fn finish(inner: &FsState) -> Result<(), FsError> {
     inner.copies.refresh(&*inner.volume).await?;
     inner.take_over(inner.stored_orphans().await?);
     inner.do_duties().await?;
-    inner.finish_leftovers().await
+    inner.finish_deferred_removals().await
 }
 
 /// Runs one repair in a transaction of its own.
 async fn change(
-    inner: &Inner,
-    work: impl for<'o> AsyncFn(&'o mut Op<'_>) -> Result<Outcome, FsError>,
+    inner: &FsState,
+    work: impl for<'o> AsyncFn(&'o mut FsCall<'_>) -> Result<Outcome, FsError>,
 ) -> Result<Outcome, FsError> {
     inner
         .change(async |txn| {
-            let mut op = Op::new(inner, &txn, false);
+            let mut op = FsCall::new(inner, &txn, false);
             // No quota refuses a repair.
             (op.is_repair, op.is_stored) = (true, true);
             let outcome = work(&mut op).await?;
@@ -121,10 +121,10 @@ async fn change(
 }
 
 /// Removes all records of an inode with a tag.
-async fn remove_all(inner: &Inner, ino: u64, tag: Tag, count: u64) -> Result<Outcome, FsError> {
+async fn remove_all(inner: &FsState, ino: u64, tag: Tag, count: u64) -> Result<Outcome, FsError> {
     loop {
         let left = inner.change(async |txn| {
-            let mut op = Op::new(inner, &txn, false);
+            let mut op = FsCall::new(inner, &txn, false);
             let some = op.range(key(ino, tag, &[])..key_behind(ino, tag), RECORDS_AT_ONCE).await?;
             let left = !some.is_empty();
             some.into_iter().for_each(|(key, _)| op.delete(key.to_vec()));
@@ -137,7 +137,7 @@ async fn remove_all(inner: &Inner, ino: u64, tag: Tag, count: u64) -> Result<Out
 }
 
 /// Rewrites a bitmap page from the blocks found in use.
-async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, FsError> {
+async fn rewrite_page(inner: &FsState, scan: &Scan, page: u64) -> Result<Outcome, FsError> {
     let covered = inner.area.covered(page);
     let content = inner.area.page_of(page, scan.taken_within(&covered));
     inner
@@ -149,20 +149,20 @@ async fn rewrite_page(inner: &Inner, scan: &Scan, page: u64) -> Result<Outcome, 
 }
 
 /// Corrects the block count of a file, and records as lost the blocks that its record counts and no extent has.
-async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
+async fn mend_blocks(inner: &FsState, ino: u64, missing: &Missing) -> Result<Outcome, FsError> {
     let txn = inner.look().await?;
-    let mut op = Op::new(inner, &txn, false);
+    let mut op = FsCall::new(inner, &txn, false);
     op.is_repair = true;
     let (record, extents) = (op.inode(ino).await?, op.stored_extents(ino).await?);
     drop(op);
     let stored = extents.iter().filter(|extent| !extent.is_lost());
     let found: u64 = match kind_of(ino, &record)? {
-        Kind::File if inner.elsewhere.is_some() => record.size.get().div_ceil(BLOCK),
+        Kind::File if inner.external_contents.is_some() => record.size.get().div_ceil(BLOCK),
         _ => stored.map(|extent| extent.blocks).sum(),
     };
     let gone = record.blocks.get().saturating_sub(found);
     let lost = match kind_of(ino, &record)? {
-        Kind::File if gone > 0 && inner.elsewhere.is_none() => {
+        Kind::File if gone > 0 && inner.external_contents.is_none() => {
             let holes = lost::holes(&extents, record.size.get().div_ceil(BLOCK));
             lost::lost(holes, &missing.beginnings(ino), gone)
         }
@@ -193,7 +193,7 @@ async fn mend_blocks(inner: &Inner, ino: u64, missing: &Missing) -> Result<Outco
     })
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Repairs damage that one transaction can repair.
     async fn mend(&mut self, scan: &Scan, damage: &Damage) -> Result<Outcome, FsError> {
         match damage {
@@ -410,7 +410,7 @@ impl Op<'_> {
 
     /// Clears a place in a directory.
     async fn clear_place(&mut self, name: &Name) -> Result<(), FsError> {
-        self.put(place_key(name.directory, name.position), Place::Vacant.encode());
+        self.put(place_key(name.directory, name.position), DirSlot::Vacant.encode());
         if let Some(mut record) = self.find_inode(name.directory).await? {
             record.size = record.size.get().saturating_sub(1).into();
             self.set_inode(name.directory, record);
@@ -422,8 +422,8 @@ impl Op<'_> {
     async fn rewrite_place(&mut self, name: &Name, kind: Kind) -> Result<Outcome, FsError> {
         let key = place_key(name.directory, name.position);
         let value = self.get(&key).await?.ok_or(FsError::NotFound)?;
-        let Some(Place::Taken(entry)) = Place::decode(&value) else { return Ok(Outcome::Left) };
-        self.put(key, Place::Taken(DirectoryEntry { kind, ..entry }).encode());
+        let Some(DirSlot::Taken(entry)) = DirSlot::decode(&value) else { return Ok(Outcome::Left) };
+        self.put(key, DirSlot::Taken(DirectoryEntry { kind, ..entry }).encode());
         Ok(Outcome::Repaired)
     }
 

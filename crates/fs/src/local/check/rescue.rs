@@ -4,8 +4,8 @@ use super::Outcome;
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{NewNode, Node};
-use crate::local::inner::Inner;
-use crate::local::op::Op;
+use crate::local::fs_call::FsCall;
+use crate::local::fs_state::FsState;
 use crate::local::records::kind_of;
 
 /// The directory for inodes without names.
@@ -14,7 +14,7 @@ const LOST_AND_FOUND: &[u8] = b"lost+found";
 const NAMES: u64 = 1000;
 
 /// A number for the directory for lost inodes, should it have to be made; `None` when all are taken.
-pub(super) async fn number(inner: &Inner) -> Result<Option<u64>, FsError> {
+pub(super) async fn number(inner: &FsState) -> Result<Option<u64>, FsError> {
     match inner.number(Ino::ROOT.0).await {
         Ok(number) => Ok(Some(number)),
         Err(FsError::Invalid(_)) => Ok(None),
@@ -22,7 +22,7 @@ pub(super) async fn number(inner: &Inner) -> Result<Option<u64>, FsError> {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// Gives an inode a name in the directory for lost ones, which is made if need be, with the number. Where that
     /// cannot be, the name is in the root.
     pub(super) async fn rescue(

@@ -31,7 +31,7 @@ pub(super) async fn find(
     volume: &Arc<dyn Transact>,
     name: &str,
     how: How,
-    is_elsewhere: bool,
+    is_external: bool,
     (findings, missing): (&mut Vec<Finding>, &mut Missing),
 ) -> Result<Option<Parts>, FsError> {
     // Damage of the catalogue is not the tree's.
@@ -46,7 +46,7 @@ pub(super) async fn find(
             Damage::NoSuper => match restore_super(env, volume, name).await? {
                 true => Outcome::Repaired,
                 false => {
-                    make_super(env, volume, name, is_elsewhere).await?;
+                    make_super(env, volume, name, is_external).await?;
                     Outcome::Lost("the superblock; all names were rehashed".to_owned())
                 }
             },

@@ -16,16 +16,17 @@ use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, MAX_TARGET};
 use crate::local::area::BitmapPage;
 use crate::local::content::BLOCK;
+use crate::local::deferred_removals::parse_removed;
+use crate::local::dir_slots::position_of;
 use crate::local::extents::Run;
 use crate::local::format::{
-    END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord, LOST_NAME,
-    MAX_SLOTS, Place, QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind, parse_key,
+    DirSlot, END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST, HAS_XATTRS, InodeRecord,
+    LOST_NAME, MAX_SLOTS, QuotaRecord, TRUNCATING, Tag, UsageRecord, decode, decode_kind,
+    parse_key,
 };
-use crate::local::inner::Inner;
-use crate::local::leftovers::parse_removed;
-use crate::local::op::Op;
+use crate::local::fs_call::FsCall;
+use crate::local::fs_state::FsState;
 use crate::local::orphans::freed_run;
-use crate::local::places::position_of;
 use crate::local::sessions::parse_record;
 use crate::local::table::table_key;
 use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL};
@@ -94,7 +95,7 @@ pub(super) struct Scan {
     /// Removed files whose contents elsewhere are to be removed.
     pub(super) removed: BTreeSet<u64>,
     /// Contents are kept elsewhere: of which nothing is stored, and all objects.
-    is_elsewhere: bool,
+    is_external: bool,
     pub(super) empty: Vec<u64>,
     pub(super) objects: u64,
     extents: u64,
@@ -121,7 +122,7 @@ impl Scan {
             blocks: self.blocks,
             unfinished: (self.orphans.len() + self.freed.len() + self.removed.len()) as u64
                 + self.reservations,
-            contents: self.is_elsewhere.then(|| self.contents_report()),
+            contents: self.is_external.then(|| self.contents_report()),
         }
     }
 
@@ -139,8 +140,8 @@ impl Scan {
 }
 
 /// Reads a whole filesystem.
-pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
-    let mut scan = Scan { is_elsewhere: inner.elsewhere.is_some(), ..Scan::default() };
+pub(super) async fn scan(inner: &FsState, data: bool) -> Result<Scan, FsError> {
+    let mut scan = Scan { is_external: inner.external_contents.is_some(), ..Scan::default() };
     if let Err(error) = inner.tree.check().await {
         scan.damages.push(tree_damage(error.into())?);
         return Ok(scan);
@@ -148,8 +149,8 @@ pub(super) async fn scan(inner: &Inner, data: bool) -> Result<Scan, FsError> {
     let txn = inner.look().await?;
     if let Err(error) = scan.read_records(inner, &txn).await {
         let damage = tree_damage(error)?;
-        let is_elsewhere = scan.is_elsewhere;
-        return Ok(Scan { damages: vec![damage], is_elsewhere, ..Scan::default() });
+        let is_external = scan.is_external;
+        return Ok(Scan { damages: vec![damage], is_external, ..Scan::default() });
     }
     scan.check_names(inner);
     scan.check_reach();
@@ -177,7 +178,7 @@ pub(super) fn tree_damage(error: FsError) -> Result<Damage, FsError> {
 impl Scan {
     async fn read_records(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
         let mut iter = inner.tree.iter_in(txn.clone());
@@ -206,7 +207,14 @@ impl Scan {
     }
 
     /// Takes a record of the filesystem; false when it is invalid.
-    fn take_own(&mut self, inner: &Inner, tag: Tag, rest: &[u8], key: &[u8], value: &[u8]) -> bool {
+    fn take_own(
+        &mut self,
+        inner: &FsState,
+        tag: Tag,
+        rest: &[u8],
+        key: &[u8],
+        value: &[u8],
+    ) -> bool {
         let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         let none = String::new;
         match tag {
@@ -260,7 +268,7 @@ impl Scan {
     /// Takes a record of an inode; false when it is invalid.
     fn take(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         group: &mut Group,
         tag: Tag,
         key: &Bytes,
@@ -296,10 +304,11 @@ impl Scan {
                 !rest.is_empty()
             }
             Tag::Entry => {
-                let (Some(position), Some(place)) = (position_of(key), Place::decode(value)) else {
+                let (Some(position), Some(place)) = (position_of(key), DirSlot::decode(value))
+                else {
                     return false;
                 };
-                let Place::Taken(entry) = place else {
+                let DirSlot::Taken(entry) = place else {
                     group.entries.push((position, None, true));
                     return true;
                 };
@@ -308,7 +317,7 @@ impl Scan {
                 group.entries.push((position, Some(name), entry.chained));
                 true
             }
-            Tag::Extent if self.is_elsewhere => false,
+            Tag::Extent if self.is_external => false,
             Tag::Extent => match inner.area.extent(rest, value) {
                 Some(extent) => {
                     group.extents.push(extent);
@@ -377,7 +386,7 @@ impl Scan {
         }
         let stored = group.extents.iter().filter(|extent| !extent.is_lost());
         let blocks = match kind {
-            Kind::File if self.is_elsewhere => size.div_ceil(BLOCK),
+            Kind::File if self.is_external => size.div_ceil(BLOCK),
             _ => stored.map(|extent| extent.blocks).sum(),
         };
         self.nodes.insert(
@@ -408,7 +417,7 @@ impl Scan {
         }
     }
 
-    fn check_names(&mut self, inner: &Inner) {
+    fn check_names(&mut self, inner: &FsState) {
         let mut seen: BTreeSet<(u64, Bytes)> = BTreeSet::new();
         let mut directory = 0;
         for name in &self.names {
@@ -644,11 +653,11 @@ impl Scan {
     /// Notes which blocks transactions have reserved that a crash has ended.
     async fn read_reservations(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
         let Some(table) = self.table else { return Ok(()) };
-        let read = Op::new(inner, txn, false).reserved_runs(table).await;
+        let read = FsCall::new(inner, txn, false).reserved_runs(table).await;
         let (runs, count) = match read {
             Ok(read) => read,
             Err(FsError::Damaged(_) | FsError::Aborted(_)) => {
@@ -698,7 +707,7 @@ impl Scan {
     /// Compares the bitmap with the blocks in use.
     async fn check_bits(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
         data: bool,
     ) -> Result<(), FsError> {
@@ -740,7 +749,7 @@ impl Scan {
     /// Checks that blocks that are in no file read as zeros.
     async fn check_empty(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
         base: u64,
         expected: &[bool],
@@ -770,7 +779,7 @@ impl Scan {
     /// a run of them could not be read.
     async fn check_each(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
         ino: u64,
         (place, at): (u64, u64),
@@ -793,7 +802,7 @@ impl Scan {
     /// Reads all blocks of files.
     async fn check_data(
         &mut self,
-        inner: &Inner,
+        inner: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
         for (run, ino, at) in self.owners.clone() {

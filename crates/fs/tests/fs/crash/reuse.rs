@@ -1,7 +1,7 @@
 //! Power cuts while a file gets blocks that another one has just given up: the other one, which a crash brings back,
 //! has nothing of it.
 
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
 use thalweg_fs::{Filesystem, FsError};
 use thalweg_sim::crash::Shape as Survival;
 use thalweg_sim::recording::Recorder;
@@ -17,7 +17,7 @@ use crate::support::*;
 const LEN: usize = 4 * BLOCK_SIZE;
 
 /// Writes to a file until no block is free.
-async fn fill(fs: &Local) {
+async fn fill(fs: &LocalFs) {
     let file = create(fs, ROOT, "filler").await;
     let (mut at, mut len) = (0, 64 * BLOCK_SIZE);
     while len >= BLOCK_SIZE {

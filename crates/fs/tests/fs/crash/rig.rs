@@ -6,7 +6,7 @@ use std::time::Duration;
 use thalweg_env::Env;
 use thalweg_fs::Contents;
 use thalweg_fs::check::{How, Report, check_with};
-use thalweg_fs::local::{self, Atime, Local, Options};
+use thalweg_fs::local::{self, Atime, LocalFs, Options};
 use thalweg_sim::contents::SimContents;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};
 use thalweg_store::chain::{Chain, Cleaning};
@@ -132,7 +132,7 @@ impl Rig {
     }
 
     /// Makes the volume, and a filesystem on a part of it whose files have their contents elsewhere.
-    pub(crate) async fn make_elsewhere(
+    pub(crate) async fn make_external(
         &self,
         env: &Env,
         devices: &[DeviceRef],
@@ -164,7 +164,7 @@ impl Rig {
         let volume = self.open(env, devices).await.with(contents);
         match &volume.contents {
             Some(contents) => {
-                local::make_elsewhere(env, &volume.transact, format, &**contents).await.unwrap();
+                local::make_external(env, &volume.transact, format, &**contents).await.unwrap();
             }
             None => local::make(env, &volume.transact, format).await.unwrap(),
         }
@@ -197,10 +197,10 @@ impl Volume {
     }
 
     /// Opens the filesystem.
-    pub(crate) async fn files(&self, env: &Env) -> Local {
+    pub(crate) async fn files(&self, env: &Env) -> LocalFs {
         let options = Options { atime: Atime::Never, ..Options::default() };
         let contents = self.contents.clone().map(|it| it as Arc<dyn Contents>);
-        Local::open_with(env, self.transact.clone(), "fs", options, contents).await.unwrap()
+        LocalFs::open_with(env, self.transact.clone(), "fs", options, contents).await.unwrap()
     }
 
     /// Checks the filesystem.

@@ -123,7 +123,7 @@ fn crash_salvage(seed: u64, rig: Rig) -> u64 {
         let devices = rig.devices(|name, geometry| recorder.device(name, geometry));
         let places = prepare(&env, rig, &devices).await;
         let mut rng = env.rng();
-        // Inner nodes, of which there are few, as often as leaves.
+        // FsState nodes, of which there are few, as often as leaves.
         let level = rng.random_range(0..3);
         let some: Vec<&Place> = places.iter().filter(|place| place.level == level).collect();
         let place = (*some.choose(&mut rng).unwrap()).clone();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use bytes::Bytes;
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
 use thalweg_fs::{Filesystem, FsError, Ino, Kind};
 use thalweg_store::block::BLOCK_SIZE;
 
@@ -50,7 +50,7 @@ fn part(bytes: &[u8], at: usize, len: usize) -> Vec<u8> {
 
 impl State {
     /// Reads the state; `known` are inodes that may have lost their names.
-    pub(crate) async fn see(fs: &Local, known: &[Ino]) -> State {
+    pub(crate) async fn see(fs: &LocalFs, known: &[Ino]) -> State {
         let mut state = State::default();
         let mut ways = vec![(String::new(), Ino::ROOT)];
         while let Some((way, ino)) = ways.pop() {

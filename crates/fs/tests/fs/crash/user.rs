@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
-use thalweg_fs::local::Local;
+use thalweg_fs::local::LocalFs;
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, Ino, Node, Rename, SetXattr, WriteAt, WriteHow,
 };
@@ -19,7 +19,7 @@ use crate::support::*;
 pub(crate) struct User {
     env: Env,
     pub(crate) volume: Volume,
-    pub(crate) fs: Local,
+    pub(crate) fs: LocalFs,
     directories: Vec<Ino>,
     pub(crate) files: Vec<Ino>,
     /// The writes of the last call, if it was a transaction of several.
@@ -130,7 +130,7 @@ impl User {
     /// Writes to a file within a transaction, up to three times; what it held after each.
     async fn write_within(
         &mut self,
-        view: &Local,
+        view: &LocalFs,
         file: Ino,
         data: Vec<Bytes>,
         how: WriteHow,

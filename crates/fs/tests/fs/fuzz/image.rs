@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{Damage, How, Outcome, Report, check};
-use thalweg_fs::local::{Local, Options};
+use thalweg_fs::local::{LocalFs, Options};
 use thalweg_fs::{
     Allocation, AttributeChange, Cookie, Filesystem, FsError, Ino, Node, Rename, Seek, SetXattr,
     WriteAt, WriteHow,
@@ -116,7 +116,7 @@ pub(crate) async fn used(env: &Env, rng: &mut Rng) -> Arc<dyn Transact> {
 }
 
 /// Does everything that there is to do with a filesystem.
-async fn exercise(fs: &Local, rng: &mut Rng) -> Result<(), FsError> {
+async fn exercise(fs: &LocalFs, rng: &mut Rng) -> Result<(), FsError> {
     let mut inodes = vec![Ino::ROOT];
     let mut failed = Ok(());
     for number in 0..inodes.len() + 12 {
@@ -181,7 +181,7 @@ async fn check_all(env: &Env, volume: &Arc<dyn Transact>, repair: bool) -> Resul
 
 /// Uses a filesystem as it is, and again after its repair; whether something was found.
 pub(crate) async fn use_and_repair(env: &Env, volume: &Arc<dyn Transact>, rng: &mut Rng) -> bool {
-    if let Ok(fs) = Local::open(env, volume.clone(), "fs", Options::default()).await {
+    if let Ok(fs) = LocalFs::open(env, volume.clone(), "fs", Options::default()).await {
         exercise(&fs, rng).await.ok();
     }
     let repaired = match check_all(env, volume, true).await {

@@ -1,10 +1,10 @@
-//! The bytes that events write, file by file.
+//! The bytes that mutations write, file by file.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::{Deed, Event};
+use super::{Mutation, MutationKind};
 use crate::attributes::Ino;
 
 /// Bytes that follow one another in a file.
@@ -14,21 +14,23 @@ pub struct Run {
     pub offset: u64,
     /// The byte behind the last one.
     pub end: u64,
-    /// The bytes; none if the maker of the events has stored them.
+    /// The bytes; none if the maker of the mutations has stored them.
     pub data: Vec<Bytes>,
 }
 
 /// The runs of each file, in the order in which they were written.
 pub type Runs = BTreeMap<Ino, Vec<Run>>;
 
-/// What events write to each file. Writes that follow one another are one run.
-pub fn runs_of<'a>(events: impl IntoIterator<Item = &'a Event>) -> Runs {
+/// What mutations write to each file. Writes that follow one another are one run.
+pub fn runs_of<'a>(mutations: impl IntoIterator<Item = &'a Mutation>) -> Runs {
     let mut files = Runs::new();
-    for Event { deed, .. } in events {
-        let (ino, offset, len, data) = match deed {
-            Deed::Write { ino, offset, data, .. } => (ino, *offset, data.len() as u64, Some(data)),
-            Deed::Stored { ino, offset, len, .. } => (ino, *offset, *len, None),
-            Deed::Create { .. } | Deed::SetAttributes { .. } => continue,
+    for Mutation { kind, .. } in mutations {
+        let (ino, offset, len, data) = match kind {
+            MutationKind::Write { ino, offset, data, .. } => {
+                (ino, *offset, data.len() as u64, Some(data))
+            }
+            MutationKind::Stored { ino, offset, len, .. } => (ino, *offset, *len, None),
+            MutationKind::Create { .. } | MutationKind::SetAttributes { .. } => continue,
         };
         let runs = files.entry(*ino).or_default();
         let end = offset.saturating_add(len);
@@ -43,7 +45,7 @@ pub fn runs_of<'a>(events: impl IntoIterator<Item = &'a Event>) -> Runs {
     files
 }
 
-/// Whether the maker of the events has stored some of the runs of a file.
+/// Whether the maker of the mutations has stored some of the runs of a file.
 pub fn is_stored(runs: &[Run]) -> bool {
     runs.iter().any(|run| run.data.is_empty())
 }

@@ -5,18 +5,18 @@ use thalweg_fs::Ino;
 
 /// A call that the server before this one has not answered: it may have come to this there, and its client sends it again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Unanswered {
+pub struct ReplayedCall {
     /// Its number.
     pub number: u64,
     /// Its slot.
     pub slot: u16,
     /// What it may have come to.
-    pub effect: Effect,
+    pub effect: CallEffect,
 }
 
 /// What a call may have come to that was not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Effect {
+pub enum CallEffect {
     /// It has made an inode.
     Makes,
     /// It has replaced bytes of a file.

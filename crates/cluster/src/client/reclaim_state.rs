@@ -1,4 +1,4 @@
-//! What a client would claim from the next server: open files, locks, and changes that may not survive a crash.
+//! What a client would reclaim from the next server: open files, locks, and changes that may not survive a crash.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::HashMap;
 use thalweg_fs::Ino;
-use thalweg_fs::ledger::Committed;
 use thalweg_fs::locks::LockTable;
+use thalweg_fs::session_table::Committed;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::opening::Opens;
 use super::users::User;
-use crate::protocol::{Claim, Request, SLOTS};
+use crate::protocol::{Reclaim, Request, SLOTS};
 
 /// Bytes of changes that are kept before the server has to make them durable.
 pub(super) const MAX_KEPT: usize = 32 << 20;
@@ -25,7 +25,7 @@ const KEPT_CALL: usize = 256;
 
 /// A change that was answered.
 #[derive(Clone, Debug)]
-pub(super) struct KeptCall {
+pub(super) struct UncommittedCall {
     pub(super) number: u64,
     pub(super) slot: u16,
     /// The user that it was made for.
@@ -34,12 +34,12 @@ pub(super) struct KeptCall {
     pub(super) payload: Vec<Bytes>,
     pub(super) committed: Committed,
     /// The inodes that it names: the caller may have forgotten them.
-    pub(super) inodes: Vec<Claim>,
+    pub(super) inodes: Vec<Reclaim>,
     /// The inodes that it changes.
     pub(super) changed: Vec<Ino>,
 }
 
-impl KeptCall {
+impl UncommittedCall {
     fn bytes(&self) -> usize {
         KEPT_CALL + self.payload.iter().map(Bytes::len).sum::<usize>()
     }
@@ -47,8 +47,8 @@ impl KeptCall {
 
 /// Changes that may not survive a crash of the server, in the order of their versions.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
-    calls: BTreeMap<u64, KeptCall>,
+pub(super) struct ReplayLog {
+    calls: BTreeMap<u64, UncommittedCall>,
     /// The newest one of each inode that they change.
     newest: HashMap<Ino, u64>,
     bytes: usize,
@@ -58,8 +58,8 @@ pub(super) struct Kept {
     durable: u64,
 }
 
-impl Kept {
-    pub(super) fn keep(&mut self, call: KeptCall) {
+impl ReplayLog {
+    pub(super) fn keep(&mut self, call: UncommittedCall) {
         // The server has said so before this answer was looked at.
         if call.committed.version <= self.durable && !self.is_outdated {
             return;
@@ -97,13 +97,13 @@ impl Kept {
     }
 
     /// There is another server: the changes that it may not have, in their order.
-    pub(super) fn outdate(&mut self) -> Vec<KeptCall> {
+    pub(super) fn outdate(&mut self) -> Vec<UncommittedCall> {
         (self.is_outdated, self.durable) = (true, 0);
         self.calls.values().cloned().collect()
     }
 
     /// The server has all of them; these were made again.
-    pub(super) fn renew(&mut self, calls: Vec<KeptCall>) {
+    pub(super) fn renew(&mut self, calls: Vec<UncommittedCall>) {
         let durable = self.durable;
         self.clear();
         calls.into_iter().for_each(|call| self.keep(call));
@@ -112,7 +112,7 @@ impl Kept {
 
     /// Drops all; how many, and the inodes that they changed.
     pub(super) fn clear(&mut self) -> (usize, Vec<Ino>) {
-        let Kept { calls, newest, .. } = std::mem::take(self);
+        let ReplayLog { calls, newest, .. } = std::mem::take(self);
         (calls.len(), newest.into_keys().collect())
     }
 
@@ -130,23 +130,23 @@ impl Kept {
     }
 }
 
-/// What a client would claim.
+/// What a client would reclaim.
 #[derive(Debug, Default)]
-pub(super) struct Holdings {
+pub(super) struct ReclaimState {
     pub(super) opens: Mutex<Opens>,
     pub(super) locks: LockTable,
-    pub(super) kept: Mutex<Kept>,
+    pub(super) replay_log: Mutex<ReplayLog>,
     pub(super) slots: Slots,
     /// Changes that were acknowledged, and lost.
     pub(super) lost: AtomicU64,
 }
 
-impl Holdings {
+impl ReclaimState {
     /// The session has ended; how many changes may be lost with it, and of which inodes.
     pub(super) fn clear(&self) -> (usize, Vec<Ino>) {
         self.opens.lock().clear();
         self.locks.clear();
-        let (changes, inodes) = self.kept.lock().clear();
+        let (changes, inodes) = self.replay_log.lock().clear();
         self.lose(changes);
         (changes, inodes)
     }

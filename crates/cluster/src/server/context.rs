@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use thalweg_fs::ledger::{Committed, RecordedCall, Recorder, SupersededCall};
+use thalweg_fs::session_table::{Committed, RecordedCall, Recorder, SupersededCall};
 use thalweg_fs::{Credentials, Filesystem, Ino};
 
+use super::commit_on_share::{CommitOnShare, Dependency};
 use super::page_turn::PageTurn;
 use super::pages::Late;
 use super::session::Session;
-use super::undurable::{Item, Undurable};
 use crate::squash::acting;
 
 /// The number of a call in its session, and its slot.
@@ -23,7 +23,7 @@ pub(super) struct Place {
 
 /// A call of a session.
 #[derive(Debug)]
-pub(super) struct Job<'a> {
+pub(super) struct RequestContext<'a> {
     pub(super) session: &'a Session,
     pub(super) number: u64,
     /// What kind of call it is, for an administrator.
@@ -42,17 +42,17 @@ pub(super) struct Job<'a> {
     late: Mutex<Vec<Late>>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> RequestContext<'a> {
     /// A call that changes nothing, or is not recorded.
     pub(super) fn plain(
         session: &'a Session,
         number: u64,
         filesystem: &Arc<dyn Filesystem>,
-    ) -> Job<'a> {
+    ) -> RequestContext<'a> {
         let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
         let (seen, user) = (Mutex::default(), acting(session.visitor.squash, None));
         let (turns, late) = (Mutex::default(), Mutex::default());
-        Job {
+        RequestContext {
             session,
             number,
             kind: "",
@@ -67,13 +67,13 @@ impl<'a> Job<'a> {
     }
 
     /// The same call; its kind has this name.
-    pub(super) fn named(self, kind: &'static str) -> Job<'a> {
-        Job { kind, ..self }
+    pub(super) fn named(self, kind: &'static str) -> RequestContext<'a> {
+        RequestContext { kind, ..self }
     }
 
     /// The same call, made for this user of the client.
-    pub(super) fn made_for(self, user: Option<Credentials>) -> Job<'a> {
-        Job { user: acting(self.session.visitor.squash, user.as_ref()), ..self }
+    pub(super) fn made_for(self, user: Option<Credentials>) -> RequestContext<'a> {
+        RequestContext { user: acting(self.session.visitor.squash, user.as_ref()), ..self }
     }
 
     /// A call that changes something. It may have been made before.
@@ -82,13 +82,13 @@ impl<'a> Job<'a> {
         Place { number, slot }: Place,
         filesystem: &Arc<dyn Filesystem>,
         before: Option<Committed>,
-    ) -> Job<'a> {
-        let plain = Job::plain(session, number, filesystem);
-        let Some(ledger) = filesystem.ledger() else { return plain };
+    ) -> RequestContext<'a> {
+        let plain = RequestContext::plain(session, number, filesystem);
+        let Some(session_table) = filesystem.session_table() else { return plain };
         let call = RecordedCall { session: session.serial, slot, number, before };
         let recorder = Arc::new(Recorder::new(call));
-        let filesystem = ledger.recording(recorder.clone());
-        Job { filesystem, recorder: Some(recorder), ..plain }
+        let filesystem = session_table.recording(recorder.clone());
+        RequestContext { filesystem, recorder: Some(recorder), ..plain }
     }
 
     /// What it has come to, if it has changed something and is recorded.
@@ -104,21 +104,21 @@ impl<'a> Job<'a> {
     }
 
     /// Whether it was made before a crash.
-    pub(super) fn is_again(&self) -> bool {
+    pub(super) fn is_replay(&self) -> bool {
         self.recorder.as_ref().is_some_and(|recorder| recorder.call.before.is_some())
     }
 
     /// It has seen these.
-    pub(super) fn sees(&self, undurable: &Undurable, items: &[Item]) {
-        self.seen.lock().extend(items.iter().map(Item::ino));
-        if undurable.depends(self.session.serial, items) {
+    pub(super) fn sees(&self, commit_on_share: &CommitOnShare, dependencies: &[Dependency]) {
+        self.seen.lock().extend(dependencies.iter().map(Dependency::ino));
+        if commit_on_share.depends(self.session.serial, dependencies) {
             self.depend();
         }
     }
 
     /// It has seen these inodes.
-    pub(super) fn sees_inodes(&self, undurable: &Undurable, inodes: &[Ino]) {
-        inodes.iter().for_each(|ino| self.sees(undurable, &[Item::Inode(*ino)]));
+    pub(super) fn sees_inodes(&self, commit_on_share: &CommitOnShare, inodes: &[Ino]) {
+        inodes.iter().for_each(|ino| self.sees(commit_on_share, &[Dependency::Inode(*ino)]));
     }
 
     /// What it has seen so far.

@@ -11,12 +11,12 @@ use thalweg_net::channel::Channel;
 use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
 
 use super::capabilities::{Begun, Capabilities, Drops};
+use super::commit_on_share::{CommitOnShare, Dependencies, dependencies};
+use super::context::RequestContext;
 use super::counters::add;
-use super::job::Job;
 use super::page_turn::PageTurn;
 use super::pages::Late;
 use super::session::Session;
-use super::undurable::{Items, Undurable, items};
 use super::{Ending, Shared};
 use crate::protocol::{Changed, FromServer, Invalidated};
 
@@ -55,33 +55,33 @@ impl NameLocks {
 }
 
 /// A change that is under way: nothing of it is granted.
-pub(super) struct Change<'a> {
+pub(super) struct RecallGuard<'a> {
     capabilities: &'a Capabilities,
     changes: Vec<Changed>,
     /// The changes' number.
     number: u64,
-    job: &'a Job<'a>,
+    context: &'a RequestContext<'a>,
     /// If the filesystem keeps records.
-    undurable: Option<(&'a Undurable, Items)>,
+    commit_on_share: Option<(&'a CommitOnShare, Dependencies)>,
     /// What it changes is not moved out of its client's root meanwhile.
     _executing: Option<OwnedRwLockReadGuard<()>>,
 }
 
-impl Drop for Change<'_> {
+impl Drop for RecallGuard<'_> {
     fn drop(&mut self) {
-        if let Some((undurable, items)) = &self.undurable {
+        if let Some((commit_on_share, dependencies)) = &self.commit_on_share {
             let parents = self.changes.iter().filter_map(|change| match change {
                 Changed::Name { parent, .. } => Some(*parent),
                 _ => None,
             });
             let parents: SmallVec<[Ino; 2]> = parents.collect();
-            let committed = self.job.committed().map(|it| it.version);
-            if undurable.end(self.job.session.serial, items, &parents, committed) {
-                self.job.depend();
+            let committed = self.context.committed().map(|it| it.version);
+            if commit_on_share.end(self.context.session.serial, dependencies, &parents, committed) {
+                self.context.depend();
             }
         }
         let outdated = self.capabilities.end(self.number, &self.changes);
-        outdated.into_iter().for_each(|late| self.job.is_late(late));
+        outdated.into_iter().for_each(|late| self.context.is_late(late));
     }
 }
 
@@ -90,12 +90,12 @@ impl Shared {
     ///
     /// # Errors
     /// [`FsError::Stale`]: it was moved out of the client's root.
-    pub(super) async fn begin<'a>(
+    pub(super) async fn recall<'a>(
         &'a self,
-        by: &'a Job<'a>,
+        by: &'a RequestContext<'a>,
         changes: Vec<Changed>,
-    ) -> Result<Change<'a>, FsError> {
-        self.begin_with(by, changes, &[]).await
+    ) -> Result<RecallGuard<'a>, FsError> {
+        self.recall_with(by, changes, &[]).await
     }
 
     /// As [`Shared::begin`]; the call's own client has to drop what it caches of `surprising` inodes, too: it did not
@@ -103,23 +103,27 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Shared::begin`].
-    pub(super) async fn begin_with<'a>(
+    pub(super) async fn recall_with<'a>(
         &'a self,
-        by: &'a Job<'a>,
+        by: &'a RequestContext<'a>,
         changes: Vec<Changed>,
         surprising: &[Ino],
-    ) -> Result<Change<'a>, FsError> {
+    ) -> Result<RecallGuard<'a>, FsError> {
         let serial = by.session.serial;
-        let undurable = self.filesystem.ledger().map(|_| (&self.undurable, items(&changes)));
-        if let Some((undurable, items)) = &undurable {
-            undurable.begin(serial, items);
+        let commit_on_share = self
+            .filesystem
+            .session_table()
+            .map(|_| (&self.commit_on_share, dependencies(&changes)));
+        if let Some((commit_on_share, dependencies)) = &commit_on_share {
+            commit_on_share.begin(serial, dependencies);
         }
         let Begun { number, invalid, held } = self.capabilities.begin(serial, &changes, surprising);
         by.holds(PageTurn::of(self.capabilities.table(), number, &changes));
         let (capabilities, _executing) = (&self.capabilities, None);
-        let mut change = Change { capabilities, changes, number, job: by, undurable, _executing };
+        let mut change =
+            RecallGuard { capabilities, changes, number, context: by, commit_on_share, _executing };
         // What is made again was invalidated the first time, and no client has seen it since.
-        if !by.is_again() {
+        if !by.is_replay() {
             for (session, change) in
                 held.iter().flat_map(|(to, all)| all.iter().map(|it| (*to, it)))
             {
@@ -128,7 +132,7 @@ impl Shared {
             join(self.drop_unless_held(held), self.drop_first(by, number, invalid)).await;
         }
         // A call that only takes back what is another client's alone goes on to change something else.
-        let is_change = |it: &Changed| !matches!(it, Changed::Exclusive(_));
+        let is_change = |it: &Changed| !matches!(it, Changed::Delegation(_));
         if by.session.is_confined() && change.changes.iter().any(is_change) {
             change._executing = Some(by.session.executing.clone().read_owned().await);
             let inodes: SmallVec<[Option<Ino>; 4]> =
@@ -141,12 +145,12 @@ impl Shared {
     }
 
     /// Returns when all this was dropped.
-    pub(super) async fn invalidate(&self, by: &Job<'_>, invalid: Drops) {
+    pub(super) async fn invalidate(&self, by: &RequestContext<'_>, invalid: Drops) {
         self.drop_first(by, 0, invalid).await;
     }
 
     /// Returns when all this was dropped, for changes with this number.
-    async fn drop_first(&self, by: &Job<'_>, number: u64, invalid: Drops) {
+    async fn drop_first(&self, by: &RequestContext<'_>, number: u64, invalid: Drops) {
         if invalid.is_empty() {
             return;
         }

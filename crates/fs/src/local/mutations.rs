@@ -1,6 +1,6 @@
 //! Changes that were made elsewhere, applied in bulk.
 //!
-//! Where contents are kept elsewhere, the bytes of all events are stored first, and then names and sizes change in one
+//! Where contents are kept elsewhere, the bytes of all mutations are stored first, and then names and sizes change in one
 //! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was.
 
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
 use thalweg_store::txn::Transaction;
 
-use super::Local;
-use super::direct::tail_key;
+use super::LocalFs;
+use super::direct::size_record_key;
 use super::effects::Effects;
-use super::elsewhere::{REACH, reach_of};
+use super::external_contents::{REACH, write_bound_of};
 use super::format::{TRUNCATING, encode_time};
-use super::gates::Elsewhere;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::gates::ExternalContents;
 use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
-use crate::event::runs::{Run, Runs, is_stored, runs_of};
-use crate::event::{Deed, Event};
 use crate::filesystem::{MAX_FILE, WriteAt};
+use crate::mutation::runs::{Run, Runs, is_stored, runs_of};
+use crate::mutation::{Mutation, MutationKind};
 
 /// The maximum number of files that are stored concurrently.
 const FILES_AT_ONCE: usize = 64;
@@ -43,75 +43,88 @@ fn last_gap(runs: &[Run], mut size: u64) -> Option<u64> {
     last
 }
 
-impl Local {
+impl LocalFs {
     /// [`Ledger::apply`](crate::Ledger::apply).
     ///
     /// # Errors
-    /// [`FsError::NotSupported`] for changes of bytes beyond [`Ledger::byte_events`](crate::Ledger::byte_events).
-    pub(super) async fn apply_all(&self, events: &[Event], cover: &Cover) -> Result<(), FsError> {
+    /// [`FsError::NotSupported`] for changes of bytes beyond [`Ledger::byte_mutations`](crate::Ledger::byte_events).
+    pub(super) async fn apply_all(
+        &self,
+        mutations: &[Mutation],
+        cover: &Cover,
+    ) -> Result<(), FsError> {
         let mut gates = Vec::new();
-        if let Some(elsewhere) = self.elsewhere_to_change()? {
-            if events.iter().any(|event| sets_size(&event.deed)) {
+        if let Some(external_contents) = self.external_to_change()? {
+            if mutations.iter().any(|mutation| sets_size(&mutation.kind)) {
                 return Err(FsError::NotSupported);
             }
-            let runs = runs_of(events);
+            let runs = runs_of(mutations);
             // In the order of their numbers, so that two batches never wait for each other.
             for ino in runs.keys() {
-                gates.push(elsewhere.alone(ino.0).await);
+                gates.push(external_contents.alone(ino.0).await);
             }
             let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
-            self.check_stored(stored, events).await?;
-            self.store_runs(elsewhere, runs, events, cover).await?;
+            self.check_stored(stored, mutations).await?;
+            self.store_runs(external_contents, runs, mutations, cover).await?;
         }
         self.change(async |txn| {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            Ok(((), self.apply_in(&txn, events, cover.clone()).await?))
+            Ok(((), self.apply_in(&txn, mutations, cover.clone()).await?))
         })
         .await
     }
 
-    /// Refuses events about bytes that their maker cannot have stored.
-    async fn check_stored(&self, stored: Runs, events: &[Event]) -> Result<(), FsError> {
-        let made: HashSet<Ino> = events.iter().filter_map(|event| event.deed.made()).collect();
+    /// Refuses mutations about bytes that their maker cannot have stored.
+    async fn check_stored(&self, stored: Runs, mutations: &[Mutation]) -> Result<(), FsError> {
+        let made: HashSet<Ino> =
+            mutations.iter().filter_map(|mutation| mutation.kind.made()).collect();
         for (ino, runs) in stored {
-            let (size, reach) = match made.contains(&ino) {
+            let (size, write_bound) = match made.contains(&ino) {
                 true => (0, REACH),
                 false => {
                     let record = self.inner.file_now(ino.0).await?;
                     let is_cut = record.flags & TRUNCATING != 0;
-                    (record.size.get(), if is_cut { 0 } else { reach_of(&record) })
+                    (record.size.get(), if is_cut { 0 } else { write_bound_of(&record) })
                 }
             };
             let has_bytes = runs.iter().any(|run| !run.data.is_empty());
-            if has_bytes || end_of(&runs) > reach || last_gap(&runs, size).is_some() {
+            if has_bytes || end_of(&runs) > write_bound || last_gap(&runs, size).is_some() {
                 return Err(FsError::Invalid("the bytes may not be stored"));
             }
         }
         Ok(())
     }
 
-    /// Stores what events write to files.
+    /// Stores what mutations write to files.
     async fn store_runs(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         runs: Runs,
-        events: &[Event],
+        mutations: &[Mutation],
         cover: &Cover,
     ) -> Result<(), FsError> {
-        let made: HashSet<Ino> = events.iter().filter_map(|event| event.deed.made()).collect();
+        let made: HashSet<Ino> =
+            mutations.iter().filter_map(|mutation| mutation.kind.made()).collect();
         let storing = runs.into_iter().map(|(ino, runs)| {
             let is_new = made.contains(&ino);
             async move {
                 match is_new {
-                    true => self.prepare_new(elsewhere, ino, &runs).await?,
-                    false => self.prepare_old(elsewhere, ino, &runs, cover).await?,
+                    true => self.prepare_new(external_contents, ino, &runs).await?,
+                    false => self.prepare_old(external_contents, ino, &runs, cover).await?,
                 }
                 for (number, run) in runs.iter().enumerate() {
                     match is_new && number == 0 {
-                        true => elsewhere.contents.write_first(ino, run.offset, &run.data).await?,
-                        false => elsewhere.contents.write(ino, run.offset, &run.data).await?,
+                        true => {
+                            external_contents
+                                .contents
+                                .write_first(ino, run.offset, &run.data)
+                                .await?
+                        }
+                        false => {
+                            external_contents.contents.write(ino, run.offset, &run.data).await?
+                        }
                     }
                 }
                 Ok(())
@@ -123,7 +136,7 @@ impl Local {
     /// Before bytes of a file that there is are stored.
     async fn prepare_old(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: Ino,
         runs: &[Run],
         cover: &Cover,
@@ -134,14 +147,14 @@ impl Local {
         }
         let record = self.inner.file_now(ino.0).await?;
         let start = last_gap(runs, record.size.get()).unwrap_or_default();
-        self.inner.prepare_growth(elsewhere, ino.0, &record, (start, end), cover).await?;
-        self.inner.raise_reach(elsewhere, ino.0, end).await
+        self.inner.prepare_growth(external_contents, ino.0, &record, (start, end), cover).await?;
+        self.inner.extend_write_bound(external_contents, ino.0, end).await
     }
 
-    /// Before bytes of a file are stored that the same events make.
+    /// Before bytes of a file are stored that the same mutations make.
     async fn prepare_new(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: Ino,
         runs: &[Run],
     ) -> Result<(), FsError> {
@@ -149,41 +162,41 @@ impl Local {
             return Err(FsError::NotSupported);
         }
         let txn = self.inner.look().await?;
-        if Op::new(&self.inner, &txn, false).find_inode(ino.0).await?.is_some() {
+        if FsCall::new(&self.inner, &txn, false).find_inode(ino.0).await?.is_some() {
             return Err(FsError::Invalid("an inode has the number"));
         }
         // A creation that a crash has undone may have left bytes.
         match last_gap(runs, 0) {
             None => Ok(()),
-            Some(start) => elsewhere.contents.zero(ino, 0..start).await,
+            Some(start) => external_contents.contents.zero(ino, 0..start).await,
         }
     }
 
     async fn apply_in(
         &self,
         txn: &Arc<dyn Transaction>,
-        events: &[Event],
+        mutations: &[Mutation],
         cover: Cover,
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
-        let is_within = self.inner.elsewhere.is_none();
+        let is_within = self.inner.external_contents.is_none();
         // A call of its own does not see its writes of bytes. So the bytes of a file are changed once in each.
         let mut written = HashSet::default();
         let mut op = self.op(txn).covered(cover);
         let (recorder, now) = (op.recorder.take(), op.now);
         let session = recorder.as_ref().map(|it| it.call.session);
-        for Event { time, deed } in events {
-            if is_within && changes_bytes(deed) && !written.insert(deed.ino()) {
+        for Mutation { time, kind } in mutations {
+            if is_within && changes_bytes(kind) && !written.insert(kind.ino()) {
                 effects.add(op.finish().await?);
                 op = self.op(txn).covered(std::mem::take(&mut effects.cover));
                 op.recorder = None;
                 written.clear();
-                written.insert(deed.ino());
+                written.insert(kind.ino());
             }
             op.now = encode_time(*time);
-            op.is_stored = op.has_tail(session, deed).await?;
-            op.apply(deed).await?;
-            [Some(deed.ino()), deed.made()]
+            op.is_stored = op.has_size_record(session, kind).await?;
+            op.apply(kind).await?;
+            [Some(kind.ino()), kind.made()]
                 .into_iter()
                 .flatten()
                 .for_each(|it| op.end_change(it.0));
@@ -194,46 +207,56 @@ impl Local {
     }
 }
 
-fn changes_bytes(deed: &Deed) -> bool {
-    match deed {
-        Deed::Write { .. } | Deed::Stored { .. } => true,
-        Deed::SetAttributes { .. } | Deed::Create { .. } => sets_size(deed),
+fn changes_bytes(kind: &MutationKind) -> bool {
+    match kind {
+        MutationKind::Write { .. } | MutationKind::Stored { .. } => true,
+        MutationKind::SetAttributes { .. } | MutationKind::Create { .. } => sets_size(kind),
     }
 }
 
-fn sets_size(deed: &Deed) -> bool {
-    matches!(deed, Deed::SetAttributes { change, .. } if change.size.is_some())
+fn sets_size(kind: &MutationKind) -> bool {
+    matches!(kind, MutationKind::SetAttributes { change, .. } if change.size.is_some())
 }
 
-impl Op<'_> {
-    /// Whether a session has stored these bytes with the tail of their file. Its quota is younger than that.
-    async fn has_tail(&mut self, session: Option<u64>, deed: &Deed) -> Result<bool, FsError> {
-        let (Some(session), Deed::Stored { ino, by_tail: true, .. }) = (session, deed) else {
+impl FsCall<'_> {
+    /// Whether a session has stored these bytes with the size record of their file. Its quota is younger than that.
+    async fn has_size_record(
+        &mut self,
+        session: Option<u64>,
+        kind: &MutationKind,
+    ) -> Result<bool, FsError> {
+        let (Some(session), MutationKind::Stored { ino, by_size_record: true, .. }) =
+            (session, kind)
+        else {
             return Ok(false);
         };
         Ok(self.file(ino.0).await?.quota.get() != 0
-            && self.get(&tail_key(session, *ino)).await?.is_some())
+            && self.get(&size_record_key(session, *ino)).await?.is_some())
     }
 
-    async fn apply(&mut self, deed: &Deed) -> Result<(), FsError> {
-        match deed {
-            Deed::Create { parent, name, new, number } => {
+    async fn apply(&mut self, kind: &MutationKind) -> Result<(), FsError> {
+        match kind {
+            MutationKind::Create { parent, name, new, number } => {
                 let next = self.next_number().await?;
                 self.check_number(number.0, next).await?;
                 self.create(parent.0, name, new, number.0).await?;
             }
-            Deed::SetAttributes { ino, change } => {
+            MutationKind::SetAttributes { ino, change } => {
                 self.set_attributes(ino.0, change).await?;
             }
-            Deed::Write { ino, offset, data, clear_suid } if self.inner.elsewhere.is_some() => {
+            MutationKind::Write { ino, offset, data, clear_suid }
+                if self.inner.external_contents.is_some() =>
+            {
                 let end = offset.saturating_add(data.len() as u64);
                 self.content_changed(ino.0, end, *clear_suid).await?;
             }
-            Deed::Stored { ino, offset, len, clear_suid, .. } if self.inner.elsewhere.is_some() => {
+            MutationKind::Stored { ino, offset, len, clear_suid, .. }
+                if self.inner.external_contents.is_some() =>
+            {
                 self.content_changed(ino.0, offset.saturating_add(*len), *clear_suid).await?;
             }
-            Deed::Stored { .. } => return Err(FsError::NotSupported),
-            Deed::Write { ino, offset, data, clear_suid } => {
+            MutationKind::Stored { .. } => return Err(FsError::NotSupported),
+            MutationKind::Write { ino, offset, data, clear_suid } => {
                 let at = WriteAt::Offset(*offset);
                 self.write(ino.0, at, vec![data.clone()], *clear_suid).await?;
             }

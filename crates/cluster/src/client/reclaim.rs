@@ -1,4 +1,4 @@
-//! A client claims from a new server what it held at the one before it.
+//! A client reclaims from a new server what it held at the one before it.
 
 use std::future::poll_fn;
 use std::io;
@@ -11,8 +11,8 @@ use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
-use super::holdings::KeptCall;
 use super::opening::Opening;
+use super::reclaim_state::UncommittedCall;
 use super::{AttachError, Shared};
 use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, encode_list};
 
@@ -20,16 +20,19 @@ use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, enco
 const AT_ONCE: usize = 16;
 
 impl Shared {
-    /// Claims everything that this client held.
+    /// Reclaims everything that this client held.
     ///
     /// # Errors
     /// Those of the connection, and a server that refuses the inodes: then the session has ended.
-    pub(super) async fn claim_all(self: &Arc<Self>, channel: &Channel) -> Result<(), AttachError> {
-        let kept = self.holdings.kept.lock().outdate();
+    pub(super) async fn reclaim_all(
+        self: &Arc<Self>,
+        channel: &Channel,
+    ) -> Result<(), AttachError> {
+        let kept = self.reclaim_state.replay_log.lock().outdate();
         let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
-        let claims = self.cache.lock().claims(needed);
-        for some in claims.chunks(MAX_CLAIMS) {
-            let call = (Call::outside(Request::Claim), vec![encode_list(some)]);
+        let reclaims = self.cache.lock().reclaims(needed);
+        for some in reclaims.chunks(MAX_CLAIMS) {
+            let call = (Call::outside(Request::Reclaim), vec![encode_list(some)]);
             let answers = self.in_order(channel, vec![call]).await?;
             if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
                 let error = FsError::from(error);
@@ -38,44 +41,44 @@ impl Shared {
                 return Err(lost("the server refuses the session"));
             }
         }
-        self.claim_opens(channel).await?;
-        self.claim_room(channel).await?;
+        self.reclaim_opens(channel).await?;
+        self.reclaim_room(channel).await?;
         self.make_again(channel, kept).await?;
         let sent = self.env.now();
         let unanswered = self.numbers.lock().unanswered();
-        let call = (Call::outside(Request::Claimed), vec![encode_list(&unanswered)]);
+        let call = (Call::outside(Request::Reclaimed), vec![encode_list(&unanswered)]);
         self.in_order(channel, vec![call]).await?;
         self.renew(sent);
         Ok(())
     }
 
-    /// Claims room for the changes that the server does not have.
-    async fn claim_room(&self, channel: &Channel) -> Result<(), AttachError> {
-        let shares = self.cache.lock().pending.claim_room();
-        let calls = shares
-            .chunks(MAX_SHARES)
-            .map(|some| (Call::outside(Request::ClaimRoom { shares: some.to_vec() }), Vec::new()));
+    /// Reclaims room for the changes that the server does not have.
+    async fn reclaim_room(&self, channel: &Channel) -> Result<(), AttachError> {
+        let shares = self.cache.lock().queue.reclaim_room();
+        let calls = shares.chunks(MAX_SHARES).map(|some| {
+            (Call::outside(Request::ReclaimRoom { shares: some.to_vec() }), Vec::new())
+        });
         self.in_order(channel, calls.collect()).await.map(drop)
     }
 
-    async fn claim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
-        let opens = self.holdings.opens.lock().told();
+    async fn reclaim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
+        let opens = self.reclaim_state.opens.lock().told();
         let opens = opens.into_iter().map(|(handle, Opening { ino, user, caller, flags })| Call {
             user: user.as_deref().cloned(),
-            ..Call::outside(Request::ClaimOpen { handle, caller, ino, flags })
+            ..Call::outside(Request::ReclaimOpen { handle, caller, ino, flags })
         });
         let locks = {
-            let opens = self.holdings.opens.lock();
-            let mut locks = self.holdings.locks.held();
+            let opens = self.reclaim_state.opens.lock();
+            let mut locks = self.reclaim_state.locks.held();
             locks.retain(|(ino, _)| opens.is_told(*ino));
             locks
         };
-        let locks = locks.into_iter().map(|(ino, lock)| Request::ClaimLock { ino, lock });
-        let reserved = self.cache.lock().pending.reservations();
-        let numbers = reserved.into_iter().map(|it| Request::ClaimNumbers {
+        let locks = locks.into_iter().map(|(ino, lock)| Request::ReclaimLock { ino, lock });
+        let reserved = self.cache.lock().queue.reservations();
+        let numbers = reserved.into_iter().map(|it| Request::ReclaimNumbers {
             first: it.first,
             count: it.count,
-            proof: it.proof,
+            inode_token: it.inode_token,
         });
         let others = locks.chain(numbers).map(Call::outside);
         let calls: Vec<_> = opens.chain(others).map(|call| (call, Vec::new())).collect();
@@ -88,12 +91,16 @@ impl Shared {
     }
 
     /// Makes changes again that the server may not have.
-    async fn make_again(&self, channel: &Channel, kept: Vec<KeptCall>) -> Result<(), AttachError> {
+    async fn make_again(
+        &self,
+        channel: &Channel,
+        kept: Vec<UncommittedCall>,
+    ) -> Result<(), AttachError> {
         if kept.is_empty() {
             return Ok(());
         }
         let calls = kept.iter().map(
-            |KeptCall { number, slot, user, request, payload, committed, .. }| {
+            |UncommittedCall { number, slot, user, request, payload, committed, .. }| {
                 let call = Call {
                     number: *number,
                     slot: *slot,
@@ -114,18 +121,18 @@ impl Shared {
                     failed += 1;
                     inodes.extend(call.changed);
                 }
-                (_, Some(committed)) => renewed.push(KeptCall { committed, ..call }),
+                (_, Some(committed)) => renewed.push(UncommittedCall { committed, ..call }),
                 // It has survived.
                 (_, None) => {}
             }
         }
         if failed > 0 {
-            self.holdings.lose(failed);
+            self.reclaim_state.lose(failed);
             self.cache.lock().fail(inodes);
             tracing::error!(failed, "the server has lost changes of this client");
         }
         tracing::info!(changes = renewed.len(), "changes were made again at the new server");
-        self.holdings.kept.lock().renew(renewed);
+        self.reclaim_state.replay_log.lock().renew(renewed);
         Ok(())
     }
 

@@ -18,7 +18,7 @@ const CHANGED_IN_PLACE: u64 = 64;
 /// The reserved blocks of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
-    pub(super) state: Mutex<HoldingsState>,
+    pub(super) state: Mutex<ReservedBlocks>,
 }
 
 /// Keeps the reserved blocks of a transaction from being freed.
@@ -36,14 +36,14 @@ impl Drop for Owner {
 
 /// Which blocks a transaction has to itself.
 #[derive(Debug, Default)]
-pub(super) struct HoldingsState {
+pub(super) struct ReservedBlocks {
     pub(super) listed: Option<Listed>,
     /// All its runs: start and blocks.
     pub(super) reserved: BTreeMap<u64, u64>,
     /// Unused parts of these. They hold zeros.
     free: BTreeMap<u64, u64>,
     /// Parts of `free` that do not hold zeros: a call that wrote to them failed.
-    pub(super) soiled: Vec<Run>,
+    pub(super) dirtied: Vec<Run>,
     /// Blocks that will be free when the transaction commits.
     pub(super) released: Released,
     /// Blocks that it changes in place.
@@ -103,7 +103,7 @@ pub(super) struct Claim<'a> {
     /// Runs taken out of `free` (`true`) and put there, in order.
     pub(super) steps: Vec<(bool, Run)>,
     /// It has written to some of them.
-    pub(super) soils: bool,
+    pub(super) dirties: bool,
 }
 
 impl Claim<'_> {
@@ -121,8 +121,8 @@ impl Drop for Claim<'_> {
             match taken {
                 true => {
                     state.put(run);
-                    if self.soils {
-                        state.soiled.push(run);
+                    if self.dirties {
+                        state.dirtied.push(run);
                     }
                 }
                 false => state.take(run.start),
@@ -131,7 +131,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-impl HoldingsState {
+impl ReservedBlocks {
     pub(super) fn put(&mut self, run: Run) {
         self.free.insert(run.start, run.blocks);
         self.released.add(run);
@@ -227,7 +227,7 @@ impl Reservation {
 
     /// A claim on this reservation, for one call.
     pub(super) fn claim(&self) -> Claim<'_> {
-        Claim { of: Some(self), steps: Vec::new(), soils: false }
+        Claim { of: Some(self), steps: Vec::new(), dirties: false }
     }
 
     /// Allows the reserved blocks to be freed, unless the transaction has committed.

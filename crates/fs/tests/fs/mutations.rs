@@ -7,11 +7,11 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{Damage, How, check_with};
-use thalweg_fs::event::{Deed, Event};
-use thalweg_fs::local::{self, Atime, Local, Options};
+use thalweg_fs::local::{self, Atime, LocalFs, Options};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    AttributeChange, Attributes, Contents, Filesystem, FsError, Ino, Kind, Ledger, NewNode, Node,
-    TimeChange, Timestamp,
+    AttributeChange, Attributes, Contents, Filesystem, FsError, Ino, Kind, NewNode, Node,
+    SessionTable, TimeChange, Timestamp,
 };
 use thalweg_sim::contents::SimContents;
 use thalweg_sim::{campaign, run};
@@ -19,7 +19,7 @@ use thalweg_sim::{campaign, run};
 use crate::support::*;
 use crate::within::assert_clean;
 
-/// Makes events, and knows what they come to.
+/// Makes mutations, and knows what they come to.
 struct Maker {
     rng: Rng,
     nodes: BTreeMap<Ino, Attributes>,
@@ -42,7 +42,7 @@ impl Maker {
         Timestamp { seconds, nanos: self.rng.random_range(0..3) * 499_999_999 }
     }
 
-    fn create(&mut self, time: Timestamp) -> Option<Deed> {
+    fn create(&mut self, time: Timestamp) -> Option<MutationKind> {
         let parent = self.of_kind(Kind::Directory)?;
         let node = match self.rng.random_range(0..6) {
             0..2 => Node::File,
@@ -58,10 +58,10 @@ impl Maker {
         let made = Attributes::of_new(&self.nodes[&parent], &new, number, time);
         self.nodes.get_mut(&parent)?.got_name(made.kind, time);
         self.nodes.insert(number, made);
-        Some(Deed::Create { parent, name: format!("n{number}").into(), new, number })
+        Some(MutationKind::Create { parent, name: format!("n{number}").into(), new, number })
     }
 
-    fn set(&mut self, time: Timestamp) -> Option<Deed> {
+    fn set(&mut self, time: Timestamp) -> Option<MutationKind> {
         let kind = [Kind::File, Kind::Directory, Kind::Fifo][self.rng.random_range(0..3)];
         let ino = self.of_kind(kind)?;
         let (can_cut, size) =
@@ -80,10 +80,10 @@ impl Maker {
         if let Some(size) = change.size {
             self.bytes.entry(ino).or_default().resize(size as usize, 0);
         }
-        Some(Deed::SetAttributes { ino, change })
+        Some(MutationKind::SetAttributes { ino, change })
     }
 
-    fn write(&mut self, time: Timestamp) -> Option<Deed> {
+    fn write(&mut self, time: Timestamp) -> Option<MutationKind> {
         let ino = self.of_kind(Kind::File)?;
         let bytes = self.bytes.entry(ino).or_default();
         // The bytes of a file follow one another, or are written again.
@@ -96,19 +96,19 @@ impl Maker {
         let clear_suid = self.rng.random_bool(0.5);
         let offset = offset as u64;
         self.nodes.get_mut(&ino)?.wrote(offset + len as u64, clear_suid, time);
-        Some(Deed::Write { ino, offset, data: data.into(), clear_suid })
+        Some(MutationKind::Write { ino, offset, data: data.into(), clear_suid })
     }
 
-    fn event(&mut self) -> Event {
+    fn mutation(&mut self) -> Mutation {
         let time = self.time();
         loop {
-            let deed = match self.rng.random_range(0..10) {
+            let kind = match self.rng.random_range(0..10) {
                 0..4 => self.create(time),
                 4..7 => self.set(time),
                 _ => self.write(time),
             };
-            if let Some(deed) = deed {
-                return Event { time, deed };
+            if let Some(kind) = kind {
+                return Mutation { time, kind };
             }
         }
     }
@@ -118,14 +118,14 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
     let (volume, _) = volume(env, BLOCKS);
     match &contents {
         Some(contents) => {
-            local::make_elsewhere(env, &volume, &format(), &**contents).await.unwrap();
+            local::make_external(env, &volume, &format(), &**contents).await.unwrap();
         }
         None => make(env, &volume).await.close().await.unwrap(),
     }
     let options = Options { atime: Atime::Never, ..Options::default() };
-    let opened = Local::open_with(env, volume.clone(), "fs", options, contents.clone()).await;
+    let opened = LocalFs::open_with(env, volume.clone(), "fs", options, contents.clone()).await;
     let fs = opened.unwrap();
-    let numbers = Ledger::reserve_numbers(&fs, 1000).await.unwrap();
+    let numbers = SessionTable::reserve_numbers(&fs, 1000).await.unwrap();
     let leaves_holes = contents.is_some();
     if let Some(contents) = &contents {
         // Creations with these numbers, which a crash has undone, have stored something.
@@ -138,8 +138,8 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
     let mut maker = Maker { rng: env.rng(), nodes, bytes, next: numbers.start, leaves_holes };
     for _ in 0..8 {
         let count = maker.rng.random_range(1..60);
-        let events: Vec<Event> = (0..count).map(|_| maker.event()).collect();
-        fs.apply(&events, &[]).await.unwrap();
+        let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
+        fs.apply(&mutations, &[]).await.unwrap();
         for (ino, foreseen) in &maker.nodes {
             let found = attributes(&fs, *ino).await;
             let foreseen = Attributes { stored: found.stored, ..*foreseen };
@@ -187,32 +187,39 @@ fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
     run(1, |env| async move {
         let (volume, _) = volume(&env, BLOCKS);
         let contents = SimContents::new(&env);
-        local::make_elsewhere(&env, &volume, &format(), &*contents).await.unwrap();
+        local::make_external(&env, &volume, &format(), &*contents).await.unwrap();
         let (options, elsewhere) =
             (Options::default(), Some(contents.clone() as Arc<dyn Contents>));
-        let fs = Local::open_with(&env, volume, "fs", options, elsewhere).await.unwrap();
-        let most = fs.byte_events();
+        let fs = LocalFs::open_with(&env, volume, "fs", options, elsewhere).await.unwrap();
+        let most = fs.byte_mutations();
         assert!(!most.sizes && most.end > 0 && most.end < u64::MAX);
-        let number = Ino(Ledger::reserve_numbers(&fs, 1).await.unwrap().start);
+        let number = Ino(SessionTable::reserve_numbers(&fs, 1).await.unwrap().start);
         let new = NewNode { node: Node::File, mode: 0o644, umask: 0, uid: 5, gid: 6 };
         let time = Timestamp { seconds: 1, nanos: 0 };
-        let create = Deed::Create { parent: ROOT, name: "n".into(), new, number };
-        let write =
-            |offset| Deed::Write { ino: number, offset, data: "x".into(), clear_suid: false };
-        let event = |deed| Event { time, deed };
-        let far = [event(create.clone()), event(write(most.end))];
+        let create = MutationKind::Create { parent: ROOT, name: "n".into(), new, number };
+        let write = |offset| MutationKind::Write {
+            ino: number,
+            offset,
+            data: "x".into(),
+            clear_suid: false,
+        };
+        let mutation = |kind| Mutation { time, kind };
+        let far = [mutation(create.clone()), mutation(write(most.end))];
         assert!(matches!(fs.apply(&far, &[]).await, Err(FsError::NotSupported)));
         let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
-        let cut = [event(create.clone()), event(Deed::SetAttributes { ino: number, change })];
+        let cut = [
+            mutation(create.clone()),
+            mutation(MutationKind::SetAttributes { ino: number, change }),
+        ];
         assert!(matches!(fs.apply(&cut, &[]).await, Err(FsError::NotSupported)));
-        let near = [event(create), event(write(most.end - 1))];
+        let near = [mutation(create), mutation(write(most.end - 1))];
         fs.apply(&near, &[]).await.unwrap();
         // The bytes of an inode that there is stay when it is made again.
-        let again = [near[0].clone(), event(write(0))];
+        let again = [near[0].clone(), mutation(write(0))];
         assert!(matches!(fs.apply(&again, &[]).await, Err(FsError::Invalid(_))));
         assert_eq!(fs.read(number, 0, 1).await.unwrap().concat(), [0]);
         // One that is there may be written behind that.
-        fs.apply(&[event(write(most.end + 9))], &[]).await.unwrap();
+        fs.apply(&[mutation(write(most.end + 9))], &[]).await.unwrap();
         assert_eq!(attributes(&fs, number).await.size, most.end + 10);
     });
 }

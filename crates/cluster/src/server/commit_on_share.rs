@@ -13,7 +13,7 @@ use crate::protocol::Changed;
 
 /// Something that is changed or seen.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Item {
+pub(super) enum Dependency {
     /// An inode: attributes, bytes, or all names of a directory.
     Inode(Ino),
     /// A name of a directory.
@@ -22,24 +22,24 @@ pub(super) enum Item {
     Content(Ino),
 }
 
-impl Item {
+impl Dependency {
     /// The inode, or the directory of the name.
     pub(super) fn ino(&self) -> Ino {
         match self {
-            Item::Inode(ino) | Item::Name(ino, _) | Item::Content(ino) => *ino,
+            Dependency::Inode(ino) | Dependency::Name(ino, _) | Dependency::Content(ino) => *ino,
         }
     }
 }
 
 /// A few of them.
-pub(super) type Items = SmallVec<[Item; 4]>;
+pub(super) type Dependencies = SmallVec<[Dependency; 4]>;
 
 /// More than one session.
 const SEVERAL: u64 = u64::MAX;
 
 /// The changes of all sessions since the last sync.
 #[derive(Debug, Default)]
-pub(super) struct Undurable {
+pub(super) struct CommitOnShare {
     state: Mutex<State>,
     /// One sync at a time.
     turn: tokio::sync::Mutex<()>,
@@ -48,11 +48,11 @@ pub(super) struct Undurable {
 #[derive(Debug, Default)]
 struct State {
     /// Changes under way: the sessions that make them.
-    running: HashMap<Item, SmallVec<[u64; 2]>>,
+    running: HashMap<Dependency, SmallVec<[u64; 2]>>,
     /// Changes since the last sync began: the session that made them, or [`SEVERAL`].
-    recent: HashMap<Item, u64>,
+    recent: HashMap<Dependency, u64>,
     /// Changes that the sync under way makes durable.
-    syncing: HashMap<Item, u64>,
+    syncing: HashMap<Dependency, u64>,
     /// The highest version of a change.
     committed: u64,
     /// Changes up to this version are durable.
@@ -61,42 +61,46 @@ struct State {
 
 impl State {
     /// Whether another session has changed it, or is about to.
-    fn is_of_another(&self, by: u64, item: &Item) -> bool {
+    fn is_of_another(&self, by: u64, dependency: &Dependency) -> bool {
         let others = |session: &u64| *session != by;
-        self.running.get(item).is_some_and(|running| running.iter().any(others))
-            || self.recent.get(item).is_some_and(others)
-            || self.syncing.get(item).is_some_and(others)
+        self.running.get(dependency).is_some_and(|running| running.iter().any(others))
+            || self.recent.get(dependency).is_some_and(others)
+            || self.syncing.get(dependency).is_some_and(others)
     }
 }
 
 /// The things that a change changes.
-pub(super) fn items(changes: &[Changed]) -> Items {
-    let mut items = Items::new();
+pub(super) fn dependencies(changes: &[Changed]) -> Dependencies {
+    let mut dependencies = Dependencies::new();
     for change in changes {
-        let (item, content) = match change {
+        let (dependency, content) = match change {
             // Nothing changes by itself.
-            Changed::Exclusive(_)
+            Changed::Delegation(_)
             | Changed::Names(_)
             | Changed::Pages(_)
             | Changed::Size { .. } => continue,
-            Changed::Attributes(ino) => (Item::Inode(*ino), None),
-            Changed::Content { ino, .. } => (Item::Inode(*ino), Some(Item::Content(*ino))),
-            Changed::Name { parent, name } => (Item::Name(*parent, name.clone()), None),
+            Changed::Attributes(ino) => (Dependency::Inode(*ino), None),
+            Changed::Content { ino, .. } => {
+                (Dependency::Inode(*ino), Some(Dependency::Content(*ino)))
+            }
+            Changed::Name { parent, name } => (Dependency::Name(*parent, name.clone()), None),
         };
-        for item in [Some(item), content].into_iter().flatten() {
-            if !items.contains(&item) {
-                items.push(item);
+        for dependency in [Some(dependency), content].into_iter().flatten() {
+            if !dependencies.contains(&dependency) {
+                dependencies.push(dependency);
             }
         }
     }
-    items
+    dependencies
 }
 
-impl Undurable {
-    /// A session begins to change these. [`Undurable::end`] must follow.
-    pub(super) fn begin(&self, by: u64, items: &Items) {
+impl CommitOnShare {
+    /// A session begins to change these. [`CommitOnShare::end`] must follow.
+    pub(super) fn begin(&self, by: u64, dependencies: &Dependencies) {
         let mut state = self.state.lock();
-        items.iter().for_each(|item| state.running.entry(item.clone()).or_default().push(by));
+        dependencies
+            .iter()
+            .for_each(|dependency| state.running.entry(dependency.clone()).or_default().push(by));
     }
 
     /// The change has ended, and has become this version if it has committed. Whether its result depends on changes of others:
@@ -104,27 +108,30 @@ impl Undurable {
     pub(super) fn end(
         &self,
         by: u64,
-        items: &Items,
+        dependencies: &Dependencies,
         parents: &[Ino],
         committed: Option<u64>,
     ) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let commutes = |item: &Item| {
-            committed.is_some() && matches!(item, Item::Inode(ino) if parents.contains(ino))
+        let commutes = |dependency: &Dependency| {
+            committed.is_some()
+                && matches!(dependency, Dependency::Inode(ino) if parents.contains(ino))
         };
-        let depends = items.iter().any(|item| !commutes(item) && state.is_of_another(by, item));
-        for item in items {
-            if let Some(running) = state.running.get_mut(item) {
+        let depends = dependencies
+            .iter()
+            .any(|dependency| !commutes(dependency) && state.is_of_another(by, dependency));
+        for dependency in dependencies {
+            if let Some(running) = state.running.get_mut(dependency) {
                 if let Some(own) = running.iter().position(|session| *session == by) {
                     running.swap_remove(own);
                 }
                 if running.is_empty() {
-                    state.running.remove(item);
+                    state.running.remove(dependency);
                 }
             }
             if committed.is_some() {
-                let last = state.recent.entry(item.clone()).or_insert(by);
+                let last = state.recent.entry(dependency.clone()).or_insert(by);
                 if *last != by {
                     *last = SEVERAL;
                 }
@@ -135,11 +142,11 @@ impl Undurable {
     }
 
     /// Whether what a session has seen of these may not survive a crash.
-    pub(super) fn depends(&self, by: u64, items: &[Item]) -> bool {
+    pub(super) fn depends(&self, by: u64, dependencies: &[Dependency]) -> bool {
         let state = self.state.lock();
         let is_clean =
             state.running.is_empty() && state.recent.is_empty() && state.syncing.is_empty();
-        !is_clean && items.iter().any(|item| state.is_of_another(by, item))
+        !is_clean && dependencies.iter().any(|dependency| state.is_of_another(by, dependency))
     }
 
     /// Changes up to this version are durable.
@@ -157,10 +164,12 @@ impl Undurable {
     pub(super) fn count(&self) -> HashMap<u64, u64> {
         let state = self.state.lock();
         let mut counts = HashMap::default();
-        let again = |item: &&Item| !state.syncing.contains_key(*item);
-        let recent = state.recent.iter().filter(|(item, _)| again(item));
+        let again = |dependency: &&Dependency| !state.syncing.contains_key(*dependency);
+        let recent = state.recent.iter().filter(|(dependency, _)| again(dependency));
         let all = recent.chain(&state.syncing);
-        for (_, session) in all.filter(|(item, _)| !matches!(item, Item::Content(_))) {
+        for (_, session) in
+            all.filter(|(dependency, _)| !matches!(dependency, Dependency::Content(_)))
+        {
             *counts.entry(*session).or_default() += 1;
         }
         counts
@@ -169,12 +178,12 @@ impl Undurable {
     /// Whether an inode has changed, or is about to.
     pub(super) fn has_changed(&self, ino: Ino) -> bool {
         // No session has this number.
-        self.state.lock().is_of_another(0, &Item::Inode(ino))
+        self.state.lock().is_of_another(0, &Dependency::Inode(ino))
     }
 
     /// The same of the bytes of a file. Its client would make such a change again after a crash.
     pub(super) fn has_new_content(&self, ino: Ino) -> bool {
-        self.state.lock().is_of_another(0, &Item::Content(ino))
+        self.state.lock().is_of_another(0, &Dependency::Content(ino))
     }
 
     /// Returns when all changes before this call are durable, which `sync` does for all that were made before it: up to
@@ -206,8 +215,8 @@ impl Undurable {
                 Ok(Some(state.durable))
             }
             Err(error) => {
-                for (item, by) in done {
-                    let last = state.recent.entry(item).or_insert(by);
+                for (dependency, by) in done {
+                    let last = state.recent.entry(dependency).or_insert(by);
                     if *last != by {
                         *last = SEVERAL;
                     }

@@ -8,23 +8,51 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::Time;
-use thalweg_fs::event::{Deed, Event};
 use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, blocks_of};
 use thalweg_fs::{
     AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, Timestamp,
 };
 
 use super::cache::{Cache, NewName};
-use super::own::Own;
+use super::size_records::SizeRecordState;
 use super::users;
 
 /// How long the server takes to clear bytes, about.
 const CLEARED: Duration = Duration::from_secs(2);
-/// Most bytes of an event.
+/// Most bytes of a mutation.
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
 const BLOCK: u64 = 4096;
+
+/// An inode that is, or was, delegated to this client.
+#[derive(Debug, Default)]
+pub(super) struct Delegation {
+    /// The directory or file is this client's alone since this grant.
+    pub(super) granted: Option<u64>,
+    /// The client has made it in a directory that was its alone since that grant, or in what it has made there.
+    pub(super) within: Option<(Ino, u64)>,
+    /// Mutations that concern it, and that the server does not have.
+    pub(super) unsent: u32,
+    /// Bytes below this one may be stored without the server; 0: none.
+    pub(super) write_bound: u64,
+    /// The write bound is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the mutations up to
+    /// this one.
+    pub(super) cleared: Option<(Time, u64)>,
+    /// Whether size records of it are stored.
+    pub(super) size_record: SizeRecordState,
+    /// Its bytes follow one another from the start, without holes.
+    pub(super) is_dense: bool,
+    /// The root of the quota that it counts for; 0 for none. Known while it is this client's alone.
+    pub(super) quota: u64,
+    /// How much its attributes say that is stored is not exact.
+    pub(super) is_estimate: bool,
+    /// New names that were made in the directory with calls since it was refused to the client.
+    pub(super) creates: u32,
+    /// Before this time it is not asked for again.
+    pub(super) refused_until: Time,
+}
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
 fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
@@ -44,9 +72,9 @@ pub(super) struct Asked(u64);
 
 impl Cache {
     /// Whether an inode is this client's alone.
-    pub(super) fn is_own(&self, ino: Ino) -> bool {
+    pub(super) fn has_delegation(&self, ino: Ino) -> bool {
         let Some(node) = self.nodes.get(&ino) else { return false };
-        let (root, grant) = match (node.own.granted, node.own.within) {
+        let (root, grant) = match (node.delegation.granted, node.delegation.within) {
             (Some(grant), _) => (ino, grant),
             (None, Some(within)) => within,
             (None, None) => return false,
@@ -56,63 +84,71 @@ impl Cache {
 
     /// Whether a directory or file is this client's alone since that grant.
     fn has_grant(&self, ino: Ino, grant: u64) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.own.granted == Some(grant))
+        self.nodes.get(&ino).is_some_and(|node| node.delegation.granted == Some(grant))
     }
 
     /// Whether the directory was granted to this client.
     pub(super) fn is_granted(&self, ino: Ino) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.own.granted.is_some())
+        self.nodes.get(&ino).is_some_and(|node| node.delegation.granted.is_some())
     }
 
     /// The server has granted a directory or file, which counts for this quota.
-    pub(super) fn hold_exclusively(&mut self, ino: Ino, quota: u64) {
-        self.pending.grants += 1;
-        let grant = self.pending.grants;
-        let own = &mut self.nodes.entry(ino).or_default().own;
+    pub(super) fn hold_delegation(&mut self, ino: Ino, quota: u64) {
+        self.queue.grants += 1;
+        let grant = self.queue.grants;
+        let own = &mut self.nodes.entry(ino).or_default().delegation;
         (own.granted, own.quota) = (Some(grant), quota);
     }
 
     /// Bytes of a file below this one may be stored without the server.
-    pub(super) fn reach(&self, ino: Ino) -> u64 {
-        self.nodes.get(&ino).map(|node| node.own.reach).unwrap_or_default()
+    pub(super) fn write_bound(&self, ino: Ino) -> u64 {
+        self.nodes.get(&ino).map(|node| node.delegation.write_bound).unwrap_or_default()
     }
 
-    /// To be taken before the server is asked how far a file reaches, and given to [`Cache::set_reach`]. `None` while a change
+    /// To be taken before the server is asked how far a file reaches, and given to [`Cache::set_write_bound`]. `None` while a change
     /// of the file is under way: the answer will not count.
-    pub(super) fn before_reach(&self, ino: Ino) -> Option<Asked> {
+    pub(super) fn query_write_bound(&self, ino: Ino) -> Option<Asked> {
         let is_changing = self.nodes.get(&ino).is_some_and(|node| node.changing > 0);
-        (!is_changing).then_some(Asked(self.pending.by_server))
+        (!is_changing).then_some(Asked(self.queue.by_server))
     }
 
     /// The server has said how far a file reaches. That does not count if it was asked before such a change.
-    pub(super) fn set_reach(&mut self, ino: Ino, reach: u64, (asked, now): (Option<Asked>, Time)) {
+    pub(super) fn set_write_bound(
+        &mut self,
+        ino: Ino,
+        write_bound: u64,
+        (asked, now): (Option<Asked>, Time),
+    ) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         let counts = asked.is_some_and(|Asked(changes)| node.by_server <= changes);
-        (node.own.reach, node.own.cleared) = match (counts, reach) {
-            (false, _) => (0, node.own.cleared.or(Some((now, 0)))),
+        (node.delegation.write_bound, node.delegation.cleared) = match (counts, write_bound) {
+            (false, _) => (0, node.delegation.cleared.or(Some((now, 0)))),
             // A file that was made shorter just now has none for a while.
             (true, 0) => (0, Some((now + CLEARED, 0))),
-            (true, reach) => (reach, None),
+            (true, write_bound) => (write_bound, None),
         };
     }
 
     /// Whether the server is to be asked for more, for bytes up to `end`.
-    pub(super) fn wants_reach(&self, ino: Ino, end: u64, now: Time) -> bool {
+    pub(super) fn wants_write_bound(&self, ino: Ino, end: u64, now: Time) -> bool {
         let Some(node) = self.nodes.get(&ino).filter(|node| node.stamp > 0) else { return false };
-        match node.own.reach {
-            0 => node.own.cleared.is_some_and(|(at, event)| at <= now && self.pending.has(event)),
-            reach => reach < end,
+        match node.delegation.write_bound {
+            0 => node
+                .delegation
+                .cleared
+                .is_some_and(|(at, mutation)| at <= now && self.queue.has(mutation)),
+            write_bound => write_bound < end,
         }
     }
 
     /// The server has to clear bytes of a file before they are stored here again.
     pub(super) fn clear_bytes(&mut self, ino: Ino, now: Time) {
-        // A change that is about to be made is the next event at the latest.
-        let event = self.pending.last() + 1;
+        // A change that is about to be made is the next mutation at the latest.
+        let mutation = self.queue.last() + 1;
         if let Some(own) = self.changes_by_server(ino)
-            && (own.reach > 0 || own.cleared.is_some())
+            && (own.write_bound > 0 || own.cleared.is_some())
         {
-            (own.reach, own.cleared) = (0, Some((now + CLEARED, event)));
+            (own.write_bound, own.cleared) = (0, Some((now + CLEARED, mutation)));
         }
     }
 
@@ -120,25 +156,25 @@ impl Cache {
     /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
         if let Some(own) = self.changes_by_server(ino)
-            && own.reach > 0
+            && own.write_bound > 0
         {
-            (own.reach, own.cleared) = (0, Some((now, 0)));
+            (own.write_bound, own.cleared) = (0, Some((now, 0)));
         }
     }
 
     /// The server stores or clears bytes of a file.
-    fn changes_by_server(&mut self, ino: Ino) -> Option<&mut Own> {
-        self.pending.by_server += 1;
+    fn changes_by_server(&mut self, ino: Ino) -> Option<&mut Delegation> {
+        self.queue.by_server += 1;
         let node = self.nodes.get_mut(&ino)?;
-        node.by_server = self.pending.by_server;
-        Some(&mut node.own)
+        node.by_server = self.queue.by_server;
+        Some(&mut node.delegation)
     }
 
     /// A directory is not this client's alone any more, and nothing that was made in it.
     pub(super) fn share(&mut self, directory: Ino) {
         if let Some(node) = self.nodes.get_mut(&directory) {
-            node.own.granted = None;
-            node.own.creates = 0;
+            node.delegation.granted = None;
+            node.delegation.creates = 0;
         }
     }
 
@@ -146,7 +182,7 @@ impl Cache {
     /// nor what is below it.
     pub(super) fn share_all_of(&mut self, ino: Ino) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let within = node.own.within.take();
+        let within = node.delegation.within.take();
         let is_directory = node.attributes.is_none_or(|it| it.kind == Kind::Directory);
         self.share(ino);
         if let Some((root, _)) = within.filter(|_| is_directory) {
@@ -156,40 +192,40 @@ impl Cache {
 
     /// Whether to ask for a directory that this client is about to make a name in, by calls so far: `after` so many.
     pub(super) fn wants(&mut self, directory: Ino, after: u32, now: Time) -> bool {
-        let is_own = self.is_own(directory);
+        let has_delegation = self.has_delegation(directory);
         let Some(node) = self.nodes.get_mut(&directory) else { return false };
         let is_complete = node.names.as_ref().is_some_and(|names| names.complete);
-        if is_own || !is_complete || node.own.refused_until > now {
+        if has_delegation || !is_complete || node.delegation.refused_until > now {
             return false;
         }
-        node.own.creates += 1;
-        node.own.creates > after
+        node.delegation.creates += 1;
+        node.delegation.creates > after
     }
 
     /// The directory was refused.
     pub(super) fn refuse(&mut self, directory: Ino, until: Time) {
         if let Some(node) = self.nodes.get_mut(&directory) {
-            (node.own.refused_until, node.own.creates) = (until, 0);
+            (node.delegation.refused_until, node.delegation.creates) = (until, 0);
         }
     }
 
     /// The attributes of an inode that this client may change by itself now.
-    fn own_attributes(&self, ino: Ino, now: Time) -> Option<Attributes> {
+    fn delegated_attributes(&self, ino: Ino, now: Time) -> Option<Attributes> {
         let node = self.nodes.get(&ino)?;
-        (self.lease_end > now && node.changing == 0 && self.is_own(ino)).then_some(())?;
+        (self.lease_end > now && node.changing == 0 && self.has_delegation(ino)).then_some(())?;
         let seen_as = users::seen_as(self.squash);
         node.attributes.filter(|it| seen_as.is_none_or(|user| is_owned_by(it, &user)))
     }
 
     /// Whether a file may be opened, and locked, without the server.
     pub(super) fn may_open(&self, ino: Ino, now: Time) -> bool {
-        self.own_attributes(ino, now).is_some_and(|it| it.kind == Kind::File)
+        self.delegated_attributes(ino, now).is_some_and(|it| it.kind == Kind::File)
     }
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.
     pub(super) fn lacks_attributes(&self, ino: Ino) -> bool {
         let has_none = |node: &super::cache::Node| node.attributes.is_none() && node.changing == 0;
-        self.nodes.get(&ino).is_some_and(has_none) && self.is_own(ino)
+        self.nodes.get(&ino).is_some_and(has_none) && self.has_delegation(ino)
     }
 
     /// Makes an inode, if that is possible without the server.
@@ -200,7 +236,7 @@ impl Cache {
         new: &NewNode,
         (now, time): (Time, Timestamp),
     ) -> Option<Result<Attributes, FsError>> {
-        let mut directory = self.own_attributes(parent, now)?;
+        let mut directory = self.delegated_attributes(parent, now)?;
         let node = self.nodes.get(&parent)?;
         let names = node.names.as_ref().filter(|names| names.complete)?;
         match names.known(name) {
@@ -212,22 +248,30 @@ impl Cache {
         if !is_possible || !is_plain(name, new) {
             return None;
         }
-        let within = node.own.granted.map(|grant| (parent, grant)).or(node.own.within);
-        let quota = node.own.quota;
-        if !self.pending.has_number() {
+        let within =
+            node.delegation.granted.map(|grant| (parent, grant)).or(node.delegation.within);
+        let quota = node.delegation.quota;
+        if !self.queue.has_number() {
             return None;
         }
-        let charge = self.pending.take_room(quota, Room::of_new(name, &new.node))?;
-        let number = self.pending.number()?;
+        let charge = self.queue.take_room(quota, Room::of_new(name, &new.node))?;
+        let number = self.queue.number()?;
         let made = Attributes::of_new(&directory, new, number, time);
         directory.got_name(made.kind, time);
         let name = Bytes::copy_from_slice(name);
-        let deed = Deed::Create { parent, name: name.clone(), new: new.clone(), number };
-        self.pending.push(Event { time, deed }, charge, false, now);
-        let reach = self.new_reach;
+        let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
+        self.queue.push(Mutation { time, kind }, charge, false, now);
+        let write_bound = self.new_write_bound;
         let node = self.nodes.entry(number).or_default();
         (node.attributes, node.used) = (Some(made), true);
-        node.own = Own { within, quota, unsent: 1, is_dense: true, reach, ..Own::default() };
+        node.delegation = Delegation {
+            within,
+            quota,
+            unsent: 1,
+            is_dense: true,
+            write_bound,
+            ..Delegation::default()
+        };
         if made.kind == Kind::Directory {
             self.hold_names(number, true);
         }
@@ -238,19 +282,19 @@ impl Cache {
         Some(Ok(made))
     }
 
-    /// An event has given an inode these attributes.
+    /// A mutation has given an inode these attributes.
     fn note(&mut self, ino: Ino, attributes: Attributes) {
-        self.pending.ended.remove(&ino);
+        self.queue.ended.remove(&ino);
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.attributes = Some(attributes);
             node.used = true;
-            node.own.unsent += 1;
+            node.delegation.unsent += 1;
         }
     }
 
     /// Whether this client has made it, so that nothing is unknown of it.
     fn is_made_here(&self, ino: Ino) -> bool {
-        let within = self.nodes.get(&ino).and_then(|node| node.own.within);
+        let within = self.nodes.get(&ino).and_then(|node| node.delegation.within);
         within.is_some_and(|(root, grant)| self.has_grant(root, grant))
     }
 
@@ -261,14 +305,14 @@ impl Cache {
         change: &AttributeChange,
         (now, time): (Time, Timestamp),
     ) -> Option<Attributes> {
-        let mut attributes = self.own_attributes(ino, now)?;
+        let mut attributes = self.delegated_attributes(ino, now)?;
         let is_made_here = self.is_made_here(ino);
         // An access control list may say more.
         let is_plain = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
         if !is_made_here && !is_plain || attributes.kind == Kind::Symlink {
             return None;
         }
-        let own = &self.nodes.get(&ino)?.own;
+        let own = &self.nodes.get(&ino)?.delegation;
         match change.size {
             // The answer is to say what is stored.
             None if own.is_estimate => return None,
@@ -280,26 +324,26 @@ impl Cache {
                 }
             }
         }
-        let charge = self.pending.take_room(own.quota, Room::NONE)?;
-        let own = &mut self.nodes.get_mut(&ino)?.own;
+        let charge = self.queue.take_room(own.quota, Room::NONE)?;
+        let own = &mut self.nodes.get_mut(&ino)?.delegation;
         match change.size {
             None => {}
             Some(size) => {
                 if size == 0 {
-                    self.pending.is_empty_again(ino);
+                    self.queue.is_empty_again(ino);
                 }
                 (own.is_dense, own.is_estimate) = (true, false);
                 attributes.stored = size.next_multiple_of(BLOCK);
             }
         }
         attributes.set(change, time);
-        let deed = Deed::SetAttributes { ino, change: *change };
-        self.pending.push(Event { time, deed }, charge, false, now);
+        let kind = MutationKind::SetAttributes { ino, change: *change };
+        self.queue.push(Mutation { time, kind }, charge, false, now);
         self.note(ino, attributes);
         Some(attributes)
     }
 
-    /// Writes bytes, if that is possible without the server, which takes such ones as events; where they went.
+    /// Writes bytes, if that is possible without the server, which takes such ones as mutations; where they went.
     pub(super) fn write(
         &mut self,
         ino: Ino,
@@ -309,7 +353,7 @@ impl Cache {
         (now, time): (Time, Timestamp),
     ) -> Option<u64> {
         let bytes = self.bytes;
-        let mut attributes = self.own_attributes(ino, now)?;
+        let mut attributes = self.delegated_attributes(ino, now)?;
         let offset = at.unwrap_or(attributes.size);
         let len = data.len() as u64;
         // A file that the server does not have yet has a bound of its own.
@@ -319,7 +363,7 @@ impl Cache {
         if attributes.kind != Kind::File || data.is_empty() {
             return None;
         }
-        let own = &self.nodes.get(&ino)?.own;
+        let own = &self.nodes.get(&ino)?.delegation;
         let blocks = match bytes.dense {
             // What a file takes follows from its size.
             true => blocks_of(0..end).saturating_sub(blocks_of(0..attributes.size)),
@@ -328,11 +372,11 @@ impl Cache {
                 blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
             }
         };
-        let charge = self.pending.take_room(own.quota, Room::of_bytes(blocks))?;
+        let charge = self.queue.take_room(own.quota, Room::of_bytes(blocks))?;
         if offset > attributes.size {
             self.clear_bytes(ino, now);
         }
-        let own = &mut self.nodes.get_mut(&ino)?.own;
+        let own = &mut self.nodes.get_mut(&ino)?.delegation;
         own.is_dense = bytes.dense || own.is_dense && offset <= attributes.size;
         own.is_estimate |= !own.is_dense;
         let grows = end > attributes.size;
@@ -344,8 +388,8 @@ impl Cache {
                 most.min(attributes.stored + len.next_multiple_of(BLOCK)).max(attributes.stored)
             }
         };
-        let deed = Deed::Write { ino, offset, data, clear_suid };
-        self.pending.push(Event { time, deed }, charge, grows, now);
+        let kind = MutationKind::Write { ino, offset, data, clear_suid };
+        self.queue.push(Mutation { time, kind }, charge, grows, now);
         self.note(ino, attributes);
         Some(offset)
     }
@@ -354,7 +398,7 @@ impl Cache {
     pub(super) fn call_for_size(&mut self, ino: Ino, size: u64, now: Time) {
         self.clear_bytes(ino, now);
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.own.is_dense &= size == 0;
+            node.delegation.is_dense &= size == 0;
         }
     }
 
@@ -362,13 +406,13 @@ impl Cache {
     pub(super) fn call_for_bytes(&mut self, ino: Ino, now: Time) {
         self.stored_by_server(ino, now);
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.own.is_dense = false;
+            node.delegation.is_dense = false;
         }
     }
 
     /// Whether the server does not have everything of an inode.
     pub(super) fn is_unsent(&self, ino: Ino) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.own.unsent > 0)
+        self.nodes.get(&ino).is_some_and(|node| node.delegation.unsent > 0)
     }
 
     /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
@@ -377,25 +421,26 @@ impl Cache {
     }
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
-    /// durable by tails. The others are held wrongly here. Returns these, and how many changes are lost.
-    pub(super) fn lose(&mut self, batch: &[Event], error: &FsError) -> (Vec<Ino>, usize) {
+    /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost.
+    pub(super) fn lose(&mut self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
         let is_refused = !matches!(error, FsError::Store(_));
-        let ended = self.pending.ended.clone();
+        let ended = self.queue.ended.clone();
         self.sent(batch, 0, &[]);
         let (mut wrong, mut changes) = (Vec::new(), 0);
-        for Event { deed, .. } in batch {
-            self.share_all_of(deed.ino());
-            if ended.contains(&deed.ino()) && !is_refused {
-                self.pending.ended.insert(deed.ino());
+        for Mutation { kind, .. } in batch {
+            self.share_all_of(kind.ino());
+            if ended.contains(&kind.ino()) && !is_refused {
+                self.queue.ended.insert(kind.ino());
                 continue;
             }
             changes += 1;
-            let bytes = matches!(deed, Deed::Write { .. } | Deed::Stored { .. });
-            for ino in [Some(deed.ino()), deed.made()].into_iter().flatten() {
+            let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
+            for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
                 let Some(node) = self.nodes.get_mut(&ino) else { continue };
                 (node.attributes, node.names) = (None, None);
-                node.own = Own { unsent: node.own.unsent, ..Own::default() };
-                if self.pending.fail(ino, error, bytes) {
+                node.delegation =
+                    Delegation { unsent: node.delegation.unsent, ..Delegation::default() };
+                if self.queue.fail(ino, error, bytes) {
                     wrong.push(ino);
                 }
             }
@@ -404,27 +449,27 @@ impl Cache {
     }
 
     /// The server has a batch, with the proofs of the inodes that it made; or it is lost.
-    pub(super) fn sent(&mut self, batch: &[Event], stamp: u64, proofs: &[u64]) {
-        let mut proofs = proofs.iter();
-        let pending = &mut self.pending;
+    pub(super) fn sent(&mut self, batch: &[Mutation], stamp: u64, inode_tokens: &[u64]) {
+        let mut inode_tokens = inode_tokens.iter();
+        let pending = &mut self.queue;
         pending.done += batch.len() as u64;
         let done = pending.done;
         pending.used_up.retain(|(_, last)| *last > done);
-        for Event { deed, .. } in batch {
-            for ino in [Some(deed.ino()), deed.made()].into_iter().flatten() {
+        for Mutation { kind, .. } in batch {
+            for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
                 if let Some(node) = self.nodes.get_mut(&ino) {
-                    assert!(node.own.unsent > 0, "an event is sent that was not made");
-                    node.own.unsent -= 1;
-                    if node.own.unsent == 0 {
+                    assert!(node.delegation.unsent > 0, "an event is sent that was not made");
+                    node.delegation.unsent -= 1;
+                    if node.delegation.unsent == 0 {
                         pending.ended.remove(&ino);
                     }
                 }
             }
-            let Some(ino) = deed.made() else { continue };
-            let Some(proof) = proofs.next() else { continue };
+            let Some(ino) = kind.made() else { continue };
+            let Some(inode_token) = inode_tokens.next() else { continue };
             let node = self.nodes.entry(ino).or_default();
             node.stamp = node.stamp.max(stamp);
-            node.proof = *proof;
+            node.inode_token = *inode_token;
         }
     }
 }
@@ -438,15 +483,15 @@ mod tests {
         let (mut cache, ino, now) = (Cache::default(), Ino(5), Time::default());
         cache.nodes.entry(ino).or_default();
         for change in [Cache::clear_bytes, Cache::stored_by_server] {
-            let asked = cache.before_reach(ino);
+            let asked = cache.query_write_bound(ino);
             change(&mut cache, ino, now);
-            cache.set_reach(ino, 4096, (asked, now));
-            assert_eq!(cache.reach(ino), 0);
-            cache.set_reach(ino, 4096, (cache.before_reach(ino), now));
-            assert_eq!(cache.reach(ino), 4096);
+            cache.set_write_bound(ino, 4096, (asked, now));
+            assert_eq!(cache.write_bound(ino), 0);
+            cache.set_write_bound(ino, 4096, (cache.query_write_bound(ino), now));
+            assert_eq!(cache.write_bound(ino), 4096);
         }
         cache.nodes.entry(ino).or_default().changing = 1;
-        cache.set_reach(ino, 4096, (cache.before_reach(ino), now));
-        assert_eq!(cache.reach(ino), 0);
+        cache.set_write_bound(ino, 4096, (cache.query_write_bound(ino), now));
+        assert_eq!(cache.write_bound(ino), 0);
     }
 }

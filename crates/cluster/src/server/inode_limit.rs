@@ -21,7 +21,7 @@ const PATIENCE: u32 = 4;
 
 /// What the sessions know.
 #[derive(Debug, Default)]
-pub(super) struct Pressure {
+pub(super) struct InodeLimit {
     /// Inodes, counted for each session.
     known: AtomicUsize,
     /// When clients were asked last.
@@ -37,7 +37,7 @@ pub(super) struct Asked {
     pub(super) since: Time,
 }
 
-impl Pressure {
+impl InodeLimit {
     /// A session knows more inodes.
     pub(super) fn add(&self, inodes: usize) {
         self.known.fetch_add(inodes, Ordering::Relaxed);
@@ -77,13 +77,13 @@ impl Asked {
 
 impl Shared {
     /// Asks the clients that know most to forget inodes, if the clients know too many.
-    pub(super) fn ask_back(&self) {
-        if self.pressure.known() <= self.options.known {
+    pub(super) fn request_release(&self) {
+        if self.inode_limit.known() <= self.options.known {
             return;
         }
         let now = self.env.now();
         {
-            let mut asked = self.pressure.asked.lock();
+            let mut asked = self.inode_limit.asked.lock();
             if asked.is_some_and(|asked| now.since(asked) < self.options.lease / ASKS) {
                 return;
             }
@@ -93,12 +93,12 @@ impl Shared {
         let counts = sessions.iter().map(|session| session.state.lock().holds().0).collect();
         // With some room, so that the next call does not ask again.
         let most = level(counts, self.options.known - self.options.known / 8);
-        sessions.iter().for_each(|session| session.ask_back(most, now));
+        sessions.iter().for_each(|session| session.request_release(most, now));
     }
 
     /// Whether a session is granted nothing, since it was asked to forget inodes and has not.
     pub(super) fn is_refused(&self, asked: Option<Asked>) -> bool {
         let late = |asked: Asked| self.env.now().since(asked.since) > self.options.lease / PATIENCE;
-        self.pressure.known() > self.options.known && asked.is_some_and(late)
+        self.inode_limit.known() > self.options.known && asked.is_some_and(late)
     }
 }

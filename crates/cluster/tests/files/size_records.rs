@@ -259,7 +259,7 @@ fn what_another_client_has_cut_off_is_durable_first() {
 struct Model {
     states: Vec<Vec<u8>>,
     /// The last sync needed no server.
-    by_tail: bool,
+    by_size_record: bool,
     /// As its client has it open.
     handle: Handle,
 }
@@ -278,7 +278,7 @@ impl Model {
     async fn sync(&mut self, client: &Client, file: Ino) {
         let before = calls(client);
         client.sync(file, false).await.unwrap();
-        self.by_tail = calls(client) == before;
+        self.by_size_record = calls(client) == before;
         self.states.drain(..self.states.len() - 1);
     }
 
@@ -377,7 +377,7 @@ fn life(seed: u64) -> bool {
         let (file, handle) = with_tail(&env, &a.client).await;
         b.client.find(Ino::ROOT, b"f").await.unwrap();
         b.client.reference(file);
-        let mut model = Model { states: vec![vec![1; 3000]], by_tail: true, handle };
+        let mut model = Model { states: vec![vec![1; 3000]], by_size_record: true, handle };
         for _ in 0..rng.random_range(1..30) {
             change(&env, &mut rng, (&a.client, &b.client), file, &mut model).await;
         }
@@ -418,12 +418,12 @@ fn life(seed: u64) -> bool {
             bytes.len(),
             model.states.iter().map(Vec::len).collect::<Vec<_>>()
         );
-        model.by_tail
+        model.by_size_record
     })
 }
 
 #[test]
 fn what_was_synced_survives() {
-    let by_tail = campaign::seeds(300).filter(|seed| life(*seed)).count();
-    assert!(by_tail >= 60, "{by_tail}");
+    let by_size_record = campaign::seeds(300).filter(|seed| life(*seed)).count();
+    assert!(by_size_record >= 60, "{by_size_record}");
 }

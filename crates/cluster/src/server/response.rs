@@ -1,8 +1,8 @@
 //! What a call has come to, and what its client may cache of that.
 
 use bytes::Bytes;
-use thalweg_fs::ledger::Committed;
 use thalweg_fs::room::RoomShare;
+use thalweg_fs::session_table::Committed;
 use thalweg_fs::{Handle, Ino};
 
 use super::capabilities::{Held, Table};
@@ -11,11 +11,11 @@ use crate::protocol::{Answer, Grants, ListedEntry};
 
 /// What a call has come to, before anything is granted.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct Response {
     pub(super) answer: Answer,
     pub(super) payload: Vec<Bytes>,
     /// What the client may cache of it, if no change came between.
-    pub(super) wants: Wants,
+    pub(super) wants: GrantRequest,
     /// Entries of a directory, which become the payload.
     pub(super) entries: Option<Vec<ListedEntry>>,
     /// The file that it has opened, under the client's handle.
@@ -30,13 +30,13 @@ pub(super) struct Outcome {
     pub(super) room: Vec<RoomShare>,
     /// The root of the quota of what it would like to grant exclusively.
     pub(super) quota: u64,
-    /// The inodes that its events have made, and whether each is a directory.
+    /// The inodes that its mutations have made, and whether each is a directory.
     pub(super) made: Vec<(Ino, bool)>,
 }
 
 /// What a call would like to grant.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wants {
+pub(super) struct GrantRequest {
     /// The stamp when it began to read.
     pub(super) since: u64,
     /// The attributes in the answer.
@@ -48,15 +48,15 @@ pub(super) struct Wants {
     /// Pages of this file are cached already.
     pub(super) cached: Option<Ino>,
     /// This directory or file, exclusively.
-    pub(super) exclusive: Option<Ino>,
+    pub(super) delegation: Option<Ino>,
 }
 
-impl Outcome {
-    pub(super) fn of(answer: Answer) -> Outcome {
-        Outcome {
+impl Response {
+    pub(super) fn of(answer: Answer) -> Response {
+        Response {
             answer,
             payload: Vec::new(),
-            wants: Wants::default(),
+            wants: GrantRequest::default(),
             entries: None,
             opened: None,
             referenced: None,
@@ -68,12 +68,12 @@ impl Outcome {
         }
     }
 
-    pub(super) fn done() -> Outcome {
-        Outcome::of(Answer::Done)
+    pub(super) fn done() -> Response {
+        Response::of(Answer::Done)
     }
 
-    pub(super) fn with(answer: Answer, payload: Vec<Bytes>) -> Outcome {
-        Outcome { payload, ..Outcome::of(answer) }
+    pub(super) fn with(answer: Answer, payload: Vec<Bytes>) -> Response {
+        Response { payload, ..Response::of(answer) }
     }
 
     /// The inodes that the client learns of.
@@ -91,7 +91,7 @@ impl Outcome {
 }
 
 /// Grants what a call would like to grant, as far as no change came between.
-pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> Grants {
+pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Response) -> Grants {
     let wants = outcome.wants;
     let mut grant = |ino: Option<Ino>, what| {
         ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
@@ -105,20 +105,20 @@ pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Outcome) -> G
         attributes: grant(wants.attributes, Held::ATTRIBUTES),
         names: grant(wants.names, Held::NAMES),
         content: grant(wants.content, Held::CONTENT),
-        exclusive: false,
+        delegation: false,
     };
     if let Some(ino) = wants.cached {
-        table.claim(session, ino, Held::CONTENT);
+        table.reclaim(session, ino, Held::CONTENT);
     }
     for (ino, is_directory) in &outcome.made {
-        table.claim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
+        table.reclaim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
     }
-    let exclusive = wants.exclusive.is_some_and(|ino| table.acquire(session, ino, wants.since));
+    let delegation = wants.delegation.is_some_and(|ino| table.acquire(session, ino, wants.since));
     // A change that came between may have made the file shorter.
-    if let Answer::Opened { reach, .. } = &mut outcome.answer
-        && !(exclusive && wants.exclusive.is_some_and(|ino| table.is_steady(ino, wants.since)))
+    if let Answer::Opened { write_bound, .. } = &mut outcome.answer
+        && !(delegation && wants.delegation.is_some_and(|ino| table.is_steady(ino, wants.since)))
     {
-        *reach = 0;
+        *write_bound = 0;
     }
-    Grants { exclusive, ..grants }
+    Grants { delegation, ..grants }
 }

@@ -40,7 +40,7 @@ fn write_again(moment: u64, other: Other, crashes_again: bool) -> (String, Strin
         while scene.service.expected() > 0 {
             env.sleep(Duration::from_micros(10)).await;
         }
-        // It has claimed what it held, and its calls come later.
+        // It has reclaimed what it held, and its calls come later.
         scene.network.cut(&a.host, &scene.server);
         let found = text(&b.client, file).await;
         match other {

@@ -12,14 +12,14 @@
 use bytes::Bytes;
 use thalweg_env::HashSet;
 use thalweg_fs::access::{ACCESS_LIST, Actor, READ, Rules, SEARCH, WRITE};
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, OpenFlags, Rename,
     TimeChange, WriteHow,
 };
 
 use super::Shared;
-use super::job::Job;
+use super::context::RequestContext;
 use crate::protocol::Request;
 
 /// Set-user-id and set-group-id.
@@ -39,56 +39,60 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may do it; the call as it is carried out for that user. The inodes that it removes or
-    /// renames are checked when they are known, and so are the events of a batch. Each kind is named: a new one does not
+    /// renames are checked when they are known, and so are the mutations of a batch. Each kind is named: a new one does not
     /// compile before it is checked or listed here.
-    pub(super) async fn permit(&self, job: &Job<'_>, request: Request) -> Result<Request, FsError> {
-        let Some(user) = &job.user else { return Ok(request) };
+    pub(super) async fn authorize(
+        &self,
+        context: &RequestContext<'_>,
+        request: Request,
+    ) -> Result<Request, FsError> {
+        let Some(user) = &context.user else { return Ok(request) };
         let rules = self.rules(user);
         match request {
-            Request::Lookup { parent, .. } => self.permit_names(&rules, parent, SEARCH).await?,
+            Request::Lookup { parent, .. } => self.authorize_names(&rules, parent, SEARCH).await?,
             Request::Link { parent, .. } => {
-                self.permit_names(&rules, parent, WRITE | SEARCH).await?;
+                self.authorize_names(&rules, parent, WRITE | SEARCH).await?;
             }
-            Request::Open { ino, flags, .. } => self.permit_open(job, ino, flags).await?,
-            Request::Read { ino, .. } => self.permit_use(job, ino, READ).await?,
-            Request::Seek { ino, .. } => self.permit_use(job, ino, READ | WRITE).await?,
-            Request::Allocate { ino, .. } => self.permit_use(job, ino, WRITE).await?,
+            Request::Open { ino, flags, .. } => self.authorize_open(context, ino, flags).await?,
+            Request::Read { ino, .. } => self.authorize_use(context, ino, READ).await?,
+            Request::Seek { ino, .. } => self.authorize_use(context, ino, READ | WRITE).await?,
+            Request::Allocate { ino, .. } => self.authorize_use(context, ino, WRITE).await?,
             Request::Copy { from, to, .. } => {
-                self.permit_use(job, from.0, READ).await?;
-                self.permit_use(job, to.0, WRITE).await?;
+                self.authorize_use(context, from.0, READ).await?;
+                self.authorize_use(context, to.0, WRITE).await?;
             }
             Request::Xattr { ino, ref name } => {
                 rules.check_xattr(&self.inode(ino).await?, name, false).await?;
             }
             Request::RemoveXattr { ino, ref name } if name == CAPABILITIES => {
-                self.permit_use(job, ino, WRITE).await?;
+                self.authorize_use(context, ino, WRITE).await?;
             }
             Request::SetXattr { ino, ref name, .. } | Request::RemoveXattr { ino, ref name } => {
-                self.permit_set_xattr(&rules, ino, name).await?;
+                self.authorize_set_xattr(&rules, ino, name).await?;
             }
             Request::Create { .. }
             | Request::SetAttributes { .. }
             | Request::Write { .. }
             | Request::ReadDirectory { .. }
-            | Request::Acquire { .. } => return self.adapt(job, &rules, request).await,
-            // When their inodes or events are known.
+            | Request::RequestDelegation { .. } => return self.adapt(context, &rules, request).await,
+            // When their inodes or mutations are known.
             Request::Unlink { .. }
             | Request::RemoveDirectory { .. }
             | Request::Rename { .. }
             | Request::Batch { .. }
             // Of a client, not of one of its users.
             | Request::Attach { .. }
-            | Request::Claim
-            | Request::ClaimOpen { .. }
-            | Request::ClaimLock { .. }
-            | Request::ClaimNumbers { .. }
-            | Request::ClaimRoom { .. }
-            | Request::Claimed
+            | Request::Reclaim
+            | Request::ReclaimOpen { .. }
+            | Request::ReclaimLock { .. }
+            | Request::ReclaimNumbers { .. }
+            | Request::ReclaimRoom { .. }
+            | Request::Reclaimed
             | Request::Reserve
             | Request::Room { .. }
             | Request::ReachContents { .. }
             | Request::RaiseReach { .. }
-            | Request::KeepTail { .. }
+            | Request::KeepSizeRecord { .. }
             | Request::Renew
             | Request::Detach
             | Request::Forget
@@ -112,7 +116,7 @@ impl Shared {
         Ok(request)
     }
 
-    async fn permit_names(
+    async fn authorize_names(
         &self,
         rules: &Rules<'_>,
         directory: Ino,
@@ -124,7 +128,7 @@ impl Shared {
     /// As [`Shared::permit`], for calls that are carried out in another way for some users.
     async fn adapt(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         rules: &Rules<'_>,
         request: Request,
     ) -> Result<Request, FsError> {
@@ -138,26 +142,26 @@ impl Shared {
                 Request::Create { parent, name, new }
             }
             Request::SetAttributes { ino, change } => {
-                let change = self.permit_change(job, rules, ino, change).await?;
+                let change = self.authorize_change(context, rules, ino, change).await?;
                 Request::SetAttributes { ino, change }
             }
             Request::Write { ino, at, how } => {
-                self.permit_use(job, ino, WRITE).await?;
+                self.authorize_use(context, ino, WRITE).await?;
                 Request::Write { ino, at, how: WriteHow { clear_suid: true, ..how } }
             }
             Request::ReadDirectory { ino, from, most, attributes } => {
                 let it = self.inode(ino).await?;
-                if !self.open_files.of(job.session.serial, ino).0 {
+                if !self.open_files.of(context.session.serial, ino).0 {
                     rules.check(&it, READ).await?;
                 }
                 let attributes = attributes && rules.permits(&it, SEARCH).await?;
                 Request::ReadDirectory { ino, from, most, attributes }
             }
             // A client makes files by itself for the directory's owner only.
-            Request::Acquire { ino } => {
+            Request::RequestDelegation { ino } => {
                 let it = self.inode(ino).await?;
                 match it.uid == rules.user.uid && rules.permits(&it, WRITE | SEARCH).await? {
-                    true => Request::Acquire { ino },
+                    true => Request::RequestDelegation { ino },
                     false => Request::Attributes { ino, shown: false },
                 }
             }
@@ -166,13 +170,13 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may open an inode.
-    pub(super) async fn permit_open(
+    pub(super) async fn authorize_open(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         ino: Ino,
         flags: OpenFlags,
     ) -> Result<(), FsError> {
-        let Some(user) = &job.user else { return Ok(()) };
+        let Some(user) = &context.user else { return Ok(()) };
         let (rules, it) = (self.rules(user), self.inode(ino).await?);
         if flags.read {
             check_use(&rules, &it, READ).await?;
@@ -184,9 +188,14 @@ impl Shared {
     }
 
     /// Fails unless a file is open for one of these, [`READ`] or [`WRITE`], or the user of a call may open it for the first.
-    async fn permit_use(&self, job: &Job<'_>, ino: Ino, wanted: u16) -> Result<(), FsError> {
-        let Some(user) = &job.user else { return Ok(()) };
-        let (reads, writes) = self.open_files.of(job.session.serial, ino);
+    async fn authorize_use(
+        &self,
+        context: &RequestContext<'_>,
+        ino: Ino,
+        wanted: u16,
+    ) -> Result<(), FsError> {
+        let Some(user) = &context.user else { return Ok(()) };
+        let (reads, writes) = self.open_files.of(context.session.serial, ino);
         if wanted & READ != 0 && reads || wanted & WRITE != 0 && writes {
             return Ok(());
         }
@@ -194,7 +203,7 @@ impl Shared {
         check_use(&self.rules(user), &self.inode(ino).await?, wanted).await
     }
 
-    async fn permit_set_xattr(
+    async fn authorize_set_xattr(
         &self,
         rules: &Rules<'_>,
         ino: Ino,
@@ -209,11 +218,13 @@ impl Shared {
     /// A user who is about to set the access control list of an inode, and is not in its group, takes set-group-id away.
     pub(super) async fn lose_group(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         ino: Ino,
         name: &[u8],
     ) -> Result<(), FsError> {
-        let Some(user) = job.user.as_ref().filter(|_| name == ACCESS_LIST) else { return Ok(()) };
+        let Some(user) = context.user.as_ref().filter(|_| name == ACCESS_LIST) else {
+            return Ok(());
+        };
         let it = self.inode(ino).await?;
         let mode = self.rules(user).mode_to_set(&it, it.mode)?;
         if mode != it.mode {
@@ -224,9 +235,9 @@ impl Shared {
     }
 
     /// The change of attributes that a user may make instead of `change`.
-    async fn permit_change(
+    async fn authorize_change(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         rules: &Rules<'_>,
         ino: Ino,
         change: AttributeChange,
@@ -241,7 +252,7 @@ impl Shared {
             clear_suid |= mode.is_none();
         }
         if size.is_some() || clear_suid && !rules.owns(&it) {
-            self.permit_use(job, ino, WRITE).await?;
+            self.authorize_use(context, ino, WRITE).await?;
             clear_suid |= mode.is_none();
         }
         // A change of the content sets this time.
@@ -253,28 +264,28 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may remove a name of this inode.
-    pub(super) async fn permit_removal(
+    pub(super) async fn authorize_removal(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         parent: Ino,
         target: Option<Ino>,
         is_directory: bool,
     ) -> Result<(), FsError> {
-        let Some((user, target)) = job.user.as_ref().zip(target) else { return Ok(()) };
+        let Some((user, target)) = context.user.as_ref().zip(target) else { return Ok(()) };
         let (parent, removed) = (self.inode(parent).await?, self.inode(target).await?);
         self.rules(user).check_removal(&parent, &removed, is_directory).await
     }
 
     /// Fails unless the user of a call may rename the first of these inodes to the second one.
-    pub(super) async fn permit_rename(
+    pub(super) async fn authorize_rename(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         parents: [Ino; 2],
         targets: [Option<Ino>; 2],
         how: Rename,
     ) -> Result<(), FsError> {
         let [Some(moved), there] = targets else { return Ok(()) };
-        let Some(user) = &job.user else { return Ok(()) };
+        let Some(user) = &context.user else { return Ok(()) };
         let [from, to] = [self.inode(parents[0]).await?, self.inode(parents[1]).await?];
         let moved = self.inode(moved).await?;
         let there = match there {
@@ -285,33 +296,37 @@ impl Shared {
         self.rules(user).check_rename((&from, &moved), (&to, there.as_ref()), exchanges).await
     }
 
-    /// Fails unless the user of a batch may have made these events: all are about that user's own inodes, and about no
+    /// Fails unless the user of a batch may have made these mutations: all are about that user's own inodes, and about no
     /// privileges.
-    pub(super) async fn permit_events(
+    pub(super) async fn authorize_mutations(
         &self,
-        job: &Job<'_>,
-        events: &[Event],
+        context: &RequestContext<'_>,
+        mutations: &[Mutation],
     ) -> Result<(), FsError> {
-        let Some(user) = &job.user else { return Ok(()) };
+        let Some(user) = &context.user else { return Ok(()) };
         let mut own = HashSet::default();
-        for Event { deed, .. } in events {
-            if !own.contains(&deed.ino()) {
-                if self.inode(deed.ino()).await?.uid != user.uid {
+        for Mutation { kind, .. } in mutations {
+            if !own.contains(&kind.ino()) {
+                if self.inode(kind.ino()).await?.uid != user.uid {
                     return Err(FsError::NotPermitted);
                 }
-                own.insert(deed.ino());
+                own.insert(kind.ino());
             }
-            if !is_unprivileged(deed, Actor::of(user)) {
+            if !is_unprivileged(kind, Actor::of(user)) {
                 return Err(FsError::NotPermitted);
             }
-            own.extend(deed.made());
+            own.extend(kind.made());
         }
         Ok(())
     }
 
     /// The names of extended attributes that the user of a call may know.
-    pub(super) fn known_names(&self, job: &Job<'_>, mut names: Vec<Bytes>) -> Vec<Bytes> {
-        if let Some(user) = &job.user {
+    pub(super) fn known_names(
+        &self,
+        context: &RequestContext<'_>,
+        mut names: Vec<Bytes>,
+    ) -> Vec<Bytes> {
+        if let Some(user) = &context.user {
             names.retain(|name| self.rules(user).may_know(name));
         }
         names
@@ -327,18 +342,18 @@ async fn check_use(rules: &Rules<'_>, it: &Attributes, wanted: u16) -> Result<()
     rules.check(it, wanted).await
 }
 
-/// Whether an event gives no privileges that a user does not have; what it is about is that user's own.
-fn is_unprivileged(deed: &Deed, user: Actor<'_>) -> bool {
-    match deed {
-        Deed::Create { new, .. } => {
+/// Whether a mutation gives no privileges that a user does not have; what it is about is that user's own.
+fn is_unprivileged(kind: &MutationKind, user: Actor<'_>) -> bool {
+    match kind {
+        MutationKind::Create { new, .. } => {
             let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
-            let is_own = (new.uid, new.gid) == (user.uid, user.gid);
-            is_own && !is_device && new.mode & PRIVILEGES == 0
+            let has_delegation = (new.uid, new.gid) == (user.uid, user.gid);
+            has_delegation && !is_device && new.mode & PRIVILEGES == 0
         }
-        Deed::SetAttributes { change, .. } => {
+        MutationKind::SetAttributes { change, .. } => {
             let keeps_owner = change.uid.is_none() && change.gid.is_none();
             keeps_owner && change.mode.is_none_or(|mode| mode & PRIVILEGES == 0)
         }
-        Deed::Write { .. } | Deed::Stored { .. } => true,
+        MutationKind::Write { .. } | MutationKind::Stored { .. } => true,
     }
 }

@@ -17,17 +17,17 @@ use thalweg_store::txn::{FRAGMENT, Transaction};
 use zerocopy::IntoBytes;
 
 use super::area::BitmapPage;
-use super::aside;
 use super::effects::Effects;
 use super::extents::Run;
 use super::format::{InodeRecord, Tag, decode, encode_time, key, key_behind};
-use super::holdings::{Claim, Reservation};
-use super::inner::Inner;
+use super::fs_state::FsState;
+use super::private_blocks;
 use super::records::{kind_of, later, stored_time};
+use super::reserved_blocks::{Claim, Reservation};
 use crate::attributes::Kind;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
-use crate::ledger::Recorder;
+use crate::session_table::Recorder;
 
 /// Blocks that a call discards in its own transaction; longer runs are noted and freed after it.
 const DISCARDED_AT_ONCE: u64 = 32;
@@ -58,8 +58,8 @@ struct Staged {
 
 /// One call.
 #[derive(Debug)]
-pub(super) struct Op<'a> {
-    pub(super) inner: &'a Inner,
+pub(super) struct FsCall<'a> {
+    pub(super) inner: &'a FsState,
     pub(super) txn: &'a Arc<dyn Transaction>,
     /// The time of the call, as records have it.
     pub(super) now: u64,
@@ -95,9 +95,13 @@ pub(super) struct Op<'a> {
     pub(super) lists: Vec<(u64, Option<Bytes>, Range<usize>)>,
 }
 
-impl<'a> Op<'a> {
-    pub(super) fn new(inner: &'a Inner, txn: &'a Arc<dyn Transaction>, is_within: bool) -> Op<'a> {
-        Op {
+impl<'a> FsCall<'a> {
+    pub(super) fn new(
+        inner: &'a FsState,
+        txn: &'a Arc<dyn Transaction>,
+        is_within: bool,
+    ) -> FsCall<'a> {
+        FsCall {
             inner,
             txn,
             now: stored_time(inner.env.wall_nanos()),
@@ -123,18 +127,18 @@ impl<'a> Op<'a> {
     }
 
     /// The call in a caller's transaction, which has blocks to itself where that is possible.
-    pub(super) fn with(self, own: &'a Reservation) -> Op<'a> {
+    pub(super) fn with(self, own: &'a Reservation) -> FsCall<'a> {
         match self.txn.aside().is_some() && self.inner.table.get().is_some() {
-            true => Op { own: Some(own), claim: own.claim(), ..self },
+            true => FsCall { own: Some(own), claim: own.claim(), ..self },
             false => self,
         }
     }
 
     /// The call is recorded. One that was made before has the time that it had.
-    pub(super) fn recorded(self, recorder: &'a Recorder) -> Op<'a> {
+    pub(super) fn recorded(self, recorder: &'a Recorder) -> FsCall<'a> {
         let before = recorder.call.before;
         let now = before.map_or(self.now, |before| encode_time(before.time));
-        Op { now, recorder: Some(recorder), ..self }
+        FsCall { now, recorder: Some(recorder), ..self }
     }
 
     /// The blocks that the caller's transaction has reserved.
@@ -295,7 +299,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// [`Op::touch`] for a change of the content.
+    /// [`FsCall::touch`] for a change of the content.
     pub(super) fn touch_content(&self, ino: u64, record: &mut InodeRecord) {
         record.modified = self.now.into();
         self.touch(ino, record);
@@ -337,7 +341,7 @@ impl<'a> Op<'a> {
     ) -> Result<Bytes, FsError> {
         if self.own.is_some_and(|own| own.has(block)) {
             let run = Run { start: block, blocks: 1 };
-            let content = aside::read(self.inner, self.txn, run).await?.pop();
+            let content = private_blocks::read(self.inner, self.txn, run).await?.pop();
             return content.ok_or(FsError::Stale);
         }
         let lba = self.inner.area.lba(block);
@@ -355,7 +359,7 @@ impl<'a> Op<'a> {
         let mut blocks = Vec::with_capacity(run.blocks as usize);
         for (part, is_own) in own.parts(run) {
             blocks.extend(match is_own {
-                true => aside::read(self.inner, self.txn, part).await?,
+                true => private_blocks::read(self.inner, self.txn, part).await?,
                 false => self.txn.read_run(self.inner.area.lba(part.start), part.blocks).await?,
             });
         }
@@ -471,9 +475,9 @@ impl<'a> Op<'a> {
         if mine.is_empty() {
             return Ok(());
         }
-        self.claim.soils = true;
+        self.claim.dirties = true;
         let mine = mine.into_iter().map(|it| (it.block, it.content, it.changed)).collect();
-        aside::write(self.inner, self.txn, mine).await
+        private_blocks::write(self.inner, self.txn, mine).await
     }
 
     /// Releases the blocks that the call freed into the caller's transaction.
@@ -483,7 +487,7 @@ impl<'a> Op<'a> {
             for (part, is_own) in own.parts(run) {
                 match is_own {
                     true => {
-                        aside::empty(self.inner, self.txn, part).await?;
+                        private_blocks::empty(self.inner, self.txn, part).await?;
                         own.give(part);
                     }
                     false => own.release(part),

@@ -6,9 +6,9 @@ use std::time::Duration;
 use thalweg_env::Time;
 
 use super::effects::Effects;
-use super::holdings::Owner;
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
+use super::reserved_blocks::Owner;
 use crate::error::FsError;
 
 /// How long the last reads of inodes wait to be noted.
@@ -16,16 +16,16 @@ const ATIME_PERIOD: Duration = Duration::from_secs(10);
 /// How long contents that are not needed wait to be removed.
 const LEFTOVERS_PERIOD: Duration = Duration::from_secs(1);
 
-impl Inner {
+impl FsState {
     /// Takes over work that an earlier opening has left.
     pub(super) fn take_over(&self, orphans: Vec<u64>) {
-        let mut duties = self.duties.lock();
-        duties.due.extend(&orphans);
-        duties.orphans.extend(orphans);
-        duties.freed = true;
-        duties.removed = true;
-        duties.ended = true;
-        drop(duties);
+        let mut deferred_work = self.deferred_work.lock();
+        deferred_work.due.extend(&orphans);
+        deferred_work.orphans.extend(orphans);
+        deferred_work.freed = true;
+        deferred_work.removed = true;
+        deferred_work.ended = true;
+        drop(deferred_work);
         self.wake.notify_one();
     }
 
@@ -35,17 +35,21 @@ impl Inner {
         let _one = self.working.lock().await;
         loop {
             let (due, freed, ended) = {
-                let mut duties = self.duties.lock();
-                let ended = std::mem::take(&mut duties.ended);
-                (std::mem::take(&mut duties.due), std::mem::take(&mut duties.freed), ended)
+                let mut deferred_work = self.deferred_work.lock();
+                let ended = std::mem::take(&mut deferred_work.ended);
+                (
+                    std::mem::take(&mut deferred_work.due),
+                    std::mem::take(&mut deferred_work.freed),
+                    ended,
+                )
             };
-            if due.is_empty() && !freed && !ended && self.duties.lock().recount.is_empty() {
+            if due.is_empty() && !freed && !ended && self.deferred_work.lock().recount.is_empty() {
                 return Ok(());
             }
             for ino in due {
                 self.finish_orphan(ino).await?;
                 if !self.may_be_referenced(ino) {
-                    self.duties.lock().orphans.remove(&ino);
+                    self.deferred_work.lock().orphans.remove(&ino);
                 }
             }
             if freed {
@@ -54,10 +58,10 @@ impl Inner {
             if ended {
                 self.finish_reservations().await?;
             }
-            let recount = std::mem::take(&mut self.duties.lock().recount);
+            let recount = std::mem::take(&mut self.deferred_work.lock().recount);
             for page in recount {
                 let txn = self.look().await?;
-                let free = Op::new(self, &txn, false).page(page).await?.free();
+                let free = FsCall::new(self, &txn, false).page(page).await?.free();
                 self.space.set(page, free);
             }
         }
@@ -65,29 +69,29 @@ impl Inner {
 
     /// Whether blocks wait to be freed, or are being freed.
     pub(super) fn is_freeing(&self) -> bool {
-        let duties = self.duties.lock();
-        duties.freed
-            || duties.ended
-            || !duties.due.is_empty()
+        let deferred_work = self.deferred_work.lock();
+        deferred_work.freed
+            || deferred_work.ended
+            || !deferred_work.due.is_empty()
             || self.working.try_lock().is_err()
             || self.freeing.try_lock().is_err()
     }
 
     /// Settles callers' transactions that have ended; whether some have not.
     fn collect_ended(&self) -> bool {
-        let within = std::mem::take(&mut self.duties.lock().within);
+        let within = std::mem::take(&mut self.deferred_work.lock().within);
         let (open, ended): (Vec<_>, Vec<_>) =
             within.into_iter().partition(|(txn, ..)| txn.strong_count() > 0);
         let is_open = !open.is_empty();
-        self.duties.lock().within.extend(open);
+        self.deferred_work.lock().within.extend(open);
         for (_, effects, owner) in ended {
             if owner.is_some() {
                 drop(owner);
-                self.duties.lock().ended = true;
+                self.deferred_work.lock().ended = true;
             }
             // The transaction may have aborted: the work itself finds out.
             let Effects { orphans, freed, removed, pages, .. } = effects;
-            self.duties.lock().recount.extend(pages.into_keys());
+            self.deferred_work.lock().recount.extend(pages.into_keys());
             self.settle(Effects { orphans, freed, removed, ..Effects::default() }, None);
         }
         is_open
@@ -101,39 +105,39 @@ impl Inner {
         drop(owner);
         if self.finish_reservations().await.is_err() {
             // The keeper tries again, and so does the next opening.
-            self.duties.lock().ended = true;
+            self.deferred_work.lock().ended = true;
             self.wake.notify_one();
         }
     }
 
     /// Removes contents that are not needed, once some have waited for a while: one sync is for all of them. Returns
     /// whether some wait.
-    async fn clear_leftovers(&self, waits_since: &mut Option<Time>) -> bool {
-        if self.elsewhere.is_none() || !self.has_leftovers() {
+    async fn clear_deferred_removals(&self, waits_since: &mut Option<Time>) -> bool {
+        if self.external_contents.is_none() || !self.has_deferred_removals() {
             *waits_since = None;
             return false;
         }
         let now = self.env.now();
         if now.since(*waits_since.get_or_insert(now)) >= LEFTOVERS_PERIOD {
             *waits_since = None;
-            if let Err(error) = self.finish_leftovers().await {
+            if let Err(error) = self.finish_deferred_removals().await {
                 tracing::warn!(%error, "contents of removed files stay for now");
             }
         }
-        self.has_leftovers()
+        self.has_deferred_removals()
     }
 
     /// Waits for something to do, and does it, until the filesystem is closed.
-    pub(super) async fn keep(self: Arc<Inner>) {
+    pub(super) async fn keep(self: Arc<FsState>) {
         let mut waits_since = None;
         loop {
             // The callers that need this work run it too, and get the error then.
             self.do_duties().await.ok();
             let is_open = self.collect_ended();
-            let has_leftovers = self.clear_leftovers(&mut waits_since).await;
+            let has_deferred_removals = self.clear_deferred_removals(&mut waits_since).await;
             let period = match () {
                 () if is_open => ATIME_PERIOD / 20,
-                () if has_leftovers => LEFTOVERS_PERIOD,
+                () if has_deferred_removals => LEFTOVERS_PERIOD,
                 () => ATIME_PERIOD,
             };
             if self.env.timeout(period, self.wake.notified()).await.is_none() || self.has_atimes() {

@@ -3,12 +3,12 @@
 //! # Lock order
 //!
 //! Seven locks are held across transactions, the first before the others: `Within::order` (of calls in a caller's
-//! transaction), `Elsewhere::turn`, the gate of a file, `Inner::growing`, `Inner::working`, `Inner::freeing`,
-//! `Inner::numbers`. A transaction takes the volume's locks, so none of these seven is taken under one of the volume's. Nothing waits for a
+//! transaction), `ExternalContents::turn`, the gate of a file, `FsState::growing`, `FsState::working`, `FsState::freeing`,
+//! `FsState::numbers`. A transaction takes the volume's locks, so none of these seven is taken under one of the volume's. Nothing waits for a
 //! gate under another one.
 //!
 //! All other locks are held for a moment, are never held at an `await`, and are taken one at a time. Two
-//! exceptions: under `Inner::duties`, `freeing` is tried and not waited for; under `Reservation::state` come the
+//! exceptions: under `FsState::deferred_work`, `freeing` is tried and not waited for; under `Reservation::state` come the
 //! runs of the [`DataArea`] and the locks of a transaction. The watcher is called without a lock.
 
 use std::fmt;
@@ -25,23 +25,23 @@ use tokio::sync::Notify;
 
 use super::area::DataArea;
 use super::effects::Effects;
-use super::gates::Elsewhere;
-use super::holdings::Owner;
+use super::gates::ExternalContents;
 use super::options::{Atime, Options};
+use super::reserved_blocks::Owner;
 use super::rooms::Rooms;
 use super::space::Space;
 use super::superblock::Copies;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::invalidation::{Change, Watcher};
-use crate::ledger::Recorder;
 use crate::locks::LockTable;
+use crate::session_table::Recorder;
 
 /// Lanes of inode numbers: inodes of different directories seldom share a leaf of the tree.
 pub(super) const NUMBER_LANES: usize = 16;
 
 /// An opened filesystem.
-pub(super) struct Inner {
+pub(super) struct FsState {
     pub(super) env: Env,
     pub(super) volume: Arc<dyn Transact>,
     pub(super) tree: Store,
@@ -61,7 +61,7 @@ pub(super) struct Inner {
     /// The copies of the superblock outside of the tree.
     pub(super) copies: Copies,
     /// The contents of files, if they are kept elsewhere.
-    pub(super) elsewhere: Option<Elsewhere>,
+    pub(super) external_contents: Option<ExternalContents>,
     /// The block of the table of reservations.
     pub(super) table: OnceLock<u64>,
     /// Work that calls have left is being done.
@@ -80,8 +80,8 @@ pub(super) struct Inner {
     pub(super) inodes: Mutex<i64>,
     usage: Mutex<HashMap<u64, (i64, i64)>>,
     watcher: Mutex<Option<Arc<Watcher>>>,
-    pub(super) duties: Mutex<Duties>,
-    /// There is something in `duties`.
+    pub(super) deferred_work: Mutex<DeferredWork>,
+    /// There is something in `deferred_work`.
     pub(super) wake: Notify,
 }
 
@@ -109,7 +109,7 @@ struct Durable {
 
 /// The keeper's pending work.
 #[derive(Debug, Default)]
-pub(super) struct Duties {
+pub(super) struct DeferredWork {
     /// Inodes with pending work, to be done once they have no references.
     pub(super) orphans: HashSet<u64>,
     pub(super) due: Vec<u64>,
@@ -126,7 +126,7 @@ pub(super) struct Duties {
     pub(super) within: Vec<(Weak<dyn Transaction>, Effects, Option<Owner>)>,
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for FsState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inner").field("tree", &self.tree.name()).finish_non_exhaustive()
     }
@@ -142,17 +142,17 @@ pub(super) struct Found {
     pub(super) inodes: i64,
     pub(super) max_inodes: u64,
     pub(super) copies: Copies,
-    pub(super) elsewhere: Option<Elsewhere>,
+    pub(super) external_contents: Option<ExternalContents>,
 }
 
-impl Inner {
+impl FsState {
     pub(super) fn new(
         env: &Env,
         volume: Arc<dyn Transact>,
         found: Found,
         options: Options,
-    ) -> Inner {
-        Inner {
+    ) -> FsState {
+        FsState {
             env: env.clone(),
             volume,
             tree: found.tree,
@@ -166,7 +166,7 @@ impl Inner {
             max_inodes: found.max_inodes.into(),
             growing: tokio::sync::Mutex::default(),
             copies: found.copies,
-            elsewhere: found.elsewhere,
+            external_contents: found.external_contents,
             table: OnceLock::new(),
             working: tokio::sync::Mutex::new(()),
             freeing: tokio::sync::Mutex::new(()),
@@ -180,7 +180,7 @@ impl Inner {
             inodes: Mutex::new(found.inodes),
             usage: Mutex::default(),
             watcher: Mutex::default(),
-            duties: Mutex::default(),
+            deferred_work: Mutex::default(),
             wake: Notify::new(),
         }
     }
@@ -196,7 +196,7 @@ impl Inner {
         self.change_for(None, Durability::Visible, work).await
     }
 
-    /// [`Inner::change`] of a call that is recorded, or not, acknowledged when it is as durable as that.
+    /// [`FsState::change`] of a call that is recorded, or not, acknowledged when it is as durable as that.
     pub(super) async fn change_for<T, Work>(
         &self,
         recorder: Option<&Recorder>,
@@ -225,7 +225,7 @@ impl Inner {
         Ok(self.volume.begin(Begin::SNAPSHOT).await?)
     }
 
-    /// The current time in changes, for [`Inner::settle`].
+    /// The current time in changes, for [`FsState::settle`].
     pub(super) fn moment(&self) -> u64 {
         self.durable.lock().now
     }
@@ -259,15 +259,15 @@ impl Inner {
         {
             return;
         }
-        let mut duties = self.duties.lock();
-        duties.freed |= effects.freed;
-        duties.removed |= effects.removed;
-        duties.cuts.extend(effects.cuts);
+        let mut deferred_work = self.deferred_work.lock();
+        deferred_work.freed |= effects.freed;
+        deferred_work.removed |= effects.removed;
+        deferred_work.cuts.extend(effects.cuts);
         for ino in effects.orphans {
-            duties.orphans.insert(ino);
-            duties.due.push(ino);
+            deferred_work.orphans.insert(ino);
+            deferred_work.due.push(ino);
         }
-        drop(duties);
+        drop(deferred_work);
         self.wake.notify_one();
     }
 
@@ -279,7 +279,7 @@ impl Inner {
         owner: Option<Owner>,
     ) {
         self.durable.lock().touch_unknown();
-        self.duties.lock().within.push((Arc::downgrade(txn), effects, owner));
+        self.deferred_work.lock().within.push((Arc::downgrade(txn), effects, owner));
         self.wake.notify_one();
     }
 

@@ -5,12 +5,12 @@
 //!
 //! - Bytes are written first, and then the size that makes them visible.
 //! - What a durable state of the filesystem needs is destroyed only after the change that makes it unneeded is
-//!   durable: when a file was removed or made shorter, a record says so until that was done ([`super::leftovers`]).
+//!   durable: when a file was removed or made shorter, a record says so until that was done ([`super::deferred_removals`]).
 //!   Bytes that a write, a punched hole or zeros replace are an exception, as in a file that is updated in place.
 //! - Bytes behind the end of a file may be anything, since a crash or a failure may have come between. They become
 //!   zeros before the file grows over them.
-//! - None lie behind the *reach* of the file, which its record has. It is raised, and durable, before bytes are written
-//!   behind it. New files have a reach already: so small ones cost no sync, also if the number of an inode is used
+//! - None lie behind the *write bound* of the file, which its record has. It is raised, and durable, before bytes are written
+//!   behind it. New files have a write bound already: so small ones cost no sync, also if the number of an inode is used
 //!   again whose first creation a crash has undone.
 //!
 //! For each file there is a gate: calls that change its content or its size pass it alone, reads together. Callers'
@@ -20,57 +20,57 @@ use bytes::Bytes;
 use thalweg_store::txn::Durability;
 use tokio::sync::OwnedRwLockWriteGuard;
 
-use super::Local;
+use super::LocalFs;
 use super::content::{BLOCK, clear_suid};
 use super::format::{InodeRecord, TRUNCATING};
-use super::gates::Elsewhere;
-use super::inner::Inner;
-use super::op::Op;
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
+use super::gates::ExternalContents;
 use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::filesystem::{Allocation, MAX_FILE, WriteAt, WriteHow};
 
-/// The unit of a reach in bytes, and the reach of a new file.
+/// The unit of a write bound in bytes, and the write bound of a new file.
 pub(super) const REACH: u64 = 4 << 20;
-/// The reach is raised by as much as a file has, and by at most so many bytes.
+/// The write bound is raised by as much as a file has, and by at most so many bytes.
 const REACH_AHEAD: u64 = 1 << 30;
 /// No bytes of the file lie there or behind.
-pub(super) fn reach_of(record: &InodeRecord) -> u64 {
-    reach_from(record.reach.get())
+pub(super) fn write_bound_of(record: &InodeRecord) -> u64 {
+    reach_from(record.write_bound.get())
 }
 
-/// The reach in bytes that is stored as this.
+/// The write bound in bytes that is stored as this.
 pub(super) fn reach_from(stored: u32) -> u64 {
     (u64::from(stored) + 1) * REACH
 }
 
-/// The stored reach of a file without bytes behind `end`.
+/// The stored write bound of a file without bytes behind `end`.
 pub(super) fn reach_for(end: u64) -> u32 {
     u32::try_from(end.div_ceil(REACH).saturating_sub(1)).unwrap_or(u32::MAX)
 }
 
-impl Local {
+impl LocalFs {
     /// The contents elsewhere, for a call that changes some.
     ///
     /// # Errors
     /// [`FsError::NotSupported`] within a caller's transaction, [`FsError::ReadOnly`].
-    pub(super) fn elsewhere_to_change(&self) -> Result<Option<&Elsewhere>, FsError> {
-        match &self.inner.elsewhere {
+    pub(super) fn external_to_change(&self) -> Result<Option<&ExternalContents>, FsError> {
+        match &self.inner.external_contents {
             Some(_) if self.inner.options.read_only => Err(FsError::ReadOnly),
             Some(_) if self.within.is_some() => Err(FsError::NotSupported),
             found => Ok(found.as_ref()),
         }
     }
 
-    pub(super) async fn read_elsewhere(
+    pub(super) async fn read_external(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: Ino,
         offset: u64,
         len: usize,
     ) -> Result<Vec<Bytes>, FsError> {
-        let _shared = elsewhere.gate(ino.0).read_owned().await;
+        let _shared = external_contents.gate(ino.0).read_owned().await;
         let size = self
             .look(async |txn| {
                 let mut op = self.op(&txn);
@@ -83,20 +83,20 @@ impl Local {
         if offset >= end {
             return Ok(Vec::new());
         }
-        let read = elsewhere.contents.read(ino, offset, (end - offset) as usize).await?;
+        let read = external_contents.contents.read(ino, offset, (end - offset) as usize).await?;
         Ok(vec![read])
     }
 
     /// Writes buffers; where they went. The size follows when they are stored.
-    pub(super) async fn write_elsewhere(
+    pub(super) async fn write_external(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: Ino,
         at: WriteAt,
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        let _alone = elsewhere.alone(ino.0).await;
+        let _alone = external_contents.alone(ino.0).await;
         let record = self.inner.file_now(ino.0).await?;
         let offset = match at {
             WriteAt::Offset(offset) => offset,
@@ -109,10 +109,10 @@ impl Local {
             return Ok(offset);
         }
         self.inner
-            .prepare_growth(elsewhere, ino.0, &record, (offset, end), &Cover::default())
+            .prepare_growth(external_contents, ino.0, &record, (offset, end), &Cover::default())
             .await?;
-        self.inner.raise_reach(elsewhere, ino.0, end).await?;
-        elsewhere.contents.write(ino, offset, &data).await?;
+        self.inner.extend_write_bound(external_contents, ino.0, end).await?;
+        external_contents.contents.write(ino, offset, &data).await?;
         let durability = if how.sync { Durability::Synced } else { Durability::Visible };
         self.change_as(durability, async |txn| {
             let mut op = self.op(&txn);
@@ -130,21 +130,21 @@ impl Local {
         size: Option<u64>,
     ) -> Result<Option<OwnedRwLockWriteGuard<()>>, FsError> {
         let Some(size) = size else { return Ok(None) };
-        let Some(elsewhere) = self.elsewhere_to_change()? else { return Ok(None) };
-        let alone = elsewhere.alone(ino.0).await;
+        let Some(external_contents) = self.external_to_change()? else { return Ok(None) };
+        let alone = external_contents.alone(ino.0).await;
         let record = self.inner.file_now(ino.0).await?;
         if size <= MAX_FILE {
             self.inner
-                .prepare_growth(elsewhere, ino.0, &record, (size, size), &Cover::default())
+                .prepare_growth(external_contents, ino.0, &record, (size, size), &Cover::default())
                 .await?;
         }
         Ok(Some(alone))
     }
 
     /// A range is zeroed, or the file grows. No space is set aside.
-    pub(super) async fn allocate_elsewhere(
+    pub(super) async fn allocate_external(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: Ino,
         (offset, end): (u64, u64),
         how: Allocation,
@@ -157,18 +157,18 @@ impl Local {
         if how != Allocation::Punch && end > MAX_FILE {
             return Err(FsError::FileTooLarge);
         }
-        let _alone = elsewhere.alone(ino.0).await;
+        let _alone = external_contents.alone(ino.0).await;
         let mut record = self.inner.file_now(ino.0).await?;
         let size = record.size.get();
         if grows {
             record = self
                 .inner
-                .prepare_growth(elsewhere, ino.0, &record, (end, end), &Cover::default())
+                .prepare_growth(external_contents, ino.0, &record, (end, end), &Cover::default())
                 .await?;
         }
-        let stored = end.min(size).min(reach_of(&record));
+        let stored = end.min(size).min(write_bound_of(&record));
         if clears && offset < stored {
-            elsewhere.contents.zero(ino, offset..stored).await?;
+            external_contents.contents.zero(ino, offset..stored).await?;
         }
         let least = if grows { end } else { 0 };
         self.change(async |txn| {
@@ -180,7 +180,7 @@ impl Local {
     }
 }
 
-impl Op<'_> {
+impl FsCall<'_> {
     /// The content of a file has changed, and it has at least `least` bytes now.
     pub(super) async fn content_changed(
         &mut self,
@@ -208,7 +208,7 @@ impl Op<'_> {
     }
 
     /// Gives a file another size. The bytes behind it are removed when that is durable.
-    pub(super) async fn set_size_elsewhere(
+    pub(super) async fn set_external_size(
         &mut self,
         ino: u64,
         record: &mut InodeRecord,
@@ -224,13 +224,13 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsState {
     /// Blocks of the store with the contents, and free ones of these. If it does not say, those of the volume.
-    pub(super) async fn blocks_elsewhere(
+    pub(super) async fn external_blocks(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
     ) -> Result<(u64, u64), FsError> {
-        Ok(match elsewhere.contents.space().await? {
+        Ok(match external_contents.contents.space().await? {
             Some(space) => (space.size / BLOCK, space.free / BLOCK),
             None => (self.volume.blocks(), self.volume.blocks()),
         })
@@ -239,14 +239,14 @@ impl Inner {
     /// A file, as it is now.
     pub(super) async fn file_now(&self, ino: u64) -> Result<InodeRecord, FsError> {
         let txn = self.look().await?;
-        Op::new(self, &txn, false).file(ino).await
+        FsCall::new(self, &txn, false).file(ino).await
     }
 
     /// Before a file grows to `end` by bytes from `start` on: checks its quota, and has the bytes between its end and
     /// `start` be zeros. Returns its record.
     pub(super) async fn prepare_growth(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: u64,
         record: &InodeRecord,
         (start, end): (u64, u64),
@@ -256,7 +256,7 @@ impl Inner {
         if end > size {
             // Before bytes are replaced: the transaction would fail after that.
             let txn = self.look().await?;
-            let mut op = Op::new(self, &txn, false).covered(cover.clone());
+            let mut op = FsCall::new(self, &txn, false).covered(cover.clone());
             let more = end.div_ceil(BLOCK) as i64 - record.blocks.get() as i64;
             op.charge(record.quota.get(), more, 0).await?;
         }
@@ -264,37 +264,37 @@ impl Inner {
             return Ok(*record);
         }
         if record.flags & TRUNCATING != 0 {
-            return self.cut(elsewhere, ino).await;
+            return self.cut(external_contents, ino).await;
         }
-        let stored = start.min(reach_of(record));
+        let stored = start.min(write_bound_of(record));
         if size < stored {
-            elsewhere.contents.zero(Ino(ino), size..stored).await?;
+            external_contents.contents.zero(Ino(ino), size..stored).await?;
         }
         Ok(*record)
     }
 
-    /// Has the reach of a file be durable and at least `end`.
-    pub(super) async fn raise_reach(
+    /// Has the write bound of a file be durable and at least `end`.
+    pub(super) async fn extend_write_bound(
         &self,
-        elsewhere: &Elsewhere,
+        external_contents: &ExternalContents,
         ino: u64,
         end: u64,
     ) -> Result<(), FsError> {
-        if end > reach_of(&self.file_now(ino).await?) {
-            elsewhere.raised.lock().insert(ino);
-            let reach = reach_for(end + end.min(REACH_AHEAD));
+        if end > write_bound_of(&self.file_now(ino).await?) {
+            external_contents.raised.lock().insert(ino);
+            let write_bound = reach_for(end + end.min(REACH_AHEAD));
             self.change(async |txn| {
-                let mut op = Op::new(self, &txn, false);
+                let mut op = FsCall::new(self, &txn, false);
                 let mut record = op.file(ino).await?;
-                record.reach = reach.into();
+                record.write_bound = write_bound.into();
                 op.set_inode(ino, record);
                 Ok(((), op.finish().await?))
             })
             .await?;
         }
-        if elsewhere.raised.lock().contains(&ino) {
+        if external_contents.raised.lock().contains(&ino) {
             self.sync_volume().await?;
-            elsewhere.raised.lock().remove(&ino);
+            external_contents.raised.lock().remove(&ino);
         }
         Ok(())
     }
@@ -307,8 +307,11 @@ mod tests {
     #[test]
     fn a_reach_covers_what_it_is_for() {
         for end in [0, 1, REACH - 1, REACH, REACH + 1, 7 * REACH, MAX_FILE] {
-            let reach = reach_from(reach_for(end));
-            assert!(reach >= end && (reach == REACH || reach < end + REACH), "{end}: {reach}");
+            let write_bound = reach_from(reach_for(end));
+            assert!(
+                write_bound >= end && (write_bound == REACH || write_bound < end + REACH),
+                "{end}: {write_bound}"
+            );
         }
     }
 }

@@ -15,23 +15,23 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
-use thalweg_fs::ledger::{SlotRecord, SupersededCall};
+use thalweg_fs::session_table::{SlotRecord, SupersededCall};
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
 };
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::Shared;
-use super::job::Job;
+use super::context::RequestContext;
 use super::session::Session;
-use crate::protocol::{self, Effect, SLOTS, decode_list};
+use crate::protocol::{self, CallEffect, SLOTS, decode_list};
 
 /// A call: its session, and its number.
 type Number = (u64, u64);
 
 /// What a call may have come to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Came {
+enum ReplayEffect {
     /// This inode, which is referenced.
     Made(Ino),
     /// Other bytes of a file.
@@ -89,13 +89,13 @@ impl Replacement {
 
 /// The calls of all sessions.
 #[derive(Debug, Default)]
-pub(super) struct Unanswered {
+pub(super) struct Replay {
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    calls: BTreeMap<Number, Came>,
+    calls: BTreeMap<Number, ReplayEffect>,
     /// The files that such calls are about.
     files: HashMap<Ino, File>,
 }
@@ -115,7 +115,7 @@ struct Written(Vec<Range<u64>>);
 /// The turn of a call to replace bytes of a file that has such calls: one at a time.
 pub(super) struct Turn<'a> {
     shared: &'a Shared,
-    job: &'a Job<'a>,
+    context: &'a RequestContext<'a>,
     ino: Ino,
     written: OwnedMutexGuard<Written>,
     /// What will have been written after it.
@@ -152,13 +152,13 @@ impl Written {
     }
 }
 
-impl Unanswered {
-    fn add(&self, number: Number, came: Came) {
+impl Replay {
+    fn add(&self, number: Number, effect: ReplayEffect) {
         let mut state = self.state.lock();
-        if let Came::Replaced { ino, .. } = came {
+        if let ReplayEffect::Replaced { ino, .. } = effect {
             state.files.entry(ino).or_default().calls += 1;
         }
-        state.calls.insert(number, came);
+        state.calls.insert(number, effect);
     }
 
     /// Removes these calls; the inodes that they have made.
@@ -173,8 +173,8 @@ impl Unanswered {
         let mut made = Vec::new();
         for number in found {
             match calls.remove(&number) {
-                Some(Came::Made(ino)) => made.push(ino),
-                Some(Came::Replaced { ino, .. }) => {
+                Some(ReplayEffect::Made(ino)) => made.push(ino),
+                Some(ReplayEffect::Replaced { ino, .. }) => {
                     if let Entry::Occupied(mut file) = files.entry(ino) {
                         file.get_mut().calls -= 1;
                         if file.get().calls == 0 {
@@ -202,14 +202,14 @@ impl Unanswered {
     /// Whether this call may have replaced bytes of the file.
     fn has_replaced(&self, number: Number, file: Ino) -> bool {
         let state = self.state.lock();
-        matches!(state.calls.get(&number), Some(Came::Replaced { ino, .. }) if *ino == file)
+        matches!(state.calls.get(&number), Some(ReplayEffect::Replaced { ino, .. }) if *ino == file)
     }
 
     /// The other calls of which nothing is left once these bytes of the file were written.
     fn covered(&self, file: Ino, own: Number, written: &Written) -> Vec<SupersededCall> {
         let state = self.state.lock();
-        let covered = state.calls.iter().filter_map(|(number, came)| match came {
-            Came::Replaced { ino, range, record }
+        let covered = state.calls.iter().filter_map(|(number, effect)| match effect {
+            ReplayEffect::Replaced { ino, range, record }
                 if *ino == file && *number != own && written.gaps(range.clone()).is_empty() =>
             {
                 Some(SupersededCall { session: number.0, record: *record })
@@ -225,38 +225,38 @@ impl Shared {
     ///
     /// # Errors
     /// [`FsError::Invalid`]
-    pub(super) fn claim_unanswered(
-        &self,
-        session: &Session,
-        payload: &[u8],
-    ) -> Result<(), FsError> {
-        let calls: Vec<protocol::Unanswered> = decode_list(payload, usize::from(SLOTS))?;
+    pub(super) fn reclaim_calls(&self, session: &Session, payload: &[u8]) -> Result<(), FsError> {
+        let calls: Vec<protocol::ReplayedCall> = decode_list(payload, usize::from(SLOTS))?;
         let numbers: HashSet<_> = calls.iter().map(|it| it.number).collect();
-        let is_known = |number| self.unanswered.has((session.serial, number));
+        let is_known = |number| self.replay.has((session.serial, number));
         if numbers.len() < calls.len() || numbers.into_iter().any(is_known) {
             return Err(FsError::Invalid("a call twice"));
         }
         if calls.iter().any(|it| it.slot >= SLOTS) {
             return Err(FsError::Invalid("there is no such slot"));
         }
-        for protocol::Unanswered { number, slot, effect } in calls {
-            let came = match effect {
-                Effect::Makes => {
+        for protocol::ReplayedCall { number, slot, effect } in calls {
+            let effect = match effect {
+                CallEffect::Makes => {
                     let recorded = session.recorded.lock();
                     let Some(made) = recorded.values().find(|it| it.number == number) else {
                         continue;
                     };
                     self.filesystem.reference(Ino(made.outcome));
-                    Came::Made(Ino(made.outcome))
+                    ReplayEffect::Made(Ino(made.outcome))
                 }
                 // Of a file outside of its path it could keep other clients from having that alone.
-                Effect::Replaces { ino, .. } if session.knows(ino).is_err() => continue,
-                Effect::Replaces { ino, offset, len, outcome } => {
+                CallEffect::Replaces { ino, .. } if session.knows(ino).is_err() => continue,
+                CallEffect::Replaces { ino, offset, len, outcome } => {
                     let record = SlotRecord { slot, number, outcome };
-                    Came::Replaced { ino, range: offset..offset.saturating_add(len), record }
+                    ReplayEffect::Replaced {
+                        ino,
+                        range: offset..offset.saturating_add(len),
+                        record,
+                    }
                 }
             };
-            self.unanswered.add((session.serial, number), came);
+            self.replay.add((session.serial, number), effect);
         }
         Ok(())
     }
@@ -264,25 +264,25 @@ impl Shared {
     /// A call has its answer.
     pub(super) fn has_answer(&self, session: u64, number: u64) {
         let number = (session, number);
-        self.release(self.unanswered.take(number..=number, |_| true));
+        self.release(self.replay.take(number..=number, |_| true));
     }
 
     /// A client sends no call again that is older than `oldest` or one of these, and does not run.
     pub(super) fn sends_no_more(&self, session: &Session, oldest: u64, answered: &[u64]) {
-        if self.unanswered.state.lock().calls.is_empty() {
+        if self.replay.state.lock().calls.is_empty() {
             return;
         }
         let state = session.state.lock();
         let all = (session.serial, 0)..=(session.serial, u64::MAX);
         let is_over = |number| number < oldest || answered.contains(&number);
-        let made = self.unanswered.take(all, |number| is_over(number) && !state.calls.runs(number));
+        let made = self.replay.take(all, |number| is_over(number) && !state.calls.runs(number));
         drop(state);
         self.release(made);
     }
 
     /// A session has ended: its client sends nothing again.
-    pub(super) fn forget_unanswered(&self, session: u64) {
-        self.release(self.unanswered.take((session, 0)..=(session, u64::MAX), |_| true));
+    pub(super) fn forget_replays(&self, session: u64) {
+        self.release(self.replay.take((session, 0)..=(session, u64::MAX), |_| true));
     }
 
     fn release(&self, made: Vec<Ino>) {
@@ -290,44 +290,48 @@ impl Shared {
     }
 
     /// The turn of a call to replace bytes of a file; `None` while the file has no such call. A change that is made again came
-    /// before such a call, or at the same time. So did the events of a batch: the file was their client's alone when this server
+    /// before such a call, or at the same time. So did the mutations of a batch: the file was their client's alone when this server
     /// started.
-    pub(super) async fn turn<'a>(&'a self, job: &'a Job<'a>, ino: Ino) -> Option<Turn<'a>> {
-        if job.is_again() {
+    pub(super) async fn turn<'a>(
+        &'a self,
+        context: &'a RequestContext<'a>,
+        ino: Ino,
+    ) -> Option<Turn<'a>> {
+        if context.is_replay() {
             return None;
         }
-        let written = self.unanswered.state.lock().files.get(&ino)?.written.clone();
+        let written = self.replay.state.lock().files.get(&ino)?.written.clone();
         let written = written.lock_owned().await;
         let next = written.clone();
-        Some(Turn { shared: self, job, ino, written, next, superseded: Vec::new() })
+        Some(Turn { shared: self, context, ino, written, next, superseded: Vec::new() })
     }
 
     /// Replaces bytes of a file. A call that was sent again leaves alone what was written since. Returns how many bytes it has
     /// come to.
     pub(super) async fn replace(
         &self,
-        job: &Job<'_>,
+        context: &RequestContext<'_>,
         (ino, range): (Ino, Range<u64>),
         with: &Replacement,
     ) -> Result<u64, FsError> {
         let at = (ino, &range);
-        let Some(mut turn) = self.turn(job, ino).await else {
-            return Ok(with.make(&job.filesystem, at, range.clone()).await? - range.start);
+        let Some(mut turn) = self.turn(context, ino).await else {
+            return Ok(with.make(&context.filesystem, at, range.clone()).await? - range.start);
         };
-        let own = (job.session.serial, job.number);
-        let gaps = match self.unanswered.has_replaced(own, ino) && !range.is_empty() {
+        let own = (context.session.serial, context.number);
+        let gaps = match self.replay.has_replaced(own, ino) && !range.is_empty() {
             true => turn.written.gaps(range.clone()),
             false => vec![range.clone()],
         };
-        if gaps.is_empty() && job.session.has_recorded(job.number) {
-            job.depend();
+        if gaps.is_empty() && context.session.has_recorded(context.number) {
+            context.depend();
             return Ok(range.end - range.start);
         }
         if gaps == [range.clone()] {
             if with.is_whole() {
                 turn.replaces(range.clone());
             }
-            let end = with.make(&job.filesystem, at, range.clone()).await?;
+            let end = with.make(&context.filesystem, at, range.clone()).await?;
             if with.is_written() {
                 turn.replaced(range.start..end);
             }
@@ -335,16 +339,16 @@ impl Shared {
         }
         let mut end = range.end;
         for gap in gaps {
-            let came = with.make(&self.filesystem, at, gap.clone()).await?;
-            if came < gap.end {
-                end = came;
+            let effect = with.make(&self.filesystem, at, gap.clone()).await?;
+            if effect < gap.end {
+                end = effect;
                 break;
             }
         }
         // The record that it was made, which must be durable: it may not be made again as a whole.
         let touched = AttributeChange { modified: Some(TimeChange::Now), ..Default::default() };
-        job.filesystem.set_attributes(ino, &touched).await?;
-        job.depend();
+        context.filesystem.set_attributes(ino, &touched).await?;
+        context.depend();
         if with.is_written() {
             turn.replaced(range.start..end);
         }
@@ -357,11 +361,11 @@ impl Turn<'_> {
     /// otherwise the next server could make them after this one.
     pub(super) fn replaces(&mut self, range: Range<u64>) {
         self.next.add(range);
-        let own = (self.job.session.serial, self.job.number);
-        let calls = self.shared.unanswered.covered(self.ino, own, &self.next);
+        let own = (self.context.session.serial, self.context.number);
+        let calls = self.shared.replay.covered(self.ino, own, &self.next);
         if !calls.is_empty() {
-            self.job.supersede(calls.clone());
-            self.job.depend();
+            self.context.supersede(calls.clone());
+            self.context.depend();
             self.superseded.extend(calls);
         }
     }
@@ -404,35 +408,35 @@ mod tests {
         assert_eq!(pairs(&written.0), [(10, u64::MAX)]);
     }
 
-    fn replaced(ino: Ino, range: Range<u64>, number: u64) -> Came {
-        Came::Replaced { ino, range, record: SlotRecord { slot: 0, number, outcome: 0 } }
+    fn replaced(ino: Ino, range: Range<u64>, number: u64) -> ReplayEffect {
+        ReplayEffect::Replaced { ino, range, record: SlotRecord { slot: 0, number, outcome: 0 } }
     }
 
     #[test]
     fn a_file_is_watched_while_it_has_such_a_call() {
-        let unanswered = Unanswered::default();
+        let replay = Replay::default();
         let file = Ino(5);
-        unanswered.add((1, 3), replaced(file, 0..8, 3));
-        unanswered.add((2, 3), replaced(file, 0..8, 3));
-        unanswered.add((1, 4), Came::Made(Ino(6)));
-        assert!(unanswered.has_replaced((1, 3), file) && !unanswered.has_replaced((1, 3), Ino(4)));
-        assert_eq!(unanswered.take((1, 0)..(1, 5), |number| number > 3), [Ino(6)]);
-        assert_eq!(unanswered.take((1, 3)..=(1, 3), |_| true), []);
-        assert!(unanswered.state.lock().files.contains_key(&file));
-        assert_eq!(unanswered.take((2, 0)..=(2, u64::MAX), |_| true), []);
-        assert!(unanswered.state.lock().files.is_empty());
+        replay.add((1, 3), replaced(file, 0..8, 3));
+        replay.add((2, 3), replaced(file, 0..8, 3));
+        replay.add((1, 4), ReplayEffect::Made(Ino(6)));
+        assert!(replay.has_replaced((1, 3), file) && !replay.has_replaced((1, 3), Ino(4)));
+        assert_eq!(replay.take((1, 0)..(1, 5), |number| number > 3), [Ino(6)]);
+        assert_eq!(replay.take((1, 3)..=(1, 3), |_| true), []);
+        assert!(replay.state.lock().files.contains_key(&file));
+        assert_eq!(replay.take((2, 0)..=(2, u64::MAX), |_| true), []);
+        assert!(replay.state.lock().files.is_empty());
     }
 
     #[test]
     fn a_call_is_superseded_when_nothing_of_it_is_left() {
-        let unanswered = Unanswered::default();
+        let replay = Replay::default();
         let file = Ino(5);
-        unanswered.add((1, 3), replaced(file, 4..8, 3));
-        unanswered.add((2, 7), replaced(file, 4..10, 7));
-        unanswered.add((2, 8), replaced(Ino(6), 4..8, 8));
+        replay.add((1, 3), replaced(file, 4..8, 3));
+        replay.add((2, 7), replaced(file, 4..10, 7));
+        replay.add((2, 8), replaced(Ino(6), 4..8, 8));
         let mut written = Written::default();
         let superseded = |written: &Written, own| {
-            let calls = unanswered.covered(file, own, written);
+            let calls = replay.covered(file, own, written);
             calls.into_iter().map(|it| (it.session, it.record.number)).collect::<Vec<_>>()
         };
         written.add(5..9);

@@ -2,7 +2,7 @@
 //! inodes, and times. A filesystem applies them later, many at a time ([`Ledger::apply`](crate::Ledger::apply)).
 //!
 //! The maker knows what they come to: it alone could see and change what they are about. The functions here say what the
-//! attributes become; a filesystem that applies the events comes to the same ones.
+//! attributes become; a filesystem that applies the mutations comes to the same ones.
 
 pub mod runs;
 
@@ -14,16 +14,16 @@ use crate::node::{NewNode, Node};
 
 /// A change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Event {
+pub struct Mutation {
     /// When it was made.
     pub time: Timestamp,
     /// What it has made.
-    pub deed: Deed,
+    pub kind: MutationKind,
 }
 
-/// The changes of bytes that a filesystem takes as events.
+/// The changes of bytes that a filesystem takes as mutations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct ByteEvents {
+pub struct ByteMutations {
     /// Writes to files that the filesystem does not have yet may end here at most; 0: there may be no writes.
     pub end: u64,
     /// Sizes may be set.
@@ -32,9 +32,9 @@ pub struct ByteEvents {
     pub dense: bool,
 }
 
-/// What an event has made.
+/// What a mutation has made.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Deed {
+pub enum MutationKind {
     /// An inode with a name.
     Create {
         /// The directory.
@@ -65,7 +65,7 @@ pub enum Deed {
         clear_suid: bool,
     },
     /// Bytes of a file that its maker has stored: where contents are kept elsewhere, and below the file's
-    /// [reach](crate::DirectContents::reach). There is no hole before them.
+    /// [write bound](crate::DirectContents::write_bound). There is no hole before them.
     Stored {
         /// The file.
         ino: Ino,
@@ -75,27 +75,29 @@ pub enum Deed {
         len: u64,
         /// As in [`WriteHow`](crate::WriteHow).
         clear_suid: bool,
-        /// They are durable by a [tail](crate::contents::Tail) of the file. No quota refuses them.
-        by_tail: bool,
+        /// They are durable by a [size record](crate::contents::SizeRecord) of the file. No quota refuses them.
+        by_size_record: bool,
     },
 }
 
-impl Deed {
+impl MutationKind {
     /// The inode that it changes beside the one that it makes.
     pub fn ino(&self) -> Ino {
         match self {
-            Deed::Create { parent, .. } => *parent,
-            Deed::SetAttributes { ino, .. }
-            | Deed::Write { ino, .. }
-            | Deed::Stored { ino, .. } => *ino,
+            MutationKind::Create { parent, .. } => *parent,
+            MutationKind::SetAttributes { ino, .. }
+            | MutationKind::Write { ino, .. }
+            | MutationKind::Stored { ino, .. } => *ino,
         }
     }
 
     /// The inode that it makes.
     pub fn made(&self) -> Option<Ino> {
         match self {
-            Deed::Create { number, .. } => Some(*number),
-            Deed::SetAttributes { .. } | Deed::Write { .. } | Deed::Stored { .. } => None,
+            MutationKind::Create { number, .. } => Some(*number),
+            MutationKind::SetAttributes { .. }
+            | MutationKind::Write { .. }
+            | MutationKind::Stored { .. } => None,
         }
     }
 }

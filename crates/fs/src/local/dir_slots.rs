@@ -8,9 +8,9 @@ use std::hash::Hasher;
 use bytes::Bytes;
 use siphasher::sip::SipHasher13;
 
-use super::format::{DirectoryEntry, InodeRecord, MAX_SLOTS, Place, Tag, key};
-use super::inner::Inner;
-use super::op::Op;
+use super::format::{DirSlot, DirectoryEntry, InodeRecord, MAX_SLOTS, Tag, key};
+use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use crate::attributes::Kind;
 use crate::error::FsError;
 
@@ -24,7 +24,7 @@ pub(super) fn position_of(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(9..)?.try_into().ok()?))
 }
 
-impl Inner {
+impl FsState {
     /// The first slot of a name's hash.
     pub(super) fn position(&self, name: &[u8]) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.hash_key);
@@ -63,14 +63,14 @@ pub(super) fn damaged_place(directory: u64) -> FsError {
     FsError::Damaged(format!("a name in directory {directory} is invalid"))
 }
 
-impl Op<'_> {
-    async fn place(&mut self, directory: u64, position: u64) -> Result<Option<Place>, FsError> {
+impl FsCall<'_> {
+    async fn place(&mut self, directory: u64, position: u64) -> Result<Option<DirSlot>, FsError> {
         let value = self.get(&place_key(directory, position)).await?;
-        let decode = |value| Place::decode(&value).ok_or_else(|| damaged_place(directory));
+        let decode = |value| DirSlot::decode(&value).ok_or_else(|| damaged_place(directory));
         value.map(decode).transpose()
     }
 
-    fn put_place(&mut self, directory: u64, position: u64, place: &Place) {
+    fn put_place(&mut self, directory: u64, position: u64, place: &DirSlot) {
         self.put(place_key(directory, position), place.encode());
     }
 
@@ -89,12 +89,12 @@ impl Op<'_> {
                 None => {
                     return Ok(DirectoryLookup { found: None, free: free.or(Some(slot(false))) });
                 }
-                Some(Place::Vacant) => free = free.or(Some(slot(true))),
-                Some(Place::Taken(entry)) if entry.name == name => {
+                Some(DirSlot::Vacant) => free = free.or(Some(slot(true))),
+                Some(DirSlot::Taken(entry)) if entry.name == name => {
                     let found = Some(PlacedEntry { position, entry });
                     return Ok(DirectoryLookup { found, free: None });
                 }
-                Some(Place::Taken(entry)) if !entry.chained => {
+                Some(DirSlot::Taken(entry)) if !entry.chained => {
                     let position = position + 1;
                     if free.is_none() && position < end {
                         let is_vacant = self.place(directory, position).await?.is_some();
@@ -102,7 +102,7 @@ impl Op<'_> {
                     }
                     return Ok(DirectoryLookup { found: None, free });
                 }
-                Some(Place::Taken(_)) => {}
+                Some(DirSlot::Taken(_)) => {}
             }
         }
         Ok(DirectoryLookup { found: None, free })
@@ -147,11 +147,11 @@ impl Op<'_> {
         let FreeSlot { position, is_vacant, last } = slot;
         if let Some(last) = last {
             let last = DirectoryEntry { chained: true, ..last };
-            self.put_place(directory, position - 1, &Place::Taken(last));
+            self.put_place(directory, position - 1, &DirSlot::Taken(last));
         }
         let name = Bytes::copy_from_slice(name);
         let entry = DirectoryEntry { ino, kind, chained: is_vacant, name: name.clone() };
-        self.put_place(directory, position, &Place::Taken(entry));
+        self.put_place(directory, position, &DirSlot::Taken(entry));
         let mut record = self.directory(directory).await?;
         record.size = (record.size.get() + 1).into();
         self.touch_directory(directory, record);
@@ -167,7 +167,7 @@ impl Op<'_> {
     ) -> Result<(), FsError> {
         let PlacedEntry { position, entry } = there;
         match entry.chained || !position.is_multiple_of(MAX_SLOTS) {
-            true => self.put_place(directory, position, &Place::Vacant),
+            true => self.put_place(directory, position, &DirSlot::Vacant),
             false => self.delete(place_key(directory, position)),
         }
         let mut record = self.directory(directory).await?;
@@ -191,7 +191,7 @@ impl Op<'_> {
     ) -> Result<(), FsError> {
         let PlacedEntry { position, entry } = there;
         let name = entry.name.clone();
-        self.put_place(directory, position, &Place::Taken(DirectoryEntry { ino, kind, ..entry }));
+        self.put_place(directory, position, &DirSlot::Taken(DirectoryEntry { ino, kind, ..entry }));
         let record = self.directory(directory).await?;
         self.touch_directory(directory, record);
         self.note_name(directory, name);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     Action, Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp,
     Validity, WriteAt, WriteHow,
@@ -14,9 +14,9 @@ use thalweg_fs::{
 use tokio::sync::oneshot;
 
 use super::cache::Cache;
-use super::exclusive::MAX_WRITE;
-use super::holdings::Slot;
-use super::own::{Batch, Charge, Reservation, shares_of};
+use super::delegation::MAX_WRITE;
+use super::queue::{Batch, Charge, Reservation, shares_of};
+use super::reclaim_state::Slot;
 use super::users::User;
 use super::{LinkError, Shared};
 use crate::protocol::{Answer, Needs, Reply, Request, decode_list};
@@ -28,8 +28,8 @@ type Turn = tokio::sync::OwnedMutexGuard<()>;
 enum Stored {
     /// Its bytes are to be sent with it.
     Not,
-    /// Its bytes are stored; these events are left.
-    Bytes(Vec<Event>),
+    /// Its bytes are stored; these mutations are left.
+    Bytes(Vec<Mutation>),
     /// Its bytes are stored, and the server has the rest.
     Sent,
 }
@@ -38,7 +38,7 @@ enum Stored {
 const SMALL_WRITE: usize = 16 << 10;
 /// A directory that was refused is not asked for again within this part of a lease.
 const REFUSED: u32 = 10;
-/// The time between two looks for events that have waited for long enough, at least.
+/// The time between two looks for mutations that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether parts of a batch may be taken that is refused as a whole.
@@ -56,14 +56,14 @@ impl Shared {
         (self.env.now(), Timestamp::of_nanos(self.env.wall_nanos()))
     }
 
-    fn of_own(&self, attributes: Attributes) -> FileAnswer {
+    fn delegated_answer(&self, attributes: Attributes) -> FileAnswer {
         let own = self.cache.lock().unsent(attributes.ino, self.env.now());
         let valid = own.map_or(Validity::NONE, |own| own.valid);
         FileAnswer { attributes, valid }
     }
 
     /// Makes an inode without the server, if the directory is this client's alone, or becomes so.
-    pub(super) async fn make_alone(
+    pub(super) async fn local_create(
         self: &Arc<Self>,
         parent: Ino,
         name: &[u8],
@@ -72,10 +72,10 @@ impl Shared {
         let Some(after) = self.options.exclusive else { return Ok(None) };
         let wants = self.cache.lock().wants(parent, after, self.env.now());
         if wants {
-            self.acquire(parent).await?;
+            self.request_delegation(parent).await?;
         }
-        self.complete_own(parent).await?;
-        if self.cache.lock().is_own(parent) {
+        self.complete_delegated(parent).await?;
+        if self.cache.lock().has_delegation(parent) {
             self.reserve_numbers().await?;
         }
         let make = |cache: &mut Cache| cache.make(parent, name, new, self.clocks());
@@ -84,12 +84,12 @@ impl Shared {
             Some(made) => {
                 let made = made?;
                 self.pace().await?;
-                Ok(Some(self.of_own(made)))
+                Ok(Some(self.delegated_answer(made)))
             }
         }
     }
 
-    pub(super) async fn set_alone(
+    pub(super) async fn local_set_attributes(
         self: &Arc<Self>,
         ino: Ino,
         change: &AttributeChange,
@@ -97,14 +97,14 @@ impl Shared {
         if change.size.is_some() && !self.cache.lock().bytes.sizes {
             return Ok(None);
         }
-        self.complete_own(ino).await?;
+        self.complete_delegated(ino).await?;
         let set = |cache: &mut Cache| cache.set(ino, change, self.clocks());
         let Some(set) = self.in_room(set).await? else { return Ok(None) };
         self.pace().await?;
-        Ok(Some(self.of_own(set)))
+        Ok(Some(self.delegated_answer(set)))
     }
 
-    pub(super) async fn write_alone(
+    pub(super) async fn local_write(
         self: &Arc<Self>,
         ino: Ino,
         at: WriteAt,
@@ -122,14 +122,14 @@ impl Shared {
         let clocks = self.clocks();
         let (wrote, is_full) = {
             let mut cache = self.cache.lock();
-            if cache.bytes.end == 0 || !cache.is_own(ino) {
+            if cache.bytes.end == 0 || !cache.has_delegation(ino) {
                 return Ok(None);
             }
             // The usual case takes the lock once. Few bytes are copied for less than another turn at the lock costs.
             let is_small = len <= SMALL_WRITE;
             let mut write = |data| cache.write(ino, at, data, how.clear_suid, clocks);
             let wrote = is_small.then(|| write(Bytes::from(data.concat()))).flatten();
-            (wrote, cache.pending.is_full())
+            (wrote, cache.queue.is_full())
         };
         if wrote.is_some() {
             if is_full {
@@ -137,7 +137,7 @@ impl Shared {
             }
             return Ok(wrote);
         }
-        self.complete_own(ino).await?;
+        self.complete_delegated(ino).await?;
         // What the caller's buffers are part of may be much larger.
         let data = Bytes::from(data.concat());
         let write =
@@ -150,17 +150,17 @@ impl Shared {
     }
 
     /// Asks for a directory.
-    async fn acquire(self: &Arc<Self>, directory: Ino) -> Result<(), FsError> {
+    async fn request_delegation(self: &Arc<Self>, directory: Ino) -> Result<(), FsError> {
         let lease = self.session.lock().lease;
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             shared.take_inode(reply);
             let mut cache = shared.cache.lock();
-            match reply.grants.exclusive {
-                true => cache.hold_exclusively(directory, reply.quota),
+            match reply.grants.delegation {
+                true => cache.hold_delegation(directory, reply.quota),
                 false => cache.refuse(directory, shared.env.now() + lease / REFUSED),
             }
         };
-        match self.call(Request::Acquire { ino: directory }, Vec::new(), take).await {
+        match self.call(Request::RequestDelegation { ino: directory }, Vec::new(), take).await {
             Ok(_) => Ok(()),
             Err(error @ FsError::Store(_)) => Err(error),
             // The change itself says what is wrong.
@@ -169,7 +169,7 @@ impl Shared {
     }
 
     /// Has the attributes of an inode that is this client's alone.
-    async fn complete_own(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
+    async fn complete_delegated(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
         let lacks = self.cache.lock().lacks_attributes(ino);
         if lacks {
             self.attributes(ino, false).await?;
@@ -179,7 +179,7 @@ impl Shared {
 
     /// Has numbers for new inodes.
     async fn reserve_numbers(self: &Arc<Self>) -> Result<(), FsError> {
-        let wants = || self.cache.lock().pending.wants_numbers();
+        let wants = || self.cache.lock().queue.wants_numbers();
         if !wants() {
             return Ok(());
         }
@@ -188,9 +188,9 @@ impl Shared {
             return Ok(());
         }
         let take = |shared: &Shared, reply: &Reply, _: &Bytes| {
-            if let Answer::Numbers { first, count, proof } = reply.answer {
-                let reserved = Reservation { first, count, proof };
-                shared.cache.lock().pending.add_numbers(reserved);
+            if let Answer::Numbers { first, count, inode_token } = reply.answer {
+                let reserved = Reservation { first, count, inode_token };
+                shared.cache.lock().queue.add_numbers(reserved);
             }
         };
         match self.call(Request::Reserve, Vec::new(), take).await {
@@ -200,14 +200,14 @@ impl Shared {
         }
     }
 
-    /// Sends events when many wait, and waits for that when there are too many.
+    /// Sends mutations when many wait, and waits for that when there are too many.
     async fn pace(self: &Arc<Self>) -> Result<(), FsError> {
         let (is_full, is_over_full) = {
-            let pending = &self.cache.lock().pending;
+            let pending = &self.cache.lock().queue;
             (pending.is_full(), pending.is_over_full())
         };
         if is_over_full {
-            return self.send_events(false).await;
+            return self.send_mutations(false).await;
         }
         if is_full && let Ok(turn) = self.sending.clone().try_lock_owned() {
             let shared = self.clone();
@@ -221,22 +221,22 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends batches while many events wait.
+    /// Sends batches while many mutations wait.
     async fn send_full(self: &Arc<Self>, mut turn: Turn) -> Result<(), FsError> {
-        while self.cache.lock().pending.is_full() {
+        while self.cache.lock().queue.is_full() {
             self.send_batch(turn, None).await?;
             turn = self.sending.clone().lock_owned().await;
         }
         Ok(())
     }
 
-    /// Sends the events that wait; with `all`, returns when the server has every event that was made before.
-    pub(super) async fn send_events(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
-        let last = self.cache.lock().pending.last();
+    /// Sends the mutations that wait; with `all`, returns when the server has every mutation that was made before.
+    pub(super) async fn send_mutations(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
+        let last = self.cache.lock().queue.last();
         loop {
             let turn = self.sending.clone().lock_owned().await;
             let is_done = {
-                let pending = &self.cache.lock().pending;
+                let pending = &self.cache.lock().queue;
                 pending.has(last) || !(all || pending.is_full())
             };
             if is_done {
@@ -246,17 +246,17 @@ impl Shared {
         }
     }
 
-    /// Sends the events that wait, and has everything be durable with the last batch of them, or with one that another caller
+    /// Sends the mutations that wait, and has everything be durable with the last batch of them, or with one that another caller
     /// sends meanwhile. Whether that is so: not if nothing waited.
-    pub(super) async fn sync_events(self: &Arc<Self>) -> Result<bool, FsError> {
+    pub(super) async fn sync_mutations(self: &Arc<Self>) -> Result<bool, FsError> {
         let (last, waits) = {
-            let pending = &self.cache.lock().pending;
+            let pending = &self.cache.lock().queue;
             (pending.last(), pending.has_waiting())
         };
         loop {
             let turn = self.sending.clone().lock_owned().await;
             {
-                let pending = &self.cache.lock().pending;
+                let pending = &self.cache.lock().queue;
                 if pending.has(last) {
                     // A batch that was under way before may not cover a call that was answered meanwhile.
                     return Ok(waits && pending.is_synced(last));
@@ -270,21 +270,21 @@ impl Shared {
 
     /// Has changes be durable: those that this call names, with those that wait here.
     pub(super) async fn sync(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
-        match self.sync_events().await? {
+        match self.sync_mutations().await? {
             true => Ok(()),
             false => self.order(request).await,
         }
     }
 
     /// Sends one batch. One is under way at a time, so that they count in their order. With `sync`, it is durable when it has
-    /// all events up to this one; whether it is. It goes on by itself when its caller has gone.
+    /// all mutations up to this one; whether it is. It goes on by itself when its caller has gone.
     async fn send_batch(self: &Arc<Self>, turn: Turn, sync: Option<u64>) -> Result<bool, FsError> {
         let (told, sent) = oneshot::channel();
         let shared = self.clone();
         let sending = async move {
             let outcome = shared.send_next(sync).await;
             if let Ok(true) = outcome {
-                shared.cache.lock().pending.synced();
+                shared.cache.lock().queue.synced();
             }
             drop(turn);
             let _ = told.send(outcome);
@@ -296,20 +296,20 @@ impl Shared {
     async fn send_next(self: &Arc<Self>, sync: Option<u64>) -> Result<bool, FsError> {
         self.make_room().await?;
         let (batch, syncs) = {
-            let pending = &mut self.cache.lock().pending;
+            let pending = &mut self.cache.lock().queue;
             let batch = pending.take_batch();
-            let end = pending.done + batch.events.len() as u64;
+            let end = pending.done + batch.mutations.len() as u64;
             (batch, sync.is_some_and(|last| end >= last))
         };
-        if batch.events.is_empty() {
+        if batch.mutations.is_empty() {
             return Ok(false);
         }
         let (mut parts, mut is_whole) = match self.store_bytes(&batch, syncs).await {
             Ok(Stored::Sent) => return Ok(syncs),
-            Ok(Stored::Not) => (vec![(batch.events, batch.charges)], true),
-            Ok(Stored::Bytes(events)) => (vec![(events, batch.charges)], true),
+            Ok(Stored::Not) => (vec![(batch.mutations, batch.charges)], true),
+            Ok(Stored::Bytes(mutations)) => (vec![(mutations, batch.charges)], true),
             Err(error) => {
-                self.lose_events((&batch.events, &batch.charges), &error);
+                self.lose_mutations((&batch.mutations, &batch.charges), &error);
                 return Err(error);
             }
         };
@@ -326,10 +326,12 @@ impl Shared {
                 }
                 Err(error) => {
                     is_whole = false;
-                    self.lose_events((&part, &charges), &error);
+                    self.lose_mutations((&part, &charges), &error);
                     if !may_divide(&error) {
                         let rest = parts.iter().rev();
-                        rest.for_each(|(part, charges)| self.lose_events((part, charges), &error));
+                        rest.for_each(|(part, charges)| {
+                            self.lose_mutations((part, charges), &error)
+                        });
                         return Err(error);
                     }
                 }
@@ -341,13 +343,13 @@ impl Shared {
     /// Stores the bytes of a batch, as far as this client does that itself. If they only replace others, the rest is sent at the
     /// same time.
     async fn store_bytes(self: &Arc<Self>, batch: &Batch, syncs: bool) -> Result<Stored, FsError> {
-        let mut events = batch.events.clone();
-        let Some(storing) = self.split_bytes(&mut events).await? else { return Ok(Stored::Not) };
+        let mut mutations = batch.mutations.clone();
+        let Some(storing) = self.split_bytes(&mut mutations).await? else { return Ok(Stored::Not) };
         let generation = storing.generation;
         let (stored, sent) = match batch.only_replaces {
             true => {
                 let sending =
-                    self.send_call((&events, &batch.charges), &batch.user, syncs, |_, _, _| {});
+                    self.send_call((&mutations, &batch.charges), &batch.user, syncs, |_, _, _| {});
                 futures::future::join(storing.store(), sending).await
             }
             false => (storing.store().await, Err(FsError::Conflict)),
@@ -355,11 +357,11 @@ impl Shared {
         match (stored, sent) {
             (Ok(()), Ok(())) => {
                 let mut cache = self.cache.lock();
-                cache.sent(&events, 0, &[]);
-                cache.pending.discharge(&batch.charges, false);
+                cache.sent(&mutations, 0, &[]);
+                cache.queue.discharge(&batch.charges, false);
                 Ok(Stored::Sent)
             }
-            (Ok(()), Err(_)) => Ok(Stored::Bytes(events)),
+            (Ok(()), Err(_)) => Ok(Stored::Bytes(mutations)),
             (Err(error), _) => {
                 self.leave_contents(generation, &error).await?;
                 Ok(Stored::Not)
@@ -367,47 +369,48 @@ impl Shared {
         }
     }
 
-    /// Sends events of one user in one call.
+    /// Sends mutations of one user in one call.
     async fn send_part(
         self: &Arc<Self>,
-        (part, charges): (&[Event], &[Charge]),
+        (part, charges): (&[Mutation], &[Charge]),
         user: &User,
         sync: bool,
     ) -> Result<(), FsError> {
-        let (events, taken): (Arc<[Event]>, Arc<[Charge]>) = (part.into(), charges.into());
-        let made = part.iter().filter(|event| event.deed.made().is_some()).count();
+        let (mutations, taken): (Arc<[Mutation]>, Arc<[Charge]>) = (part.into(), charges.into());
+        let made = part.iter().filter(|mutation| mutation.kind.made().is_some()).count();
         let is_taken = Arc::new(AtomicBool::new(false));
         let taking = is_taken.clone();
         let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
-            let proofs = decode_list::<u64>(payload, made).ok();
-            let proofs = proofs.filter(|it| it.len() == made && reply.answer == Answer::Made);
-            if let Some(proofs) = proofs {
+            let inode_tokens = decode_list::<u64>(payload, made).ok();
+            let inode_tokens =
+                inode_tokens.filter(|it| it.len() == made && reply.answer == Answer::Made);
+            if let Some(inode_tokens) = inode_tokens {
                 let mut cache = shared.cache.lock();
-                cache.sent(&events, reply.stamp, &proofs);
-                cache.pending.discharge(&taken, false);
+                cache.sent(&mutations, reply.stamp, &inode_tokens);
+                cache.queue.discharge(&taken, false);
                 taking.store(true, Ordering::Relaxed);
             }
         };
         self.send_call((part, charges), user, sync, take).await?;
         match is_taken.load(Ordering::Relaxed) {
             true => Ok(()),
-            // Without the proofs this client could not claim after a restart of the server what it has made.
+            // Without the proofs this client could not reclaim after a restart of the server what it has made.
             false => Err(LinkError::Unexpected.into()),
         }
     }
 
     async fn send_call(
         self: &Arc<Self>,
-        (part, charges): (&[Event], &[Charge]),
+        (part, charges): (&[Mutation], &[Charge]),
         user: &User,
         sync: bool,
         take: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
-        let inodes = part.iter().flat_map(|it| [Some(it.deed.ino()), it.deed.made()]);
+        let inodes = part.iter().flat_map(|it| [Some(it.kind.ino()), it.kind.made()]);
         let named: HashSet<Ino> = inodes.flatten().collect();
         let now = self.env.now();
-        for event in part {
-            if let Deed::Write { ino, .. } = &event.deed {
+        for mutation in part {
+            if let MutationKind::Write { ino, .. } = &mutation.kind {
                 self.cache.lock().stored_by_server(*ino, now);
             }
         }
@@ -421,7 +424,7 @@ impl Shared {
     }
 
     /// A batch does not count.
-    fn lose_events(&self, (batch, charges): (&[Event], &[Charge]), error: &FsError) {
+    fn lose_mutations(&self, (batch, charges): (&[Mutation], &[Charge]), error: &FsError) {
         tracing::error!(
             %error,
             changes = batch.len(),
@@ -433,10 +436,10 @@ impl Shared {
         let error = if is_refused { error } else { &lost };
         let (wrong, changes) = {
             let mut cache = self.cache.lock();
-            cache.pending.discharge(charges, is_refused);
+            cache.queue.discharge(charges, is_refused);
             cache.lose(batch, error)
         };
-        self.holdings.lose(changes);
+        self.reclaim_state.lose(changes);
         self.tell_watcher(wrong);
     }
 
@@ -451,25 +454,25 @@ impl Shared {
                 Needs::Nothing => false,
                 Needs::Named => print.inodes.iter().any(|ino| cache.is_unsent(*ino)),
             };
-            cache.pending.len() > 0 && is_needed
+            cache.queue.len() > 0 && is_needed
         };
         match waits {
-            true => Box::pin(self.send_events(true)).await,
+            true => Box::pin(self.send_mutations(true)).await,
             false => Ok(()),
         }
     }
 
     /// Sends everything that waits, before a change by a call begins.
     pub(super) async fn send_waiting(self: &Arc<Self>) -> Result<(), FsError> {
-        let waits = self.cache.lock().pending.len() > 0;
+        let waits = self.cache.lock().queue.len() > 0;
         match waits {
-            true => Box::pin(self.send_events(true)).await,
+            true => Box::pin(self.send_mutations(true)).await,
             false => Ok(()),
         }
     }
 
-    /// Sends events that have waited for long enough, again and again.
-    pub(super) async fn tend_events(self: &Arc<Self>) {
+    /// Sends mutations that have waited for long enough, again and again.
+    pub(super) async fn run_writeback(self: &Arc<Self>) {
         loop {
             self.env.sleep(self.options.writeback.max(LEAST_PAUSE)).await;
             if self.is_closed() {
@@ -477,8 +480,8 @@ impl Shared {
             }
             let age = self.env.now().since(Time::default());
             let before = age.saturating_sub(self.options.expire);
-            let is_late = self.cache.lock().pending.waits_since(Time::default() + before);
-            if is_late && let Err(error) = self.send_events(true).await {
+            let is_late = self.cache.lock().queue.waits_since(Time::default() + before);
+            if is_late && let Err(error) = self.send_mutations(true).await {
                 tracing::error!(%error, "changes in a directory of this client alone are lost");
             }
         }

@@ -8,7 +8,7 @@ use thalweg_store::block::{ByteRanges, Class, Write};
 use thalweg_store::txn::{Aside, Transaction, TxnError};
 
 use super::extents::Run;
-use super::inner::Inner;
+use super::fs_state::FsState;
 use crate::error::FsError;
 
 /// The transaction's access to such blocks.
@@ -24,7 +24,7 @@ pub(super) fn of(txn: &Arc<dyn Transaction>) -> Result<&dyn Aside, FsError> {
 /// # Errors
 /// The transaction is to be aborted then.
 pub(super) async fn empty(
-    inner: &Inner,
+    inner: &FsState,
     txn: &Arc<dyn Transaction>,
     run: Run,
 ) -> Result<(), FsError> {
@@ -37,7 +37,7 @@ pub(super) async fn empty(
 /// # Errors
 /// Some may have been written then.
 pub(super) async fn write(
-    inner: &Inner,
+    inner: &FsState,
     txn: &Arc<dyn Transaction>,
     writes: Vec<(u64, Option<Bytes>, Range<usize>)>,
 ) -> Result<(), FsError> {
@@ -55,7 +55,7 @@ pub(super) async fn write(
 /// # Errors
 /// Those of the transaction.
 pub(super) async fn read(
-    inner: &Inner,
+    inner: &FsState,
     txn: &Arc<dyn Transaction>,
     run: Run,
 ) -> Result<Vec<Bytes>, TxnError> {

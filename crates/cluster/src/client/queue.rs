@@ -1,4 +1,4 @@
-//! What is this client's alone, and what it has made by itself and not sent.
+//! Mutations that this client has made under its delegations, and that the server does not have.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,103 +6,55 @@ use std::ops::Range;
 use bytes::Bytes;
 use smallvec::SmallVec;
 use thalweg_env::{HashMap, HashSet, Time};
-use thalweg_fs::event::{Deed, Event};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, RoomShare, add_share};
 use thalweg_fs::{FsError, Ino, Node};
 
 use super::users::{self, User};
-use crate::protocol::{MAX_EVENTS, MAX_SHARES, RoomGrant};
+use crate::protocol::{MAX_MUTATIONS, MAX_SHARES, RoomGrant};
 
-/// Bytes of events in one call at most, about.
+/// Bytes of mutations in one call at most, about.
 const BATCH_BYTES: usize = 512 << 10;
-/// Bytes that an event takes beside names and data, about.
-const EVENT_BYTES: usize = 128;
-/// Events that wait when the next batch is sent.
+/// Bytes that a mutation takes beside names and data, about.
+const MUTATION_BYTES: usize = 128;
+/// Mutations that wait when the next batch is sent.
 const FULL: usize = 512;
-/// Events that wait before their makers wait too, and their bytes.
+/// Mutations that wait before their makers wait too, and their bytes.
 const MOST: (usize, usize) = (16384, 8 << 20);
 /// Inodes at most of which is remembered that changes were lost.
 const MAX_FAILED: usize = 65536;
 /// Numbers that are left when the client reserves further ones.
 const FEW_NUMBERS: u64 = 1024;
 
-/// Whether the tail of a file may be stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Keeping {
-    /// The server was not asked, and no `fsync` counts.
-    #[default]
-    Unknown,
-    /// The file had this size at its last `fsync`, and was longer than before at so many.
-    Synced {
-        size: u64,
-        growths: u32,
-    },
-    /// It may, in the session of this generation, said the server then; all that it had of the file was durable once since this grant.
-    Kept {
-        generation: u64,
-        grant: Option<u64>,
-        asked: Time,
-    },
-    Refused,
-}
-
 /// Writes that make a file longer.
 #[derive(Debug)]
 pub(super) struct Growth {
     /// Offsets and buffers that are not stored yet.
     pub(super) writes: Vec<(u64, Vec<Bytes>)>,
-    /// The number of events that wait, all of which are about these writes or stored ones.
-    pub(super) events: usize,
-}
-
-/// What is known of an inode in this regard.
-#[derive(Debug, Default)]
-pub(super) struct Own {
-    /// The directory or file is this client's alone since this grant.
-    pub(super) granted: Option<u64>,
-    /// The client has made it in a directory that was its alone since that grant, or in what it has made there.
-    pub(super) within: Option<(Ino, u64)>,
-    /// Events that concern it, and that the server does not have.
-    pub(super) unsent: u32,
-    /// Bytes below this one may be stored without the server; 0: none.
-    pub(super) reach: u64,
-    /// The reach is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the events up to
-    /// this one.
-    pub(super) cleared: Option<(Time, u64)>,
-    /// Whether its tail is stored.
-    pub(super) keeping: Keeping,
-    /// Its bytes follow one another from the start, without holes.
-    pub(super) is_dense: bool,
-    /// The root of the quota that it counts for; 0 for none. Known while it is this client's alone.
-    pub(super) quota: u64,
-    /// How much its attributes say that is stored is not exact.
-    pub(super) is_estimate: bool,
-    /// New names that were made in the directory with calls since it was refused to the client.
-    pub(super) creates: u32,
-    /// Before this time it is not asked for again.
-    pub(super) refused_until: Time,
+    /// The number of mutations that wait, all of which are about these writes or stored ones.
+    pub(super) mutations: usize,
 }
 
 /// What the client has made by itself, and the server does not have.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
-    events: VecDeque<Waiting>,
+pub(super) struct WritebackQueue {
+    mutations: VecDeque<Waiting>,
     bytes: usize,
-    /// Events made so far, and those of them that the server has, or that are lost.
+    /// Mutations made so far, and those of them that the server has, or that are lost.
     made: u64,
     pub(super) done: u64,
-    /// Events up to this one are durable, or lost.
+    /// Mutations up to this one are durable, or lost.
     synced: u64,
-    /// When the first of the events that wait was made.
+    /// When the first of the mutations that wait was made.
     since: Option<Time>,
     /// Numbers for new inodes, with the reservation of each range.
     numbers: VecDeque<(Range<u64>, Reservation)>,
-    /// Ranges that are used up, with the number of the last event that uses one.
+    /// Ranges that are used up, with the number of the last mutation that uses one.
     pub(super) used_up: Vec<(Reservation, u64)>,
     pub(super) grants: u64,
-    /// What the server has promised, less what the events have taken of it.
+    /// What the server has promised, less what the mutations have taken of it.
     room: Vec<RoomShare>,
-    /// What the events have taken that the server does not have.
+    /// What the mutations have taken that the server does not have.
     charged: Vec<RoomShare>,
     /// Room that was promised before this recall does not count.
     recalls: u64,
@@ -114,9 +66,9 @@ pub(super) struct Pending {
     pub(super) by_server: u64,
     /// Inodes of which changes were lost.
     pub(super) failed: HashMap<Ino, Failure>,
-    /// Files whose tails are stored, the oldest first.
-    pub(super) tails: VecDeque<Ino>,
-    /// Files with unsent changes, all of which are durable by a tail. Kept when the session ends.
+    /// Files whose size records are stored, the oldest first.
+    pub(super) size_records: VecDeque<Ino>,
+    /// Files with unsent changes, all of which are durable by a size record. Kept when the session ends.
     pub(super) ended: HashSet<Ino>,
 }
 
@@ -131,7 +83,7 @@ pub(super) struct Failure {
     lacks_bytes: bool,
 }
 
-/// What an event takes of what was promised, and the root of the quota that it counts for.
+/// What a mutation takes of what was promised, and the root of the quota that it counts for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Charge {
     pub(super) quota: u64,
@@ -146,7 +98,7 @@ impl Charge {
     }
 }
 
-/// What events take together.
+/// What mutations take together.
 pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
     let mut shares = Vec::new();
     for share in charges.iter().flat_map(|charge| charge.shares()) {
@@ -155,20 +107,20 @@ pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
     shares
 }
 
-/// An event that waits.
+/// A mutation that waits.
 #[derive(Debug)]
 struct Waiting {
-    event: Event,
+    mutation: Mutation,
     charge: Charge,
     user: User,
     /// It makes a file longer.
     grows: bool,
 }
 
-/// Events of one user that are sent together.
+/// Mutations of one user that are sent together.
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) events: Vec<Event>,
+    pub(super) mutations: Vec<Mutation>,
     /// What each of them takes.
     pub(super) charges: Vec<Charge>,
     pub(super) user: User,
@@ -181,10 +133,10 @@ pub(super) struct Batch {
 pub(super) struct Reservation {
     pub(super) first: u64,
     pub(super) count: u64,
-    pub(super) proof: u64,
+    pub(super) inode_token: u64,
 }
 
-impl Pending {
+impl WritebackQueue {
     /// Changes of an inode were lost, for this reason, with `bytes` of it. Returns whether that is remembered, and was not before.
     pub(super) fn fail(&mut self, ino: Ino, error: &FsError, bytes: bool) -> bool {
         let before = self.failed.get(&ino);
@@ -220,47 +172,47 @@ impl Pending {
         self.failed.remove(&ino);
     }
 
-    /// Events that the server does not have.
+    /// Mutations that the server does not have.
     pub(super) fn len(&self) -> usize {
         (self.made - self.done) as usize
     }
 
-    /// The number of the last event.
+    /// The number of the last mutation.
     pub(super) fn last(&self) -> u64 {
         self.made
     }
 
-    /// Whether the server has the events up to this one.
+    /// Whether the server has the mutations up to this one.
     pub(super) fn has(&self, number: u64) -> bool {
         self.done >= number
     }
 
-    /// Whether events wait that are in no batch.
+    /// Whether mutations wait that are in no batch.
     pub(super) fn has_waiting(&self) -> bool {
-        !self.events.is_empty()
+        !self.mutations.is_empty()
     }
 
-    /// Whether everything became durable with the batch of this event, or with a later one.
+    /// Whether everything became durable with the batch of this mutation, or with a later one.
     pub(super) fn is_synced(&self, number: u64) -> bool {
         self.synced >= number
     }
 
-    /// The events that the server has are durable.
+    /// The mutations that the server has are durable.
     pub(super) fn synced(&mut self) {
         self.synced = self.done;
     }
 
     /// Whether a batch is to be sent.
     pub(super) fn is_full(&self) -> bool {
-        self.events.len() >= FULL || self.bytes >= BATCH_BYTES
+        self.mutations.len() >= FULL || self.bytes >= BATCH_BYTES
     }
 
-    /// Whether the makers of events have to wait.
+    /// Whether the makers of mutations have to wait.
     pub(super) fn is_over_full(&self) -> bool {
-        self.events.len() >= MOST.0 || self.bytes >= MOST.1
+        self.mutations.len() >= MOST.0 || self.bytes >= MOST.1
     }
 
-    /// Whether the oldest event waits since then or longer.
+    /// Whether the oldest mutation waits since then or longer.
     pub(super) fn waits_since(&self, time: Time) -> bool {
         self.since.is_some_and(|since| since <= time)
     }
@@ -275,7 +227,7 @@ impl Pending {
         self.numbers.push_back((range, reserved));
     }
 
-    /// Reservations of numbers that inodes may get, also with events that the server does not have.
+    /// Reservations of numbers that inodes may get, also with mutations that the server does not have.
     pub(super) fn reservations(&self) -> Vec<Reservation> {
         let used_up = self.used_up.iter().map(|(it, _)| *it);
         used_up.chain(self.numbers.iter().map(|(_, it)| *it)).collect()
@@ -328,7 +280,7 @@ impl Pending {
         }
     }
 
-    /// The server has taken back what it has promised before this recall, beside what the events have taken.
+    /// The server has taken back what it has promised before this recall, beside what the mutations have taken.
     pub(super) fn return_room(&mut self, recalls: u64) {
         if recalls > self.recalls {
             self.recalls = recalls;
@@ -336,14 +288,14 @@ impl Pending {
         }
     }
 
-    /// A new server promises nothing but what the events have taken.
-    pub(super) fn claim_room(&mut self) -> Vec<RoomShare> {
+    /// A new server promises nothing but what the mutations have taken.
+    pub(super) fn reclaim_room(&mut self) -> Vec<RoomShare> {
         self.recalls = 0;
         self.room.clear();
         self.charged.iter().filter(|it| !it.room.is_none()).copied().collect()
     }
 
-    /// Events that have taken this are at the server. If they are lost, other events may take it.
+    /// Mutations that have taken this are at the server. If they are lost, other mutations may take it.
     pub(super) fn discharge(&mut self, charges: &[Charge], lost: bool) {
         for share in shares_of(charges) {
             let own = self.charged.iter_mut().find(|own| own.quota == share.quota);
@@ -357,9 +309,9 @@ impl Pending {
         self.charged.retain(|own| !own.room.is_none());
     }
 
-    pub(super) fn push(&mut self, event: Event, charge: Charge, grows: bool, now: Time) {
-        self.bytes += bytes_of(&event);
-        self.events.push_back(Waiting { event, charge, user: users::current(), grows });
+    pub(super) fn push(&mut self, mutation: Mutation, charge: Charge, grows: bool, now: Time) {
+        self.bytes += bytes_of(&mutation);
+        self.mutations.push_back(Waiting { mutation, charge, user: users::current(), grows });
         self.made += 1;
         self.since.get_or_insert(now);
     }
@@ -368,87 +320,88 @@ impl Pending {
     pub(super) fn growth_of(&self, file: Ino) -> Option<Growth> {
         let mut writes: Vec<(u64, Vec<Bytes>)> = Vec::new();
         let (mut grows, mut next) = (false, None);
-        for waiting in &self.events {
+        for waiting in &self.mutations {
             grows |= waiting.grows;
-            match &waiting.event.deed {
-                Deed::Write { ino, offset, data, clear_suid: false } if *ino == file => {
+            match &waiting.mutation.kind {
+                MutationKind::Write { ino, offset, data, clear_suid: false } if *ino == file => {
                     match writes.last_mut().filter(|_| next == Some(*offset)) {
                         Some((_, last)) => last.push(data.clone()),
                         None => writes.push((*offset, vec![data.clone()])),
                     }
                     next = Some(offset + data.len() as u64);
                 }
-                Deed::Stored { ino, clear_suid: false, .. } if *ino == file => {}
+                MutationKind::Stored { ino, clear_suid: false, .. } if *ino == file => {}
                 _ => return None,
             }
         }
-        grows.then_some(Growth { writes, events: self.events.len() })
+        grows.then_some(Growth { writes, mutations: self.mutations.len() })
     }
 
-    /// The bytes of so many events that wait are stored.
-    pub(super) fn are_stored(&mut self, events: usize) {
-        for waiting in self.events.iter_mut().take(events) {
-            let before = bytes_of(&waiting.event);
-            if let Deed::Write { ino, offset, data, clear_suid } = &waiting.event.deed {
+    /// The bytes of so many mutations that wait are stored.
+    pub(super) fn are_stored(&mut self, mutations: usize) {
+        for waiting in self.mutations.iter_mut().take(mutations) {
+            let before = bytes_of(&waiting.mutation);
+            if let MutationKind::Write { ino, offset, data, clear_suid } = &waiting.mutation.kind {
                 let (ino, offset, len) = (*ino, *offset, data.len() as u64);
                 let clear_suid = *clear_suid;
-                waiting.event.deed = Deed::Stored { ino, offset, len, clear_suid, by_tail: true };
+                waiting.mutation.kind =
+                    MutationKind::Stored { ino, offset, len, clear_suid, by_size_record: true };
             }
-            self.bytes -= before - bytes_of(&waiting.event);
+            self.bytes -= before - bytes_of(&waiting.mutation);
         }
     }
 
     /// The next batch: changes of one user.
     pub(super) fn take_batch(&mut self) -> Batch {
-        let (mut events, mut bytes, mut only_replaces) = (Vec::new(), 0, true);
+        let (mut mutations, mut bytes, mut only_replaces) = (Vec::new(), 0, true);
         let (mut charges, mut quotas) = (Vec::new(), SmallVec::<[u64; MAX_SHARES]>::new());
-        let user = self.events.front().and_then(|first| first.user.clone());
+        let user = self.mutations.front().and_then(|first| first.user.clone());
         let fits = |next: &Waiting, before: usize| {
-            let is_more = before + bytes_of(&next.event) > BATCH_BYTES;
+            let is_more = before + bytes_of(&next.mutation) > BATCH_BYTES;
             next.user == user && (before == 0 || !is_more)
         };
-        while events.len() < MAX_EVENTS
-            && self.events.front().is_some_and(|next| fits(next, bytes))
+        while mutations.len() < MAX_MUTATIONS
+            && self.mutations.front().is_some_and(|next| fits(next, bytes))
             // One share is the volume's.
             && (quotas.len() < MAX_SHARES - 1
-                || self.events.front().is_some_and(|next| quotas.contains(&next.charge.quota)))
-            && let Some(next) = self.events.pop_front()
+                || self.mutations.front().is_some_and(|next| quotas.contains(&next.charge.quota)))
+            && let Some(next) = self.mutations.pop_front()
         {
             if !quotas.contains(&next.charge.quota) {
                 quotas.push(next.charge.quota);
             }
             charges.push(next.charge);
-            bytes += bytes_of(&next.event);
-            only_replaces &= !next.grows && next.event.deed.made().is_none();
-            events.push(next.event);
+            bytes += bytes_of(&next.mutation);
+            only_replaces &= !next.grows && next.mutation.kind.made().is_none();
+            mutations.push(next.mutation);
         }
         self.bytes -= bytes;
-        if self.events.is_empty() {
+        if self.mutations.is_empty() {
             self.since = None;
         }
-        Batch { events, charges, user, only_replaces }
+        Batch { mutations, charges, user, only_replaces }
     }
 
-    /// The session has ended; the events that are lost.
-    pub(super) fn clear(&mut self) -> Vec<Event> {
-        let waiting: Vec<Event> = self.events.drain(..).map(|it| it.event).collect();
+    /// The session has ended; the mutations that are lost.
+    pub(super) fn clear(&mut self) -> Vec<Mutation> {
+        let waiting: Vec<Mutation> = self.mutations.drain(..).map(|it| it.mutation).collect();
         self.numbers.clear();
         self.used_up.clear();
-        self.tails.clear();
+        self.size_records.clear();
         (self.room, self.charged, self.recalls) = (Vec::new(), Vec::new(), 0);
         (self.bytes, self.since) = (0, None);
         waiting
     }
 }
 
-fn bytes_of(event: &Event) -> usize {
-    EVENT_BYTES
-        + match &event.deed {
-            Deed::Create { name, new, .. } => match &new.node {
+fn bytes_of(mutation: &Mutation) -> usize {
+    MUTATION_BYTES
+        + match &mutation.kind {
+            MutationKind::Create { name, new, .. } => match &new.node {
                 Node::Symlink(target) => name.len() + target.len(),
                 _ => name.len(),
             },
-            Deed::Write { data, .. } => data.len(),
-            Deed::SetAttributes { .. } | Deed::Stored { .. } => 0,
+            MutationKind::Write { data, .. } => data.len(),
+            MutationKind::SetAttributes { .. } | MutationKind::Stored { .. } => 0,
         }
 }

@@ -15,6 +15,7 @@
 //! | `calls_per_create`, `…_interference`, `…_exclusive`, `…_exclusive_interference` | messages of 10 clients to the server for each file that they make |
 //! | `server_bytes_per_create`, `…_exclusive` | bytes that reach the server's drive for each file of 10 clients |
 //! | `latency_us_N` | time of a create by a call, on average |
+//! | `client_bytes_per_unsent_file` | memory of a client for each file that it has made and not sent |
 
 use std::time::Duration;
 
@@ -49,6 +50,9 @@ const CLIENTS: [u32; 4] = [1, 5, 10, 20];
 const COUNTED: u32 = 10;
 /// Time of a client for a create.
 const CLIENT: Duration = Duration::from_micros(10);
+
+/// Clients whose memory is measured together, and the files of each: fewer than a client has numbers for at once.
+const MEASURED: (u32, u32) = (16, 2500);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +112,43 @@ fn run(options: &Options) -> Result<Report, BenchError> {
             }
         }
     }
+    let bytes = thalweg_sim::run(options.seed, unsent_bytes)?;
+    report.figure("client_bytes_per_unsent_file", rounded(bytes));
     Ok(report)
+}
+
+/// Memory of clients for each file that they have made and not sent: they are cut off from the server meanwhile.
+async fn unsent_bytes(env: Env) -> Result<f64, BenchError> {
+    let site = Site::new(&env, LinkSpec::default()).await?;
+    let mut clients = Vec::new();
+    let make = async |client: &Client, directory, name: &str, node| {
+        let made = client.create(directory, name.as_bytes(), &new(node)).await;
+        made.map(|made| made.ino).map_err(failed)
+    };
+    for number in 0..MEASURED.0 {
+        let name = format!("c{number}");
+        let client = site.client(&name, true).await?;
+        let directory = make(&client, Ino::ROOT, &name, Node::Directory).await?;
+        client.reference(directory);
+        // With the second one the directory is delegated to the client.
+        for name in ["first", "second"] {
+            make(&client, directory, name, Node::File).await?;
+        }
+        client.sync_all().await.map_err(failed)?;
+        clients.push((name, client, directory));
+    }
+    let before = rig::resident()?;
+    for (name, client, directory) in &clients {
+        site.cut_off(name);
+        for file in 0..MEASURED.1 {
+            make(client, *directory, &format!("file{file}"), Node::File).await?;
+        }
+    }
+    let bytes = rig::resident()?.saturating_sub(before);
+    let unsent: usize = clients.iter().map(|(_, client, _)| client.status().unsent).sum();
+    let made = (MEASURED.0 * MEASURED.1) as usize;
+    assert!(unsent == made, "{unsent} of {made} files wait for the server");
+    Ok(bytes as f64 / unsent as f64)
 }
 
 /// Makes files in a directory; the time, and that of a create on average in microseconds.

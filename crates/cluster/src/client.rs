@@ -19,6 +19,7 @@ pub mod address;
 mod cache;
 mod call;
 mod content;
+mod delegated;
 mod delegation;
 mod direct;
 mod filesystem;

@@ -137,7 +137,7 @@ pub enum Request {
     },
     /// The client is about to store bytes of a file up to this one, which is its alone. [`Answer::Number`]: the file's reach, as in
     /// [`Answer::Opened`].
-    RaiseReach {
+    ExtendWriteBound {
         ino: Ino,
         end: u64,
     },

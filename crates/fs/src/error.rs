@@ -218,6 +218,16 @@ impl Error for Failure {
 }
 
 impl FsError {
+    /// Whether parts of several changes may be taken that are refused as a whole.
+    pub fn may_divide(&self) -> bool {
+        match self {
+            FsError::Store(failure) => {
+                matches!(failure.action(), Action::Divide | Action::RetrySmaller)
+            }
+            _ => true,
+        }
+    }
+
     /// Whether blocks or structures of the store below are unreadable or invalid.
     pub fn is_damage_below(&self) -> bool {
         match self {

@@ -14,14 +14,14 @@ use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Valid
 use thalweg_net::keys::Squash;
 
 use super::Shared;
-use super::delegation::Delegation;
+use super::delegated::Delegation;
 use super::queue::WritebackQueue;
 use crate::protocol::{Changed, Grants, Reclaim};
 
 /// The inodes that a client knows.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    pub(super) nodes: HashMap<Ino, Node>,
+    pub(super) nodes: HashMap<Ino, Box<Node>>,
     /// Inodes that were removed, and that the server has not been told of: each with its stamp.
     gone: Vec<(Ino, u64)>,
     /// The same, of which the server was told, and may not have heard.
@@ -46,7 +46,7 @@ pub(super) struct Node {
     /// If they may be used.
     pub(super) attributes: Option<Attributes>,
     /// If names of the directory may be used.
-    pub(super) names: Option<Names>,
+    pub(super) names: Option<Box<Names>>,
     /// Changes of this client that are under way. Nothing that they concern is put into the cache.
     pub(super) changing: u32,
     /// The last change for which the server stores or clears bytes of it.
@@ -75,7 +75,7 @@ pub(super) struct Node {
 pub(super) struct Names {
     /// All names of the directory are here.
     pub(super) complete: bool,
-    names: HashMap<Bytes, Name>,
+    names: HashMap<Box<[u8]>, Name>,
     /// The entries up to this one are here.
     listed: Option<Cookie>,
 }
@@ -237,7 +237,7 @@ impl Cache {
             }
         };
         for (name, ino, _) in entries {
-            self.learn_name(directory, name.clone(), NewName::Present(*ino));
+            self.learn_name(directory, name, NewName::Present(*ino));
         }
     }
 
@@ -267,7 +267,7 @@ impl Cache {
 
     /// That the client knows an inode.
     pub(super) fn reclaim(&self, ino: Ino) -> Option<Reclaim> {
-        let Node { stamp, inode_token, .. } = *self.nodes.get(&ino)?;
+        let Node { stamp, inode_token, .. } = **self.nodes.get(&ino)?;
         (stamp > 0).then_some(Reclaim { ino, stamp, inode_token, held: Grants::default() })
     }
 
@@ -281,7 +281,7 @@ impl Cache {
         forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
         forgotten.dedup_by_key(|it| it.ino);
         self.gone = forgotten.iter().map(|it| (it.ino, it.stamp)).collect();
-        let reclaim = |(ino, node): (&Ino, &Node)| {
+        let reclaim = |(ino, node): (&Ino, &Box<Node>)| {
             let held = Grants {
                 attributes: node.attributes.is_some(),
                 names: node.names.is_some(),
@@ -292,7 +292,7 @@ impl Cache {
             // The server does not know yet what this client has made by itself.
             let is_told = node.stamp > 0 || node.delegation.unsent == 0;
             let is_known = is_told && (node.stamp > 0 || held != Grants::default());
-            let Node { stamp, inode_token, .. } = *node;
+            let Node { stamp, inode_token, .. } = **node;
             is_known.then_some(Reclaim { ino: *ino, stamp, inode_token, held })
         };
         let mut reclaims: Vec<Reclaim> = self.nodes.iter().filter_map(reclaim).collect();
@@ -302,7 +302,7 @@ impl Cache {
     }
 
     /// An answer says what a name is.
-    pub(super) fn learn_name(&mut self, parent: Ino, name: Bytes, found: NewName) {
+    pub(super) fn learn_name(&mut self, parent: Ino, name: &[u8], found: NewName) {
         let Some(node) = self.nodes.get_mut(&parent) else { return };
         if node.changing > 0 {
             return;
@@ -311,10 +311,10 @@ impl Cache {
     }
 
     /// A change of this client has made a name what it is, if no other change may have followed.
-    pub(super) fn changed_name(&mut self, parent: Ino, name: Bytes, found: NewName) {
+    pub(super) fn changed_name(&mut self, parent: Ino, name: &[u8], found: NewName) {
         let Some(node) = self.nodes.get_mut(&parent) else { return };
         let names = node.names.as_ref();
-        if names.is_some_and(|it| it.names.get(&name) == Some(&Name::Changing)) {
+        if names.is_some_and(|it| it.names.get(name) == Some(&Name::Changing)) {
             node.set_name(name, found);
         }
     }
@@ -328,7 +328,7 @@ impl Cache {
             if let Some(node) = self.nodes.get_mut(parent).filter(|node| node.changing == 0)
                 && let Some(names) = &mut node.names
             {
-                names.names.insert(name.clone(), Name::Changing);
+                names.names.insert(name[..].into(), Name::Changing);
             }
         }
         for ino in inodes(changes) {
@@ -356,7 +356,7 @@ impl Cache {
             Changed::Content { .. } | Changed::Size { .. } => {}
             Changed::Name { name, .. } => {
                 if let Some(names) = &mut node.names {
-                    names.names.insert(name.clone(), Name::Unknown);
+                    names.names.insert(name[..].into(), Name::Unknown);
                 }
             }
         }
@@ -446,8 +446,7 @@ impl Cache {
             (node.content, node.cached_under_delegation) = (false, false);
             node.stamp = 0;
             // Mutations of a batch that is under way: their outcome is still to come.
-            node.delegation =
-                Delegation { unsent: node.delegation.unsent, ..Delegation::default() };
+            node.delegation = node.delegation.ended();
         }
         let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();
         inodes.sort_unstable();
@@ -462,18 +461,18 @@ fn inodes(changes: &[Changed]) -> impl Iterator<Item = Ino> {
 }
 
 impl Node {
-    pub(super) fn set_name(&mut self, name: Bytes, found: NewName) {
+    pub(super) fn set_name(&mut self, name: &[u8], found: NewName) {
         let Some(names) = &mut self.names else { return };
         let found = match found {
             NewName::Present(ino) => Name::Present(ino),
             // Of a complete directory the names that are there are enough.
             NewName::Absent if names.complete => {
-                names.names.remove(&name);
+                names.names.remove(name);
                 return;
             }
             NewName::Absent => Name::Absent,
         };
-        names.names.insert(name, found);
+        names.names.insert(name.into(), found);
     }
 }
 

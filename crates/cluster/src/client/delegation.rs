@@ -16,7 +16,7 @@ use thalweg_fs::{
 };
 
 use super::cache::{Cache, NewName};
-use super::size_records::SizeRecordState;
+use super::delegated::{Delegation, Grant};
 use super::users;
 
 /// How long the server takes to clear bytes, about.
@@ -25,34 +25,6 @@ const CLEARED: Duration = Duration::from_secs(2);
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
 const BLOCK: u64 = 4096;
-
-/// An inode that is, or was, delegated to this client.
-#[derive(Debug, Default)]
-pub(super) struct Delegation {
-    /// The directory or file is this client's alone since this grant.
-    pub(super) granted: Option<u64>,
-    /// The client has made it in a directory that was its alone since that grant, or in what it has made there.
-    pub(super) within: Option<(Ino, u64)>,
-    /// Mutations that concern it, and that the server does not have.
-    pub(super) unsent: u32,
-    /// Bytes below this one may be stored without the server; 0: none.
-    pub(super) write_bound: u64,
-    /// The write bound is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the mutations up to
-    /// this one.
-    pub(super) cleared: Option<(Time, u64)>,
-    /// Whether size records of it are stored.
-    pub(super) size_record: SizeRecordState,
-    /// Its bytes follow one another from the start, without holes.
-    pub(super) is_dense: bool,
-    /// The root of the quota that it counts for; 0 for none. Known while it is this client's alone.
-    pub(super) quota: u64,
-    /// How much its attributes say that is stored is not exact.
-    pub(super) is_estimate: bool,
-    /// New names that were made in the directory with calls since it was refused to the client.
-    pub(super) creates: u32,
-    /// Before this time it is not asked for again.
-    pub(super) refused_until: Time,
-}
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
 fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
@@ -83,7 +55,7 @@ impl Cache {
     }
 
     /// Whether a directory or file is this client's alone since that grant.
-    fn has_grant(&self, ino: Ino, grant: u64) -> bool {
+    fn has_grant(&self, ino: Ino, grant: Grant) -> bool {
         self.nodes.get(&ino).is_some_and(|node| node.delegation.granted == Some(grant))
     }
 
@@ -94,8 +66,7 @@ impl Cache {
 
     /// The server has granted a directory or file, which counts for this quota.
     pub(super) fn hold_delegation(&mut self, ino: Ino, quota: u64) {
-        self.queue.grants += 1;
-        let grant = self.queue.grants;
+        let grant = self.queue.next_grant();
         let own = &mut self.nodes.entry(ino).or_default().delegation;
         (own.granted, own.quota) = (Some(grant), quota);
     }
@@ -121,22 +92,25 @@ impl Cache {
     ) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         let counts = asked.is_some_and(|Asked(changes)| node.by_server <= changes);
-        (node.delegation.write_bound, node.delegation.cleared) = match (counts, write_bound) {
-            (false, _) => (0, node.delegation.cleared.or(Some((now, 0)))),
+        match (counts, write_bound) {
+            (false, _) => {
+                let cleared = node.delegation.cleared().unwrap_or((now, 0));
+                node.delegation.clear_write_bound(cleared);
+            }
             // A file that was made shorter just now has none for a while.
-            (true, 0) => (0, Some((now + CLEARED, 0))),
-            (true, write_bound) => (write_bound, None),
-        };
+            (true, 0) => node.delegation.clear_write_bound((now + CLEARED, 0)),
+            (true, write_bound) => node.delegation.set_write_bound(write_bound),
+        }
     }
 
     /// Whether the server is to be asked for more, for bytes up to `end`.
     pub(super) fn wants_write_bound(&self, ino: Ino, end: u64, now: Time) -> bool {
         let Some(node) = self.nodes.get(&ino).filter(|node| node.stamp > 0) else { return false };
         match node.delegation.write_bound {
-            0 => node
-                .delegation
-                .cleared
-                .is_some_and(|(at, mutation)| at <= now && self.queue.has(mutation)),
+            0 => {
+                let cleared = node.delegation.cleared();
+                cleared.is_some_and(|(at, mutation)| at <= now && self.queue.has(mutation))
+            }
             write_bound => write_bound < end,
         }
     }
@@ -146,9 +120,9 @@ impl Cache {
         // A change that is about to be made is the next mutation at the latest.
         let mutation = self.queue.last() + 1;
         if let Some(own) = self.changes_by_server(ino)
-            && (own.write_bound > 0 || own.cleared.is_some())
+            && (own.write_bound > 0 || own.cleared().is_some())
         {
-            (own.write_bound, own.cleared) = (0, Some((now + CLEARED, mutation)));
+            own.clear_write_bound((now + CLEARED, mutation));
         }
     }
 
@@ -158,7 +132,7 @@ impl Cache {
         if let Some(own) = self.changes_by_server(ino)
             && own.write_bound > 0
         {
-            (own.write_bound, own.cleared) = (0, Some((now, 0)));
+            own.clear_write_bound((now, 0));
         }
     }
 
@@ -174,7 +148,7 @@ impl Cache {
     pub(super) fn share(&mut self, directory: Ino) {
         if let Some(node) = self.nodes.get_mut(&directory) {
             node.delegation.granted = None;
-            node.delegation.creates = 0;
+            node.delegation.forget_creates();
         }
     }
 
@@ -195,17 +169,16 @@ impl Cache {
         let has_delegation = self.has_delegation(directory);
         let Some(node) = self.nodes.get_mut(&directory) else { return false };
         let is_complete = node.names.as_ref().is_some_and(|names| names.complete);
-        if has_delegation || !is_complete || node.delegation.refused_until > now {
+        if has_delegation || !is_complete || node.delegation.refused_until() > now {
             return false;
         }
-        node.delegation.creates += 1;
-        node.delegation.creates > after
+        node.delegation.count_create() > after
     }
 
     /// The directory was refused.
     pub(super) fn refuse(&mut self, directory: Ino, until: Time) {
         if let Some(node) = self.nodes.get_mut(&directory) {
-            (node.delegation.refused_until, node.delegation.creates) = (until, 0);
+            node.delegation.refuse(until);
         }
     }
 
@@ -224,7 +197,8 @@ impl Cache {
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.
     pub(super) fn lacks_attributes(&self, ino: Ino) -> bool {
-        let has_none = |node: &super::cache::Node| node.attributes.is_none() && node.changing == 0;
+        let has_none =
+            |node: &Box<super::cache::Node>| node.attributes.is_none() && node.changing == 0;
         self.nodes.get(&ino).is_some_and(has_none) && self.has_delegation(ino)
     }
 
@@ -264,20 +238,13 @@ impl Cache {
         let write_bound = self.new_write_bound;
         let node = self.nodes.entry(number).or_default();
         (node.attributes, node.used) = (Some(made), true);
-        node.delegation = Delegation {
-            within,
-            quota,
-            unsent: 1,
-            is_dense: true,
-            write_bound,
-            ..Delegation::default()
-        };
+        node.delegation = Delegation::of_new(within, quota, write_bound);
         if made.kind == Kind::Directory {
             self.hold_names(number, true);
         }
         self.note(parent, directory);
         if let Some(node) = self.nodes.get_mut(&parent) {
-            node.set_name(name, NewName::Present(number));
+            node.set_name(&name, NewName::Present(number));
         }
         Some(Ok(made))
     }
@@ -438,8 +405,7 @@ impl Cache {
             for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
                 let Some(node) = self.nodes.get_mut(&ino) else { continue };
                 (node.attributes, node.names) = (None, None);
-                node.delegation =
-                    Delegation { unsent: node.delegation.unsent, ..Delegation::default() };
+                node.delegation = node.delegation.ended();
                 if self.queue.fail(ino, error, bytes) {
                     wrong.push(ino);
                 }

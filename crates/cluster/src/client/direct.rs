@@ -188,7 +188,7 @@ impl Shared {
     }
 
     async fn extend_write_bound(self: &Arc<Self>, ino: Ino, end: u64) -> Result<(), FsError> {
-        let call = (Request::RaiseReach { ino, end }, Vec::new());
+        let call = (Request::ExtendWriteBound { ino, end }, Vec::new());
         let asked = (self.cache.lock().query_write_bound(ino), self.env.now());
         match self.call_in((None, None), [].into(), call, |_, _, _| {}).await {
             Ok((reply, _)) => match reply.answer {

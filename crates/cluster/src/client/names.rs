@@ -77,9 +77,9 @@ impl Shared {
             cache.hold_names(parent, false);
             match &reply.answer {
                 Answer::Inode(found) => {
-                    cache.learn_name(parent, name.clone(), NewName::Present(found.ino));
+                    cache.learn_name(parent, &name, NewName::Present(found.ino));
                 }
-                Answer::Absent => cache.learn_name(parent, name.clone(), NewName::Absent),
+                Answer::Absent => cache.learn_name(parent, &name, NewName::Absent),
                 _ => {}
             }
         };
@@ -166,7 +166,7 @@ impl Shared {
             shared.take_inode(reply);
             if let Answer::Inode(made) = &reply.answer {
                 let mut cache = shared.cache.lock();
-                cache.changed_name(parent, name.clone(), NewName::Present(made.ino));
+                cache.changed_name(parent, &name, NewName::Present(made.ino));
                 if reply.grants.names {
                     cache.hold_names(made.ino, true);
                 }
@@ -211,7 +211,7 @@ impl Shared {
         let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
             let _guard = &guard;
             if reply.answer == Answer::Done {
-                shared.cache.lock().changed_name(parent, name.clone(), NewName::Absent);
+                shared.cache.lock().changed_name(parent, &name, NewName::Absent);
                 shared.lost_name(target);
             }
         };

@@ -8,8 +8,9 @@ use smallvec::SmallVec;
 use thalweg_env::{HashMap, HashSet, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, RoomShare, add_share};
-use thalweg_fs::{FsError, Ino, Node};
+use thalweg_fs::{FsError, Ino};
 
+use super::delegated::Grant;
 use super::users::{self, User};
 use crate::protocol::{MAX_MUTATIONS, MAX_SHARES, RoomGrant};
 
@@ -51,7 +52,7 @@ pub(super) struct WritebackQueue {
     numbers: VecDeque<(Range<u64>, Reservation)>,
     /// Ranges that are used up, with the number of the last mutation that uses one.
     pub(super) used_up: Vec<(Reservation, u64)>,
-    pub(super) grants: u64,
+    grants: u64,
     /// What the server has promised, less what the mutations have taken of it.
     room: Vec<RoomShare>,
     /// What the mutations have taken that the server does not have.
@@ -107,14 +108,69 @@ pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
     shares
 }
 
-/// A mutation that waits.
+/// A mutation that waits. Many may, and most of them are small: so those without bytes are encoded, and of a charge there is
+/// only what does not follow from the mutation.
 #[derive(Debug)]
 struct Waiting {
-    mutation: Mutation,
-    charge: Charge,
+    record: Record,
+    /// The root of the quota that it counts for.
+    quota: u64,
     user: User,
+    /// Blocks that a file gets by it.
+    blocks: u32,
     /// It makes a file longer.
     grows: bool,
+}
+
+#[derive(Debug)]
+enum Record {
+    /// No bytes of a file are in it.
+    Encoded(Box<[u8]>),
+    Whole(Box<Mutation>),
+}
+
+impl Record {
+    fn of(mutation: Mutation) -> Record {
+        match &mutation.kind {
+            MutationKind::Write { .. } | MutationKind::Stored { .. } => {
+                Record::Whole(Box::new(mutation))
+            }
+            MutationKind::Create { .. } | MutationKind::SetAttributes { .. } => {
+                let encoded = postcard::to_allocvec(&mutation);
+                Record::Encoded(encoded.expect("memory takes any mutation").into_boxed_slice())
+            }
+        }
+    }
+
+    fn mutation(self) -> Mutation {
+        match self {
+            Record::Whole(mutation) => *mutation,
+            Record::Encoded(bytes) => {
+                postcard::from_bytes(&bytes).expect("a mutation that was encoded here")
+            }
+        }
+    }
+
+    /// Bytes that it counts for in a batch.
+    fn bytes(&self) -> usize {
+        MUTATION_BYTES
+            + match self {
+                Record::Encoded(bytes) => bytes.len(),
+                Record::Whole(mutation) => match &mutation.kind {
+                    MutationKind::Write { data, .. } => data.len(),
+                    _ => 0,
+                },
+            }
+    }
+}
+
+/// What a mutation takes by which a file gets so many blocks.
+fn room_of(kind: &MutationKind, blocks: u64) -> Room {
+    match kind {
+        MutationKind::Create { name, new, .. } => Room::of_new(name, &new.node),
+        MutationKind::Write { .. } | MutationKind::Stored { .. } => Room::of_bytes(blocks),
+        MutationKind::SetAttributes { .. } => Room::NONE,
+    }
 }
 
 /// Mutations of one user that are sent together.
@@ -233,6 +289,12 @@ impl WritebackQueue {
         used_up.chain(self.numbers.iter().map(|(_, it)| *it)).collect()
     }
 
+    /// The number of a new grant of a delegation.
+    pub(super) fn next_grant(&mut self) -> Grant {
+        self.grants += 1;
+        Grant::new(self.grants).expect("grants are counted from 1 on")
+    }
+
     /// Whether a new inode can have a number.
     pub(super) fn has_number(&self) -> bool {
         self.numbers.iter().any(|(range, _)| !range.is_empty())
@@ -310,8 +372,16 @@ impl WritebackQueue {
     }
 
     pub(super) fn push(&mut self, mutation: Mutation, charge: Charge, grows: bool, now: Time) {
-        self.bytes += bytes_of(&mutation);
-        self.mutations.push_back(Waiting { mutation, charge, user: users::current(), grows });
+        let Charge { quota, room } = charge;
+        assert_eq!(
+            room,
+            room_of(&mutation.kind, room.blocks),
+            "a charge follows from its mutation"
+        );
+        let blocks = u32::try_from(room.blocks).expect("a write has fewer blocks");
+        let record = Record::of(mutation);
+        self.bytes += record.bytes();
+        self.mutations.push_back(Waiting { record, quota, user: users::current(), blocks, grows });
         self.made += 1;
         self.since.get_or_insert(now);
     }
@@ -322,7 +392,8 @@ impl WritebackQueue {
         let (mut grows, mut next) = (false, None);
         for waiting in &self.mutations {
             grows |= waiting.grows;
-            match &waiting.mutation.kind {
+            let Record::Whole(mutation) = &waiting.record else { return None };
+            match &mutation.kind {
                 MutationKind::Write { ino, offset, data, clear_suid: false } if *ino == file => {
                     match writes.last_mut().filter(|_| next == Some(*offset)) {
                         Some((_, last)) => last.push(data.clone()),
@@ -340,14 +411,16 @@ impl WritebackQueue {
     /// The bytes of so many mutations that wait are stored.
     pub(super) fn are_stored(&mut self, mutations: usize) {
         for waiting in self.mutations.iter_mut().take(mutations) {
-            let before = bytes_of(&waiting.mutation);
-            if let MutationKind::Write { ino, offset, data, clear_suid } = &waiting.mutation.kind {
+            let before = waiting.record.bytes();
+            if let Record::Whole(mutation) = &mut waiting.record
+                && let MutationKind::Write { ino, offset, data, clear_suid } = &mutation.kind
+            {
                 let (ino, offset, len) = (*ino, *offset, data.len() as u64);
                 let clear_suid = *clear_suid;
-                waiting.mutation.kind =
+                mutation.kind =
                     MutationKind::Stored { ino, offset, len, clear_suid, by_size_record: true };
             }
-            self.bytes -= before - bytes_of(&waiting.mutation);
+            self.bytes -= before - waiting.record.bytes();
         }
     }
 
@@ -357,23 +430,25 @@ impl WritebackQueue {
         let (mut charges, mut quotas) = (Vec::new(), SmallVec::<[u64; MAX_SHARES]>::new());
         let user = self.mutations.front().and_then(|first| first.user.clone());
         let fits = |next: &Waiting, before: usize| {
-            let is_more = before + bytes_of(&next.mutation) > BATCH_BYTES;
+            let is_more = before + next.record.bytes() > BATCH_BYTES;
             next.user == user && (before == 0 || !is_more)
         };
         while mutations.len() < MAX_MUTATIONS
             && self.mutations.front().is_some_and(|next| fits(next, bytes))
             // One share is the volume's.
             && (quotas.len() < MAX_SHARES - 1
-                || self.mutations.front().is_some_and(|next| quotas.contains(&next.charge.quota)))
+                || self.mutations.front().is_some_and(|next| quotas.contains(&next.quota)))
             && let Some(next) = self.mutations.pop_front()
         {
-            if !quotas.contains(&next.charge.quota) {
-                quotas.push(next.charge.quota);
+            if !quotas.contains(&next.quota) {
+                quotas.push(next.quota);
             }
-            charges.push(next.charge);
-            bytes += bytes_of(&next.mutation);
-            only_replaces &= !next.grows && next.mutation.kind.made().is_none();
-            mutations.push(next.mutation);
+            bytes += next.record.bytes();
+            let mutation = next.record.mutation();
+            let room = room_of(&mutation.kind, next.blocks.into());
+            charges.push(Charge { quota: next.quota, room });
+            only_replaces &= !next.grows && mutation.kind.made().is_none();
+            mutations.push(mutation);
         }
         self.bytes -= bytes;
         if self.mutations.is_empty() {
@@ -384,7 +459,8 @@ impl WritebackQueue {
 
     /// The session has ended; the mutations that are lost.
     pub(super) fn clear(&mut self) -> Vec<Mutation> {
-        let waiting: Vec<Mutation> = self.mutations.drain(..).map(|it| it.mutation).collect();
+        let waiting: Vec<Mutation> =
+            self.mutations.drain(..).map(|it| it.record.mutation()).collect();
         self.numbers.clear();
         self.used_up.clear();
         self.size_records.clear();
@@ -392,16 +468,4 @@ impl WritebackQueue {
         (self.bytes, self.since) = (0, None);
         waiting
     }
-}
-
-fn bytes_of(mutation: &Mutation) -> usize {
-    MUTATION_BYTES
-        + match &mutation.kind {
-            MutationKind::Create { name, new, .. } => match &new.node {
-                Node::Symlink(target) => name.len() + target.len(),
-                _ => name.len(),
-            },
-            MutationKind::Write { data, .. } => data.len(),
-            MutationKind::SetAttributes { .. } | MutationKind::Stored { .. } => 0,
-        }
 }

@@ -15,6 +15,7 @@ use thalweg_fs::{Contents, FsError, Ino};
 use tokio::sync::oneshot;
 
 use super::cache::Cache;
+use super::delegated::{Grant, SizeRecordState};
 use super::direct::Direct;
 use super::queue::Growth;
 use super::{LinkError, Shared};
@@ -28,26 +29,6 @@ const GROWTHS: u32 = 3;
 /// The server is asked again after so long: the file may have a quota now.
 const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
-/// Whether a size record of a file may be stored.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum SizeRecordState {
-    /// The server was not asked, and no `fsync` counts.
-    #[default]
-    Unknown,
-    /// The file had this size at its last `fsync`, and was longer than before at so many.
-    Synced {
-        size: u64,
-        growths: u32,
-    },
-    /// It may, in the session of this generation, said the server then; all that it had of the file was durable once since this grant.
-    Allowed {
-        generation: u64,
-        grant: Option<u64>,
-        asked: Time,
-    },
-    Refused,
-}
-
 /// The bytes and the size record of an `fsync`.
 struct NewSizeRecord {
     contents: Arc<dyn Contents>,
@@ -60,7 +41,7 @@ struct NewSizeRecord {
 
 impl Cache {
     /// The grant by which an inode is this client's alone.
-    fn grant_of(&self, ino: Ino) -> Option<u64> {
+    fn grant_of(&self, ino: Ino) -> Option<Grant> {
         let own = &self.nodes.get(&ino)?.delegation;
         own.granted.or(own.within.map(|(_, grant)| grant)).filter(|_| self.has_delegation(ino))
     }
@@ -72,11 +53,11 @@ impl Cache {
         let node = self.nodes.get(&ino)?;
         let attributes = node.attributes.filter(|_| node.changing == 0)?;
         let Growth { writes, mutations } = self.queue.growth_of(ino)?;
-        let SizeRecordState::Allowed { asked, .. } = node.delegation.size_record else {
+        let SizeRecordState::Allowed { asked, .. } = node.delegation.size_record() else {
             return None;
         };
         let kept = SizeRecordState::Allowed { generation, grant: Some(grant), asked };
-        let is_kept = node.delegation.size_record == kept && now.since(asked) < ASKED_AGAIN;
+        let is_kept = node.delegation.size_record() == kept && now.since(asked) < ASKED_AGAIN;
         let is_in_reach = attributes.size <= node.delegation.write_bound;
         let size_record = SizeRecord { end: attributes.size, modified: attributes.modified };
         (is_kept && is_in_reach && mutations > 0).then_some(NewSizeRecord {
@@ -94,20 +75,21 @@ impl Cache {
     }
 
     /// A file is durable by an `fsync` at the server, with this grant and size. Whether the server is to be asked for its size record.
-    fn synced(&mut self, ino: Ino, (before, size): (Option<u64>, u64), time: Time) -> bool {
+    fn synced(&mut self, ino: Ino, (before, size): (Option<Grant>, u64), time: Time) -> bool {
         let now = self.grant_of(ino);
         let Some(own) = self.nodes.get_mut(&ino).map(|node| &mut node.delegation) else {
             return false;
         };
         let is_same = now.is_some() && now == before;
-        match &mut own.size_record {
+        let write_bound = own.write_bound;
+        match own.size_record_mut() {
             SizeRecordState::Allowed { grant, asked, .. } => {
                 *grant = before.filter(|_| is_same);
                 is_same && time.since(*asked) >= ASKED_AGAIN
             }
             SizeRecordState::Synced { size: last, growths } if is_same && *last < size => {
                 (*last, *growths) = (size, *growths + 1);
-                *growths >= GROWTHS && own.write_bound > 0
+                *growths >= GROWTHS && write_bound > 0
             }
             SizeRecordState::Refused => false,
             size_record => {
@@ -126,14 +108,14 @@ impl Cache {
         let at = self.queue.size_records.iter().position(is_sent)?;
         let left = self.queue.size_records.remove(at)?;
         if let Some(node) = self.nodes.get_mut(&left) {
-            node.delegation.size_record = SizeRecordState::Unknown;
+            *node.delegation.size_record_mut() = SizeRecordState::Unknown;
         }
         Some(Some(left))
     }
 
     fn keep_size_record(&mut self, ino: Ino, size_record: SizeRecordState) {
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.delegation.size_record = size_record;
+            *node.delegation.size_record_mut() = size_record;
         }
     }
 }
@@ -142,7 +124,7 @@ impl Shared {
     /// Makes a file durable by storing its size record; whether that was possible.
     pub(super) async fn sync_by_size_record(self: &Arc<Self>, ino: Ino) -> Result<bool, FsError> {
         let is_kept = |cache: &Cache| {
-            let size_record = cache.nodes.get(&ino).map(|node| node.delegation.size_record);
+            let size_record = cache.nodes.get(&ino).map(|node| node.delegation.size_record());
             matches!(size_record, Some(SizeRecordState::Allowed { .. })) && cache.is_unsent(ino)
         };
         if !is_kept(&self.cache.lock()) {
@@ -199,7 +181,7 @@ impl Shared {
     }
 
     /// How a file is before an `fsync` at the server: the grant by which it is this client's alone, and its size.
-    pub(super) fn before_sync(&self, ino: Ino) -> Option<(Option<u64>, u64)> {
+    pub(super) fn before_sync(&self, ino: Ino) -> Option<(Option<Grant>, u64)> {
         let cache = self.cache.lock();
         let size = cache.nodes.get(&ino)?.attributes?.size;
         Some((cache.grant_of(ino), size))
@@ -207,7 +189,7 @@ impl Shared {
 
     /// A file is durable by an `fsync` at the server, as it was before. When that has happened again and again while it grew, the
     /// server is asked whether the size record may be stored instead.
-    pub(super) async fn after_sync(self: &Arc<Self>, ino: Ino, before: (Option<u64>, u64)) {
+    pub(super) async fn after_sync(self: &Arc<Self>, ino: Ino, before: (Option<Grant>, u64)) {
         let asked = self.env.now();
         if !self.cache.lock().synced(ino, before, asked) {
             return;

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    Action, Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp,
-    Validity, WriteAt, WriteHow,
+    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, Validity,
+    WriteAt, WriteHow,
 };
 use tokio::sync::oneshot;
 
@@ -22,7 +22,7 @@ use super::{LinkError, Shared};
 use crate::protocol::{Answer, Needs, Reply, Request, decode_list};
 
 /// The sender of the next batch.
-type Turn = tokio::sync::OwnedMutexGuard<()>;
+type SendGuard = tokio::sync::OwnedMutexGuard<()>;
 
 /// What has become of a batch.
 enum Stored {
@@ -40,16 +40,6 @@ const SMALL_WRITE: usize = 16 << 10;
 const REFUSED: u32 = 10;
 /// The time between two looks for mutations that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
-
-/// Whether parts of a batch may be taken that is refused as a whole.
-fn may_divide(error: &FsError) -> bool {
-    match error {
-        FsError::Store(failure) => {
-            matches!(failure.action(), Action::Divide | Action::RetrySmaller)
-        }
-        _ => true,
-    }
-}
 
 impl Shared {
     fn clocks(&self) -> (Time, Timestamp) {
@@ -222,7 +212,7 @@ impl Shared {
     }
 
     /// Sends batches while many mutations wait.
-    async fn send_full(self: &Arc<Self>, mut turn: Turn) -> Result<(), FsError> {
+    async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {
         while self.cache.lock().queue.is_full() {
             self.send_batch(turn, None).await?;
             turn = self.sending.clone().lock_owned().await;
@@ -278,7 +268,11 @@ impl Shared {
 
     /// Sends one batch. One is under way at a time, so that they count in their order. With `sync`, it is durable when it has
     /// all mutations up to this one; whether it is. It goes on by itself when its caller has gone.
-    async fn send_batch(self: &Arc<Self>, turn: Turn, sync: Option<u64>) -> Result<bool, FsError> {
+    async fn send_batch(
+        self: &Arc<Self>,
+        turn: SendGuard,
+        sync: Option<u64>,
+    ) -> Result<bool, FsError> {
         let (told, sent) = oneshot::channel();
         let shared = self.clone();
         let sending = async move {
@@ -318,7 +312,7 @@ impl Shared {
             match self.send_part((&part, &charges), &user, syncs && parts.is_empty()).await {
                 Ok(()) => {}
                 // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
-                Err(error) if part.len() > 1 && may_divide(&error) => {
+                Err(error) if part.len() > 1 && error.may_divide() => {
                     is_whole = false;
                     let half = part.len() / 2;
                     parts.push((part.split_off(half), charges.split_off(half)));
@@ -327,7 +321,7 @@ impl Shared {
                 Err(error) => {
                     is_whole = false;
                     self.lose_mutations((&part, &charges), &error);
-                    if !may_divide(&error) {
+                    if !error.may_divide() {
                         let rest = parts.iter().rev();
                         rest.for_each(|(part, charges)| {
                             self.lose_mutations((part, charges), &error)
@@ -446,20 +440,16 @@ impl Shared {
     /// What has to be sent before a call: everything, if the call changes something; what this client has made of the inodes
     /// that it names.
     pub(super) async fn send_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
-        let waits = {
+        let is_needed = {
             let cache = self.cache.lock();
             let print = request.footprint(0);
-            let is_needed = match print.needs {
+            match print.needs {
                 Needs::Everything => true,
                 Needs::Nothing => false,
                 Needs::Named => print.inodes.iter().any(|ino| cache.is_unsent(*ino)),
-            };
-            cache.queue.len() > 0 && is_needed
+            }
         };
-        match waits {
-            true => Box::pin(self.send_mutations(true)).await,
-            false => Ok(()),
-        }
+        if is_needed { self.send_waiting().await } else { Ok(()) }
     }
 
     /// Sends everything that waits, before a change by a call begins.

@@ -236,7 +236,7 @@ impl Request {
             | Request::Xattr { ino, .. }
             | Request::Xattrs { ino }
             | Request::ConflictingLock { ino, .. } => Footprint::reads(&[*ino]),
-            Request::RaiseReach { ino, .. } | Request::KeepSizeRecord { ino, .. } => {
+            Request::ExtendWriteBound { ino, .. } | Request::KeepSizeRecord { ino, .. } => {
                 Footprint::reads(&[*ino]).writing(true)
             }
             Request::Open { ino, flags, .. } => Footprint::once(&[*ino]).writing(flags.write),

@@ -14,12 +14,12 @@ const LENGTH_OF_NAME: usize = 10;
 impl Shared {
     pub(super) async fn attributes(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
     ) -> Result<Response, FsError> {
         let since = self.capabilities.now();
         let found = self.filesystem.attributes(ino).await;
-        context.sees_inodes(&self.commit_on_share, &[ino]);
+        ctx.sees_inodes(&self.commit_on_share, &[ino]);
         let found = found?;
         let wants = GrantRequest { since, attributes: Some(ino), ..GrantRequest::default() };
         Ok(Response { wants, ..Response::of(Answer::Inode(found.attributes)) })
@@ -27,56 +27,55 @@ impl Shared {
 
     pub(super) async fn set_attributes(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<Response, FsError> {
-        let _change = self.recall(context, print.changed()).await?;
+        let _change = self.recall(ctx, print.changed()).await?;
         let before = match change.size {
-            Some(_) => self.size_for_others(context, ino).await,
+            Some(_) => self.size_for_others(ctx, ino).await,
             None => None,
         };
         let behind = change.size.map(|size| size..u64::MAX);
         let mut turn = match &behind {
-            Some(_) => self.turn(context, ino).await,
+            Some(_) => self.turn(ctx, ino).await,
             None => None,
         };
         if let Some((turn, behind)) = turn.as_mut().zip(behind.clone()) {
             turn.replaces(behind);
         }
-        let set = context.filesystem.set_attributes(ino, change).await?;
+        let set = ctx.filesystem.set_attributes(ino, change).await?;
         if let Some((turn, behind)) = turn.zip(behind) {
             turn.replaced(behind);
         }
-        self.tell_size(context, ino, before).await;
+        self.tell_size(ctx, ino, before).await;
         Ok(Response::of(Answer::Inode(set.attributes)))
     }
 
     pub(super) async fn set_xattr(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         (ino, name): (Ino, &Bytes),
         value: Bytes,
         how: SetXattr,
     ) -> Result<Response, FsError> {
-        let _change = self.recall(context, print.changed()).await?;
-        self.lose_group(context, ino, name).await?;
-        self.changing_quota(context, name, context.filesystem.set_xattr(ino, name, value, how))
-            .await?;
+        let _change = self.recall(ctx, print.changed()).await?;
+        self.lose_group(ctx, ino, name).await?;
+        self.changing_quota(ctx, name, ctx.filesystem.set_xattr(ino, name, value, how)).await?;
         Ok(Response::done())
     }
 
     pub(super) async fn remove_xattr(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         ino: Ino,
         name: &[u8],
     ) -> Result<Response, FsError> {
-        let _change = self.recall(context, print.changed()).await?;
-        self.changing_quota(context, name, context.filesystem.remove_xattr(ino, name)).await?;
+        let _change = self.recall(ctx, print.changed()).await?;
+        self.changing_quota(ctx, name, ctx.filesystem.remove_xattr(ino, name)).await?;
         Ok(Response::done())
     }
 
@@ -84,7 +83,7 @@ impl Shared {
     /// themselves, and release all directories and files: with these they learn for which quota they count.
     async fn changing_quota(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         name: &[u8],
         change: impl Future<Output = Result<(), FsError>>,
     ) -> Result<(), FsError> {
@@ -96,7 +95,7 @@ impl Shared {
             table.change_quotas();
             table.all_exclusive()
         };
-        self.invalidate(context, recalls).await;
+        self.invalidate(ctx, recalls).await;
         let changed = change.await;
         self.capabilities.lock().change_quotas();
         changed
@@ -108,23 +107,23 @@ impl Shared {
 
     pub(super) async fn xattr(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         name: &[u8],
     ) -> Result<Response, FsError> {
         let value = self.filesystem.xattr(ino, name).await;
-        context.sees_inodes(&self.commit_on_share, &[ino]);
+        ctx.sees_inodes(&self.commit_on_share, &[ino]);
         Ok(Response::with(Answer::Bytes, vec![value?]))
     }
 
     pub(super) async fn xattrs(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
     ) -> Result<Response, FsError> {
         let names = self.filesystem.xattrs(ino).await;
-        context.sees_inodes(&self.commit_on_share, &[ino]);
-        let names = self.known_names(context, names?);
+        ctx.sees_inodes(&self.commit_on_share, &[ino]);
+        let names = self.known_names(ctx, names?);
         let bytes: usize = names.iter().map(|name| name.len() + LENGTH_OF_NAME).sum();
         match bytes + LENGTH_OF_NAME > MAX_PAYLOAD {
             true => Err(FsError::AttributeTooLarge),

@@ -22,6 +22,8 @@ use super::Shared;
 use super::context::RequestContext;
 use crate::protocol::Request;
 
+/// Names are made in a directory, or removed from it.
+const MAKE: u16 = WRITE | SEARCH;
 /// Set-user-id and set-group-id.
 const PRIVILEGES: u16 = 0o6000;
 /// The extended attribute with the capabilities of a program, which a write takes away.
@@ -43,29 +45,27 @@ impl Shared {
     /// compile before it is checked or listed here.
     pub(super) async fn authorize(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         request: Request,
     ) -> Result<Request, FsError> {
-        let Some(user) = &context.user else { return Ok(request) };
+        let Some(user) = &ctx.user else { return Ok(request) };
         let rules = self.rules(user);
         match request {
             Request::Lookup { parent, .. } => self.authorize_names(&rules, parent, SEARCH).await?,
-            Request::Link { parent, .. } => {
-                self.authorize_names(&rules, parent, WRITE | SEARCH).await?;
-            }
-            Request::Open { ino, flags, .. } => self.authorize_open(context, ino, flags).await?,
-            Request::Read { ino, .. } => self.authorize_use(context, ino, READ).await?,
-            Request::Seek { ino, .. } => self.authorize_use(context, ino, READ | WRITE).await?,
-            Request::Allocate { ino, .. } => self.authorize_use(context, ino, WRITE).await?,
+            Request::Link { parent, .. } => self.authorize_names(&rules, parent, MAKE).await?,
+            Request::Open { ino, flags, .. } => self.authorize_open(ctx, ino, flags).await?,
+            Request::Read { ino, .. } => self.authorize_use(ctx, ino, READ).await?,
+            Request::Seek { ino, .. } => self.authorize_use(ctx, ino, READ | WRITE).await?,
+            Request::Allocate { ino, .. } => self.authorize_use(ctx, ino, WRITE).await?,
             Request::Copy { from, to, .. } => {
-                self.authorize_use(context, from.0, READ).await?;
-                self.authorize_use(context, to.0, WRITE).await?;
+                self.authorize_use(ctx, from.0, READ).await?;
+                self.authorize_use(ctx, to.0, WRITE).await?;
             }
             Request::Xattr { ino, ref name } => {
                 rules.check_xattr(&self.inode(ino).await?, name, false).await?;
             }
             Request::RemoveXattr { ino, ref name } if name == CAPABILITIES => {
-                self.authorize_use(context, ino, WRITE).await?;
+                self.authorize_use(ctx, ino, WRITE).await?;
             }
             Request::SetXattr { ino, ref name, .. } | Request::RemoveXattr { ino, ref name } => {
                 self.authorize_set_xattr(&rules, ino, name).await?;
@@ -74,7 +74,7 @@ impl Shared {
             | Request::SetAttributes { .. }
             | Request::Write { .. }
             | Request::ReadDirectory { .. }
-            | Request::RequestDelegation { .. } => return self.adapt(context, &rules, request).await,
+            | Request::RequestDelegation { .. } => return self.adapt(ctx, &rules, request).await,
             // When their inodes or mutations are known.
             Request::Unlink { .. }
             | Request::RemoveDirectory { .. }
@@ -91,7 +91,7 @@ impl Shared {
             | Request::Reserve
             | Request::Room { .. }
             | Request::ReachContents { .. }
-            | Request::RaiseReach { .. }
+            | Request::ExtendWriteBound { .. }
             | Request::KeepSizeRecord { .. }
             | Request::Renew
             | Request::Detach
@@ -128,30 +128,30 @@ impl Shared {
     /// As [`Shared::permit`], for calls that are carried out in another way for some users.
     async fn adapt(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         rules: &Rules<'_>,
         request: Request,
     ) -> Result<Request, FsError> {
         Ok(match request {
             Request::Create { parent, name, new } => {
                 let it = self.inode(parent).await?;
-                rules.check(&it, WRITE | SEARCH).await?;
+                rules.check(&it, MAKE).await?;
                 rules.check_node(&new.node)?;
                 let mode = rules.mode_of_new(&it, &new.node, new.mode, new.umask);
                 let new = NewNode { mode, uid: rules.user.uid, gid: rules.user.gid, ..new };
                 Request::Create { parent, name, new }
             }
             Request::SetAttributes { ino, change } => {
-                let change = self.authorize_change(context, rules, ino, change).await?;
+                let change = self.authorize_change(ctx, rules, ino, change).await?;
                 Request::SetAttributes { ino, change }
             }
             Request::Write { ino, at, how } => {
-                self.authorize_use(context, ino, WRITE).await?;
+                self.authorize_use(ctx, ino, WRITE).await?;
                 Request::Write { ino, at, how: WriteHow { clear_suid: true, ..how } }
             }
             Request::ReadDirectory { ino, from, most, attributes } => {
                 let it = self.inode(ino).await?;
-                if !self.open_files.of(context.session.serial, ino).0 {
+                if !self.open_files.of(ctx.session.serial, ino).0 {
                     rules.check(&it, READ).await?;
                 }
                 let attributes = attributes && rules.permits(&it, SEARCH).await?;
@@ -160,7 +160,7 @@ impl Shared {
             // A client makes files by itself for the directory's owner only.
             Request::RequestDelegation { ino } => {
                 let it = self.inode(ino).await?;
-                match it.uid == rules.user.uid && rules.permits(&it, WRITE | SEARCH).await? {
+                match it.uid == rules.user.uid && rules.permits(&it, MAKE).await? {
                     true => Request::RequestDelegation { ino },
                     false => Request::Attributes { ino, shown: false },
                 }
@@ -172,11 +172,11 @@ impl Shared {
     /// Fails unless the user of a call may open an inode.
     pub(super) async fn authorize_open(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         flags: OpenFlags,
     ) -> Result<(), FsError> {
-        let Some(user) = &context.user else { return Ok(()) };
+        let Some(user) = &ctx.user else { return Ok(()) };
         let (rules, it) = (self.rules(user), self.inode(ino).await?);
         if flags.read {
             check_use(&rules, &it, READ).await?;
@@ -190,12 +190,12 @@ impl Shared {
     /// Fails unless a file is open for one of these, [`READ`] or [`WRITE`], or the user of a call may open it for the first.
     async fn authorize_use(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         wanted: u16,
     ) -> Result<(), FsError> {
-        let Some(user) = &context.user else { return Ok(()) };
-        let (reads, writes) = self.open_files.of(context.session.serial, ino);
+        let Some(user) = &ctx.user else { return Ok(()) };
+        let (reads, writes) = self.open_files.of(ctx.session.serial, ino);
         if wanted & READ != 0 && reads || wanted & WRITE != 0 && writes {
             return Ok(());
         }
@@ -218,11 +218,11 @@ impl Shared {
     /// A user who is about to set the access control list of an inode, and is not in its group, takes set-group-id away.
     pub(super) async fn lose_group(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         name: &[u8],
     ) -> Result<(), FsError> {
-        let Some(user) = context.user.as_ref().filter(|_| name == ACCESS_LIST) else {
+        let Some(user) = ctx.user.as_ref().filter(|_| name == ACCESS_LIST) else {
             return Ok(());
         };
         let it = self.inode(ino).await?;
@@ -237,7 +237,7 @@ impl Shared {
     /// The change of attributes that a user may make instead of `change`.
     async fn authorize_change(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         rules: &Rules<'_>,
         ino: Ino,
         change: AttributeChange,
@@ -252,7 +252,7 @@ impl Shared {
             clear_suid |= mode.is_none();
         }
         if size.is_some() || clear_suid && !rules.owns(&it) {
-            self.authorize_use(context, ino, WRITE).await?;
+            self.authorize_use(ctx, ino, WRITE).await?;
             clear_suid |= mode.is_none();
         }
         // A change of the content sets this time.
@@ -266,12 +266,12 @@ impl Shared {
     /// Fails unless the user of a call may remove a name of this inode.
     pub(super) async fn authorize_removal(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         parent: Ino,
         target: Option<Ino>,
         is_directory: bool,
     ) -> Result<(), FsError> {
-        let Some((user, target)) = context.user.as_ref().zip(target) else { return Ok(()) };
+        let Some((user, target)) = ctx.user.as_ref().zip(target) else { return Ok(()) };
         let (parent, removed) = (self.inode(parent).await?, self.inode(target).await?);
         self.rules(user).check_removal(&parent, &removed, is_directory).await
     }
@@ -279,13 +279,13 @@ impl Shared {
     /// Fails unless the user of a call may rename the first of these inodes to the second one.
     pub(super) async fn authorize_rename(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         parents: [Ino; 2],
         targets: [Option<Ino>; 2],
         how: Rename,
     ) -> Result<(), FsError> {
         let [Some(moved), there] = targets else { return Ok(()) };
-        let Some(user) = &context.user else { return Ok(()) };
+        let Some(user) = &ctx.user else { return Ok(()) };
         let [from, to] = [self.inode(parents[0]).await?, self.inode(parents[1]).await?];
         let moved = self.inode(moved).await?;
         let there = match there {
@@ -300,10 +300,10 @@ impl Shared {
     /// privileges.
     pub(super) async fn authorize_mutations(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         mutations: &[Mutation],
     ) -> Result<(), FsError> {
-        let Some(user) = &context.user else { return Ok(()) };
+        let Some(user) = &ctx.user else { return Ok(()) };
         let mut own = HashSet::default();
         for Mutation { kind, .. } in mutations {
             if !own.contains(&kind.ino()) {
@@ -323,10 +323,10 @@ impl Shared {
     /// The names of extended attributes that the user of a call may know.
     pub(super) fn known_names(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         mut names: Vec<Bytes>,
     ) -> Vec<Bytes> {
-        if let Some(user) = &context.user {
+        if let Some(user) = &ctx.user {
             names.retain(|name| self.rules(user).may_know(name));
         }
         names

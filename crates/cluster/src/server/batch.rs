@@ -46,23 +46,23 @@ impl Shared {
     /// Makes a directory a client's alone, unless another one has used it lately.
     pub(super) async fn acquire(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
     ) -> Result<Response, FsError> {
-        let serial = context.session.serial;
+        let serial = ctx.session.serial;
         let is_free = self.capabilities.lock().is_free(ino, serial);
         let inherits = async || match self.filesystem.xattr(ino, DEFAULT_ACL).await {
             Err(FsError::NoAttribute) => Ok(false),
             found => found.map(|_| true),
         };
-        let writes = context.session.visitor.access == thalweg_net::keys::Access::Write;
+        let writes = ctx.session.visitor.access == thalweg_net::keys::Access::Write;
         // Without records its mutations could be lost or applied twice.
         if !is_free || !writes || self.filesystem.session_table().is_none() || inherits().await? {
-            return self.attributes(context, ino).await;
+            return self.attributes(ctx, ino).await;
         }
         // The other clients drop what they cache of it.
-        drop(self.recall(context, vec![Changed::Attributes(ino), Changed::Names(ino)]).await?);
-        let found = self.attributes(context, ino).await?;
+        drop(self.recall(ctx, vec![Changed::Attributes(ino), Changed::Names(ino)]).await?);
+        let found = self.attributes(ctx, ino).await?;
         match &found.answer {
             Answer::Inode(it) if it.kind == Kind::Directory && it.links > 0 => {
                 let wants = GrantRequest { delegation: Some(ino), ..found.wants };
@@ -135,17 +135,17 @@ impl Shared {
     /// Whether a client may make these mutations: it knows the inodes, and the numbers are its own.
     fn check_mutations(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         mutations: &[Mutation],
     ) -> Result<(), FsError> {
         let mut made = HashSet::default();
         for Mutation { kind, .. } in mutations {
             if !made.contains(&kind.ino()) {
-                context.session.knows(kind.ino())?;
+                ctx.session.knows(kind.ino())?;
             }
             let Some(number) = kind.made() else { continue };
             // What is made again had its number before.
-            if !context.is_replay() && !context.session.state.lock().has_number(number.0) {
+            if !ctx.is_replay() && !ctx.session.state.lock().has_number(number.0) {
                 return Err(FsError::Invalid("the inode number is not the client's"));
             }
             made.insert(number);
@@ -154,14 +154,9 @@ impl Shared {
     }
 
     /// A change that a client had made by itself is lost: counts it, and says in the log of which file.
-    async fn note_refused(
-        &self,
-        context: &RequestContext<'_>,
-        mutation: &Mutation,
-        error: &FsError,
-    ) {
+    async fn note_refused(&self, ctx: &RequestContext<'_>, mutation: &Mutation, error: &FsError) {
         add(&self.counters.refused, 1);
-        let client = &context.session.visitor.name;
+        let client = &ctx.session.visitor.name;
         let path = match self.filesystem.session_table() {
             Some(session_table) => {
                 session_table.path_of(mutation.kind.ino()).await.unwrap_or_default()
@@ -180,33 +175,33 @@ impl Shared {
     /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
     pub(super) async fn batch(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         payload: &Bytes,
         (sync, charged): (bool, &[RoomShare]),
     ) -> Result<Response, FsError> {
         check_shares(charged)?;
         let mutations = decode_mutations(payload)?;
-        self.check_mutations(context, &mutations)?;
-        self.authorize_mutations(context, &mutations).await?;
-        let Some(session_table) = context.filesystem.session_table() else {
+        self.check_mutations(ctx, &mutations)?;
+        self.authorize_mutations(ctx, &mutations).await?;
+        let Some(session_table) = ctx.filesystem.session_table() else {
             return Err(FsError::NotSupported);
         };
-        let change = self.recall(context, changed_by_mutations(&mutations)).await?;
+        let change = self.recall(ctx, changed_by_mutations(&mutations)).await?;
         if let Err(error) = session_table.apply(&mutations, charged).await {
             drop(change);
             // Its client sends each half again.
             if let [mutation] = &mutations[..] {
-                self.note_refused(context, mutation, &error).await;
+                self.note_refused(ctx, mutation, &error).await;
             }
             return Err(error);
         }
         drop(change);
         {
-            let mut state = context.session.state.lock();
+            let mut state = ctx.session.state.lock();
             mutations.iter().filter_map(|it| it.kind.made()).for_each(|it| state.use_number(it.0));
         }
         if sync {
-            context.depend();
+            ctx.depend();
         }
         let room_for = charged.iter().map(|share| share.quota).collect();
         Ok(Response { room_for, ..made_by(&mutations) })

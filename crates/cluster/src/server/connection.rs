@@ -340,30 +340,30 @@ impl Shared {
             let print = request.footprint(payload.len());
             (print.shows, print.is_change())
         };
-        let (context, before) = match changes {
+        let (ctx, before) = match changes {
             true => (
                 RequestContext::recorded(session, place, filesystem, None),
                 session.recorded.lock().get(&place.slot).filter(|it| it.number == number).copied(),
             ),
             false => (RequestContext::plain(session, number, filesystem), None),
         };
-        let context = context.named(name_of(&request)).made_for(user);
+        let ctx = ctx.named(name_of(&request)).made_for(user);
         let mut done = match before {
             Some(before) => {
                 // Its record may be that of a later call, which is not durable yet.
                 if self.replay.has((session.serial, number)) {
-                    context.depend();
+                    ctx.depend();
                 }
-                self.answer_of(&context, &request, &payload, before.outcome).await
+                self.answer_of(&ctx, &request, &payload, before.outcome).await
             }
-            None => self.carry_out_alone(&context, request, payload).await,
+            None => self.carry_out_alone(&ctx, request, payload).await,
         };
-        self.settle(&context, done.as_ref().ok().filter(|_| shows)).await;
+        self.settle(&ctx, done.as_ref().ok().filter(|_| shows)).await;
         if let Ok(outcome) = &mut done {
             self.promise_room(session, outcome).await;
-            outcome.committed = context.committed();
+            outcome.committed = ctx.committed();
         }
-        if context.depends() {
+        if ctx.depends() {
             self.make_durable().await?;
             // The client need not keep it.
             if let Ok(outcome) = &mut done {
@@ -377,7 +377,7 @@ impl Shared {
     /// something else that is another client's alone, after that one has released it.
     async fn carry_out_alone(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         request: Request,
         payload: Bytes,
     ) -> Result<Response, FsError> {
@@ -387,22 +387,22 @@ impl Shared {
         };
         if is_once {
             // What its user may do is decided by what the owner has made.
-            let recalls = self.capabilities.recalls(context.session.serial, &inodes);
+            let recalls = self.capabilities.recalls(ctx.session.serial, &inodes);
             if !recalls.is_empty() {
-                self.invalidate(context, recalls).await;
+                self.invalidate(ctx, recalls).await;
             }
-            return self.carry_out_in_room(context, request, payload).await;
+            return self.carry_out_in_room(ctx, request, payload).await;
         }
         loop {
-            let done = self.carry_out(context, request.clone(), payload.clone()).await;
-            let recalls = self.capabilities.recalls(context.session.serial, &context.take_seen());
+            let done = self.carry_out(ctx, request.clone(), payload.clone()).await;
+            let recalls = self.capabilities.recalls(ctx.session.serial, &ctx.take_seen());
             if recalls.is_empty() {
                 return done;
             }
             if let Ok(outcome) = done {
-                self.undo(context.session, outcome).await;
+                self.undo(ctx.session, outcome).await;
             }
-            self.invalidate(context, recalls).await;
+            self.invalidate(ctx, recalls).await;
         }
     }
 

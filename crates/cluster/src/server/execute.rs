@@ -15,12 +15,12 @@ impl Shared {
     /// before it is carried out here.
     pub(super) async fn carry_out(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         request: Request,
         payload: Bytes,
     ) -> Result<Response, FsError> {
-        check(context.session, &request.footprint(payload.len()))?;
-        let request = &self.authorize(context, request).await?;
+        check(ctx.session, &request.footprint(payload.len()))?;
+        let request = &self.authorize(ctx, request).await?;
         let print = &request.footprint(payload.len());
         match request {
             Request::Attach { .. }
@@ -34,81 +34,73 @@ impl Shared {
             | Request::Detach
             | Request::Forget
             | Request::Cancel(_) => Err(FsError::Invalid("the call is one of a session")),
-            Request::RequestDelegation { ino } => self.acquire(context, *ino).await,
-            Request::Reserve => self.reserve(context.session).await,
+            Request::RequestDelegation { ino } => self.acquire(ctx, *ino).await,
+            Request::Reserve => self.reserve(ctx.session).await,
             Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
-            Request::Batch { sync, charged } => {
-                self.batch(context, &payload, (*sync, charged)).await
-            }
-            Request::ReachContents { address } => self.reach_contents(context, address).await,
-            Request::RaiseReach { ino, end } => self.extend_write_bound(*ino, *end).await,
+            Request::Batch { sync, charged } => self.batch(ctx, &payload, (*sync, charged)).await,
+            Request::ReachContents { address } => self.reach_contents(ctx, address).await,
+            Request::ExtendWriteBound { ino, end } => self.extend_write_bound(*ino, *end).await,
             Request::KeepSizeRecord { ino, instead_of } => {
-                self.keep_size_record(context, *ino, *instead_of).await
+                self.keep_size_record(ctx, *ino, *instead_of).await
             }
-            Request::Lookup { parent, name } => self.look_up(context, *parent, name).await,
-            Request::Parent { directory } => self.parent(context, *directory).await,
-            Request::Attributes { ino, .. } => self.attributes(context, *ino).await,
+            Request::Lookup { parent, name } => self.look_up(ctx, *parent, name).await,
+            Request::Parent { directory } => self.parent(ctx, *directory).await,
+            Request::Attributes { ino, .. } => self.attributes(ctx, *ino).await,
             Request::SetAttributes { ino, change } => {
-                self.set_attributes(context, print, *ino, change).await
+                self.set_attributes(ctx, print, *ino, change).await
             }
             Request::Create { parent, name, new } => {
-                self.create(context, print, (*parent, name), new, payload).await
+                self.create(ctx, print, (*parent, name), new, payload).await
             }
             Request::Link { ino, parent, name } => {
-                self.link(context, print, *ino, (*parent, name)).await
+                self.link(ctx, print, *ino, (*parent, name)).await
             }
             Request::Unlink { parent, name, .. } => {
-                self.unlink(context, print, (*parent, name), false).await
+                self.unlink(ctx, print, (*parent, name), false).await
             }
             Request::RemoveDirectory { parent, name, .. } => {
-                self.unlink(context, print, (*parent, name), true).await
+                self.unlink(ctx, print, (*parent, name), true).await
             }
-            Request::Rename { from, to, how, .. } => {
-                self.rename(context, print, from, to, *how).await
-            }
+            Request::Rename { from, to, how, .. } => self.rename(ctx, print, from, to, *how).await,
             Request::ReadLink { ino } => self.read_link(*ino).await,
             Request::ReadDirectory { ino, from, most, attributes } => {
-                self.list(context, *ino, *from, *most as usize, *attributes).await
+                self.list(ctx, *ino, *from, *most as usize, *attributes).await
             }
             Request::Read { ino, offset, len, pages } => {
-                self.read(context, *ino, (*offset, *len), *pages).await
+                self.read(ctx, *ino, (*offset, *len), *pages).await
             }
             Request::Write { ino, at, how } => {
-                self.write(context, print, (*ino, *at), payload, *how).await
+                self.write(ctx, print, (*ino, *at), payload, *how).await
             }
             Request::Allocate { ino, offset, len, how } => {
-                self.allocate(context, print, (*ino, *offset, *len), *how).await
+                self.allocate(ctx, print, (*ino, *offset, *len), *how).await
             }
-            Request::Seek { ino, offset, what } => self.seek(context, *ino, *offset, *what).await,
-            Request::Copy { from, to, len } => self.copy(context, print, *from, *to, *len).await,
+            Request::Seek { ino, offset, what } => self.seek(ctx, *ino, *offset, *what).await,
+            Request::Copy { from, to, len } => self.copy(ctx, print, *from, *to, *len).await,
             Request::Sync { ino, content_only } => self.sync(*ino, *content_only).await,
             Request::SyncAll => self.make_durable().await.map(|()| Response::done()),
             Request::Level { ino, wait } => {
                 Ok(Response::of(Answer::Level(self.level(*ino, *wait).await?)))
             }
-            Request::Xattr { ino, name } => self.xattr(context, *ino, name).await,
+            Request::Xattr { ino, name } => self.xattr(ctx, *ino, name).await,
             Request::SetXattr { ino, name, how } => {
-                self.set_xattr(context, print, (*ino, name), payload, *how).await
+                self.set_xattr(ctx, print, (*ino, name), payload, *how).await
             }
-            Request::Xattrs { ino } => self.xattrs(context, *ino).await,
-            Request::RemoveXattr { ino, name } => {
-                self.remove_xattr(context, print, *ino, name).await
-            }
+            Request::Xattrs { ino } => self.xattrs(ctx, *ino).await,
+            Request::RemoveXattr { ino, name } => self.remove_xattr(ctx, print, *ino, name).await,
             Request::Statistics => {
                 Ok(Response::of(Answer::Statistics(self.filesystem.statistics().await?)))
             }
             Request::Open { handle, caller, ino, flags, late, delegation } => {
-                self.open(context, (caller, *handle), (*ino, *flags), (*late, *delegation)).await
+                self.open(ctx, (caller, *handle), (*ino, *flags), (*late, *delegation)).await
             }
-            Request::Flush { ino, handle, owner } => {
-                self.flush(context, *ino, *handle, *owner).await
-            }
-            Request::Release { ino, handle } => self.release_handle(context, *ino, *handle).await,
-            Request::Lock { ino, lock, wait } => self.lock(context, (*ino, lock), *wait).await,
+            Request::Flush { ino, handle, owner } => self.flush(ctx, *ino, *handle, *owner).await,
+            Request::Release { ino, handle } => self.release_handle(ctx, *ino, *handle).await,
+            Request::Lock { ino, lock, wait } => self.lock(ctx, (*ino, lock), *wait).await,
             Request::Unlock { ino, kind, owner, range } => {
-                self.unlock(context, *ino, (*kind, *owner), *range).await
+                self.unlock(ctx, *ino, (*kind, *owner), *range).await
             }
-            Request::ConflictingLock { ino, lock } => self.conflicting(context, *ino, lock).await,
+            Request::ConflictingLock { ino, lock } => self.conflicting(ctx, *ino, lock).await,
         }
     }
 }

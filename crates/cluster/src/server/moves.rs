@@ -71,11 +71,11 @@ impl Shared {
     /// A rename from one directory to another one begins.
     pub(super) async fn begin_move(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         [from, to]: [Ino; 2],
         how: Rename,
     ) -> Result<Move<'_>, FsError> {
-        let mut moving = Move { confined: self.confined(context.session), ..Move::default() };
+        let mut moving = Move { confined: self.confined(ctx.session), ..Move::default() };
         if moving.confined.is_empty() || from == to {
             return Ok(moving);
         }
@@ -110,13 +110,13 @@ impl Shared {
     /// that leaves a client's root is revoked before.
     pub(super) async fn make_move(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         moving: Move<'_>,
         targets: [Option<Ino>; 2],
         rename: impl AsyncFnOnce() -> Result<(), FsError>,
     ) -> Result<(), FsError> {
         let mut revoked = Vec::new();
-        let renamed = match self.revoke_leaving(context, &moving, targets, &mut revoked).await {
+        let renamed = match self.revoke_leaving(ctx, &moving, targets, &mut revoked).await {
             Ok(()) => rename().await,
             Err(error) => Err(error),
         };
@@ -138,26 +138,26 @@ impl Shared {
 
     async fn revoke_leaving(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         moving: &Move<'_>,
         targets: [Option<Ino>; 2],
         revoked: &mut Vec<Revoked>,
     ) -> Result<(), FsError> {
         // What is made again was revoked the first time, and the record of that has survived.
-        if context.is_replay() {
+        if ctx.is_replay() {
             return Ok(());
         }
         for (leaves, target) in moving.leaves.iter().zip(targets) {
             if let Some(target) = target.filter(|_| !leaves.is_empty()) {
-                self.revoke(context, leaves, target, revoked).await?;
+                self.revoke(ctx, leaves, target, revoked).await?;
             }
         }
         Ok(())
     }
 
     /// A directory was removed: clients that see it as their root have none.
-    pub(super) fn root_is_gone(&self, context: &RequestContext<'_>, directory: Ino) {
-        let gone = self.confined(context.session).into_iter().filter(|it| it.root == directory);
+    pub(super) fn root_is_gone(&self, ctx: &RequestContext<'_>, directory: Ino) {
+        let gone = self.confined(ctx.session).into_iter().filter(|it| it.root == directory);
         gone.for_each(|session| self.end_moved(&session, "its directory was removed"));
     }
 
@@ -169,7 +169,7 @@ impl Shared {
     /// Sessions lose an inode with all below it.
     async fn revoke(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         sessions: &[Arc<Session>],
         top: Ino,
         revoked: &mut Vec<Revoked>,
@@ -178,7 +178,7 @@ impl Shared {
         let owned = sessions.iter().map(|it| (it.serial, self.capabilities.owned_by(it.serial)));
         let owned: Vec<_> = owned.filter(|(_, owned)| !owned.is_empty()).collect();
         if !owned.is_empty() {
-            self.invalidate(context, owned).await;
+            self.invalidate(ctx, owned).await;
         }
         let first = revoked.len();
         let empty =
@@ -190,7 +190,7 @@ impl Shared {
         for Revoked { session, inodes } in revoked.iter() {
             // Changes of these that have passed the check.
             drop(session.executing.write().await);
-            self.drop_revoked(context, session, inodes).await;
+            self.drop_revoked(ctx, session, inodes).await;
             if let Some(session_table) =
                 self.filesystem.session_table().filter(|_| !inodes.is_empty())
             {
@@ -298,7 +298,7 @@ impl Shared {
     /// A client drops what it caches of revoked inodes.
     async fn drop_revoked(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         session: &Arc<Session>,
         inodes: &[(Ino, u64)],
     ) {
@@ -313,7 +313,7 @@ impl Shared {
         });
         let changes: Vec<Changed> = changes.collect();
         for some in changes.chunks(MAX_CHANGES) {
-            self.invalidate(context, vec![(session.serial, some.to_vec())]).await;
+            self.invalidate(ctx, vec![(session.serial, some.to_vec())]).await;
         }
     }
 

@@ -18,25 +18,24 @@ fn surprising(print: &Footprint<'_>, targets: &[Option<Ino>]) -> Vec<Ino> {
 impl Shared {
     pub(super) async fn look_up(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         parent: Ino,
         name: &[u8],
     ) -> Result<Response, FsError> {
         match name {
-            b"." => return self.directory(context, parent).await,
+            b"." => return self.directory(ctx, parent).await,
             // No filesystem knows where the client's root is; and a rename does not invalidate this name.
-            b".." => return self.directory(context, self.parent_of(context, parent).await?).await,
+            b".." => return self.directory(ctx, self.parent_of(ctx, parent).await?).await,
             _ => {}
         }
         let since = self.capabilities.now();
         let names = Some(parent);
         let looked_up = self.filesystem.lookup(parent, name).await;
-        context
-            .sees(&self.commit_on_share, &[Dependency::Name(parent, Bytes::copy_from_slice(name))]);
+        ctx.sees(&self.commit_on_share, &[Dependency::Name(parent, Bytes::copy_from_slice(name))]);
         match looked_up? {
             Lookup::Found(found) => {
                 self.filesystem.reference(found.ino);
-                context.sees_inodes(&self.commit_on_share, &[found.ino]);
+                ctx.sees_inodes(&self.commit_on_share, &[found.ino]);
                 let attributes = Some(found.ino);
                 let wants = GrantRequest { since, attributes, names, ..GrantRequest::default() };
                 let answer = Answer::Inode(found.attributes);
@@ -50,8 +49,8 @@ impl Shared {
     }
 
     /// The attributes of a directory that the client knows.
-    async fn directory(&self, context: &RequestContext<'_>, ino: Ino) -> Result<Response, FsError> {
-        let outcome = self.attributes(context, ino).await?;
+    async fn directory(&self, ctx: &RequestContext<'_>, ino: Ino) -> Result<Response, FsError> {
+        let outcome = self.attributes(ctx, ino).await?;
         match &outcome.answer {
             Answer::Inode(found) if found.kind != Kind::Directory => Err(FsError::NotDirectory),
             _ => Ok(outcome),
@@ -59,33 +58,29 @@ impl Shared {
     }
 
     /// The directory above one; its client sees nothing above its root.
-    async fn parent_of(
-        &self,
-        context: &RequestContext<'_>,
-        directory: Ino,
-    ) -> Result<Ino, FsError> {
-        if directory == context.session.root {
+    async fn parent_of(&self, ctx: &RequestContext<'_>, directory: Ino) -> Result<Ino, FsError> {
+        if directory == ctx.session.root {
             return Ok(directory);
         }
         let parent = self.filesystem.parent(directory).await?;
-        context.sees_inodes(&self.commit_on_share, &[directory]);
+        ctx.sees_inodes(&self.commit_on_share, &[directory]);
         // It was moved out of what the client sees.
-        context.session.knows(parent)?;
+        ctx.session.knows(parent)?;
         Ok(parent)
     }
 
     pub(super) async fn parent(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         directory: Ino,
     ) -> Result<Response, FsError> {
-        let parent = self.parent_of(context, directory).await?;
+        let parent = self.parent_of(ctx, directory).await?;
         Ok(Response::of(Answer::Directory(parent)))
     }
 
     pub(super) async fn create(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         (parent, name): (Ino, &Bytes),
         new: &NewNode,
@@ -98,8 +93,8 @@ impl Shared {
         let is_directory = new.node == Node::Directory;
         let since = self.capabilities.now();
         let _names = self.names.lock(&[(parent, name)]).await;
-        let change = self.recall(context, print.changed()).await?;
-        let made = context.filesystem.create(parent, name, &new).await?;
+        let change = self.recall(ctx, print.changed()).await?;
+        let made = ctx.filesystem.create(parent, name, &new).await?;
         self.filesystem.reference(made.ino);
         drop(change);
         let wants = GrantRequest {
@@ -115,75 +110,73 @@ impl Shared {
 
     pub(super) async fn link(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         ino: Ino,
         (parent, name): (Ino, &Bytes),
     ) -> Result<Response, FsError> {
         let _names = self.names.lock(&[(parent, name)]).await;
-        let _change = self.recall(context, print.changed()).await?;
-        let linked = context.filesystem.link(ino, parent, name).await?;
+        let _change = self.recall(ctx, print.changed()).await?;
+        let linked = ctx.filesystem.link(ino, parent, name).await?;
         Ok(Response::of(Answer::Inode(linked.attributes)))
     }
 
     pub(super) async fn unlink(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         (parent, name): (Ino, &Bytes),
         is_directory: bool,
     ) -> Result<Response, FsError> {
         // What the name leads to is not known before the directory is no other client's alone.
-        let _shared = self.recall(context, vec![Changed::Delegation(parent)]).await?;
+        let _shared = self.recall(ctx, vec![Changed::Delegation(parent)]).await?;
         let _names = self.names.lock(&[(parent, name)]).await;
         let target = self.target(parent, name).await?;
-        self.authorize_removal(context, parent, target, is_directory).await?;
+        self.authorize_removal(ctx, parent, target, is_directory).await?;
         let surprising = surprising(print, &[target]);
-        let _change = self.recall_with(context, print.changed_with([target]), &surprising).await?;
+        let _change = self.recall_with(ctx, print.changed_with([target]), &surprising).await?;
         match is_directory {
             true => {
-                context.filesystem.remove_directory(parent, name).await?;
-                target.into_iter().for_each(|directory| self.root_is_gone(context, directory));
+                ctx.filesystem.remove_directory(parent, name).await?;
+                target.into_iter().for_each(|directory| self.root_is_gone(ctx, directory));
             }
-            false => context.filesystem.unlink(parent, name).await?,
+            false => ctx.filesystem.unlink(parent, name).await?,
         }
         if let Some(ino) = target {
-            self.tell_removed(context, RemovedInode { parent, name: name.clone(), ino }).await;
+            self.tell_removed(ctx, RemovedInode { parent, name: name.clone(), ino }).await;
         }
         Ok(Response::done())
     }
 
     pub(super) async fn rename(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         print: &Footprint<'_>,
         from: &(Ino, Bytes),
         to: &(Ino, Bytes),
         how: Rename,
     ) -> Result<Response, FsError> {
-        let moving = self.begin_move(context, [from.0, to.0], how).await?;
+        let moving = self.begin_move(ctx, [from.0, to.0], how).await?;
         let parents = [from.0, to.0].map(Changed::Delegation);
-        let _shared = self.recall(context, parents.to_vec()).await?;
+        let _shared = self.recall(ctx, parents.to_vec()).await?;
         let _names = self.names.lock(&[(from.0, &from.1), (to.0, &to.1)]).await;
         let targets = [self.target(from.0, &from.1).await?, self.target(to.0, &to.1).await?];
-        self.authorize_rename(context, [from.0, to.0], targets, how).await?;
+        self.authorize_rename(ctx, [from.0, to.0], targets, how).await?;
         let surprising = surprising(print, &targets);
-        let _change = self.recall_with(context, print.changed_with(targets), &surprising).await?;
+        let _change = self.recall_with(ctx, print.changed_with(targets), &surprising).await?;
         let moved = if how == Rename::Exchange { targets } else { [targets[0], None] };
-        let rename =
-            async || context.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await;
-        self.make_move(context, moving, moved, rename).await?;
+        let rename = async || ctx.filesystem.rename((from.0, &from.1), (to.0, &to.1), how).await;
+        self.make_move(ctx, moving, moved, rename).await?;
         if let Some(ino) = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it))
         {
-            self.tell_removed(context, RemovedInode { parent: to.0, name: to.1.clone(), ino })
-                .await;
+            self.tell_removed(ctx, RemovedInode { parent: to.0, name: to.1.clone(), ino }).await;
         }
         Ok(Response::done())
     }
 
     pub(super) async fn list(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         from: Cookie,
         most: usize,
@@ -192,10 +185,10 @@ impl Shared {
         let since = self.capabilities.now();
         let most = most.min(MAX_ENTRIES);
         let found = self.filesystem.read_directory(ino, from, most, attributes).await;
-        context.sees_inodes(&self.commit_on_share, &[ino]);
+        ctx.sees_inodes(&self.commit_on_share, &[ino]);
         let found = found?;
         let shown = found.iter().filter(|entry| entry.attributes.is_some());
-        shown.for_each(|entry| context.sees_inodes(&self.commit_on_share, &[entry.ino]));
+        shown.for_each(|entry| ctx.sees_inodes(&self.commit_on_share, &[entry.ino]));
         let entries = found.into_iter().map(|entry| ListedEntry {
             name: entry.name,
             ino: entry.ino,

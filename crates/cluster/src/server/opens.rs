@@ -15,14 +15,14 @@ impl Shared {
     /// Opens a file, exclusively if the client would like that and it can be.
     pub(super) async fn open(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         (caller, handle): (&Caller, Handle),
         (ino, flags): (Ino, OpenFlags),
         (late, delegation): (bool, bool),
     ) -> Result<Response, FsError> {
-        let alone = delegation && self.prepare_alone(context, ino).await?;
+        let alone = delegation && self.prepare_alone(ctx, ino).await?;
         let mut opened =
-            self.open_shared(context.session, (caller, handle), (ino, flags), late).await?;
+            self.open_shared(ctx.session, (caller, handle), (ino, flags), late).await?;
         if !alone {
             return Ok(opened);
         }
@@ -41,48 +41,48 @@ impl Shared {
 
     pub(super) async fn flush(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         handle: Handle,
         owner: LockOwner,
     ) -> Result<Response, FsError> {
-        let file = context.session.opened(handle, ino)?;
-        self.filesystem.flush(ino, file.at, context.session.owner_of(owner)).await?;
+        let file = ctx.session.opened(handle, ino)?;
+        self.filesystem.flush(ino, file.at, ctx.session.owner_of(owner)).await?;
         Ok(Response::done())
     }
 
     pub(super) async fn release_handle(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         handle: Handle,
     ) -> Result<Response, FsError> {
-        context.session.opened(handle, ino)?;
-        let closed = context.session.state.lock().close(handle);
+        ctx.session.opened(handle, ino)?;
+        let closed = ctx.session.state.lock().close(handle);
         if let Some(file) = closed {
-            self.close(context.session.serial, file).await;
+            self.close(ctx.session.serial, file).await;
         }
         Ok(Response::done())
     }
 
     pub(super) async fn unlock(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         (kind, owner): (LockKind, LockOwner),
         range: LockRange,
     ) -> Result<Response, FsError> {
-        self.filesystem.unlock(ino, kind, context.session.owner_of(owner), range).await?;
+        self.filesystem.unlock(ino, kind, ctx.session.owner_of(owner), range).await?;
         Ok(Response::done())
     }
 
     pub(super) async fn conflicting(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         ino: Ino,
         lock: &Lock,
     ) -> Result<Response, FsError> {
-        let lock = Lock { owner: context.session.owner_of(lock.owner), ..*lock };
+        let lock = Lock { owner: ctx.session.owner_of(lock.owner), ..*lock };
         let found = self.filesystem.conflicting_lock(ino, &lock).await?;
         Ok(Response::of(Answer::Lock(found)))
     }
@@ -119,17 +119,17 @@ impl Shared {
     }
 
     /// Has other clients drop what they cache of a file that is to be one client's alone; whether it may be.
-    async fn prepare_alone(&self, context: &RequestContext<'_>, ino: Ino) -> Result<bool, FsError> {
-        let serial = context.session.serial;
+    async fn prepare_alone(&self, ctx: &RequestContext<'_>, ino: Ino) -> Result<bool, FsError> {
+        let serial = ctx.session.serial;
         let is_free = self.capabilities.lock().is_free(ino, serial)
             && !self.open_files.is_open_by_others(serial, ino)
-            && context.session.visitor.access == Access::Write
+            && ctx.session.visitor.access == Access::Write
             && self.filesystem.session_table().is_some();
         if !is_free || self.filesystem.attributes(ino).await?.attributes.kind != Kind::File {
             return Ok(false);
         }
         if self.capabilities.is_held_by_others(serial, ino) {
-            drop(self.recall(context, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await?);
+            drop(self.recall(ctx, vec![Changed::Attributes(ino), Changed::Pages(ino)]).await?);
         }
         Ok(true)
     }
@@ -142,17 +142,17 @@ impl Shared {
     /// A file that the client had open is open again.
     pub(super) async fn reclaim_open(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         handle: Handle,
         caller: &Caller,
         (ino, flags): (Ino, OpenFlags),
     ) -> Result<(), FsError> {
-        let session = context.session;
+        let session = ctx.session;
         session.knows(ino)?;
         if session.opened(handle, ino).is_ok() {
             return Ok(());
         }
-        match self.authorize_open(context, ino, flags).await {
+        match self.authorize_open(ctx, ino, flags).await {
             // The client itself makes it again, later: another one would not know of it.
             Ok(()) | Err(FsError::Stale) => {}
             Err(error) => return Err(error),
@@ -189,11 +189,11 @@ impl Shared {
 
     pub(super) async fn lock(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         (ino, lock): (Ino, &Lock),
         wait: bool,
     ) -> Result<Response, FsError> {
-        let (session, number) = (context.session, context.number);
+        let (session, number) = (ctx.session, ctx.number);
         let file = session.opened(lock.handle, ino)?;
         let lock = Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock };
         if wait {

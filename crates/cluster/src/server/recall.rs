@@ -60,7 +60,7 @@ pub(super) struct RecallGuard<'a> {
     changes: Vec<Changed>,
     /// The changes' number.
     number: u64,
-    context: &'a RequestContext<'a>,
+    ctx: &'a RequestContext<'a>,
     /// If the filesystem keeps records.
     commit_on_share: Option<(&'a CommitOnShare, Dependencies)>,
     /// What it changes is not moved out of its client's root meanwhile.
@@ -75,13 +75,13 @@ impl Drop for RecallGuard<'_> {
                 _ => None,
             });
             let parents: SmallVec<[Ino; 2]> = parents.collect();
-            let committed = self.context.committed().map(|it| it.version);
-            if commit_on_share.end(self.context.session.serial, dependencies, &parents, committed) {
-                self.context.depend();
+            let committed = self.ctx.committed().map(|it| it.version);
+            if commit_on_share.end(self.ctx.session.serial, dependencies, &parents, committed) {
+                self.ctx.depend();
             }
         }
         let outdated = self.capabilities.end(self.number, &self.changes);
-        outdated.into_iter().for_each(|late| self.context.is_late(late));
+        outdated.into_iter().for_each(|late| self.ctx.is_late(late));
     }
 }
 
@@ -121,7 +121,7 @@ impl Shared {
         by.holds(PageTurn::of(self.capabilities.table(), number, &changes));
         let (capabilities, _executing) = (&self.capabilities, None);
         let mut change =
-            RecallGuard { capabilities, changes, number, context: by, commit_on_share, _executing };
+            RecallGuard { capabilities, changes, number, ctx: by, commit_on_share, _executing };
         // What is made again was invalidated the first time, and no client has seen it since.
         if !by.is_replay() {
             for (session, change) in

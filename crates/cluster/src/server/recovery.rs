@@ -197,8 +197,8 @@ impl Shared {
         match request {
             Request::Reclaim => self.reclaim_inodes(session, &payload).map(none),
             Request::ReclaimOpen { handle, caller, ino, flags } => {
-                let context = RequestContext::plain(session, 0, &self.filesystem).made_for(user);
-                self.reclaim_open(&context, handle, &caller, (ino, flags)).await.map(none)
+                let ctx = RequestContext::plain(session, 0, &self.filesystem).made_for(user);
+                self.reclaim_open(&ctx, handle, &caller, (ino, flags)).await.map(none)
             }
             Request::ReclaimLock { ino, lock } => {
                 self.reclaim_lock(session, ino, &lock).await.map(none)
@@ -298,10 +298,10 @@ impl Shared {
             }
             request => request,
         };
-        let context =
+        let ctx =
             RequestContext::recorded(session, place, &self.filesystem, Some(before)).made_for(user);
-        let done = self.carry_out(&context, request, payload).await;
-        let committed = context.committed();
+        let done = self.carry_out(&ctx, request, payload).await;
+        let committed = ctx.committed();
         if let Some(committed) = committed {
             session.again.lock().get_or_insert_default().insert(place.number, committed);
         }
@@ -316,22 +316,22 @@ impl Shared {
     /// The answer to a call that the server before this one has carried out without answering it.
     pub(super) async fn answer_of(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         request: &Request,
         payload: &Bytes,
         outcome: u64,
     ) -> Result<Response, FsError> {
         match request {
             Request::Batch { charged, .. } => {
-                self.return_room(context.session, charged);
+                self.return_room(ctx.session, charged);
                 Ok(made_by(&decode_mutations(payload)?))
             }
             Request::Create { .. } => {
-                let made = self.attributes(context, Ino(outcome)).await?;
+                let made = self.attributes(ctx, Ino(outcome)).await?;
                 Ok(Response { wants: Default::default(), ..made })
             }
             Request::SetAttributes { ino, .. } | Request::Link { ino, .. } => {
-                self.attributes(context, *ino).await
+                self.attributes(ctx, *ino).await
             }
             Request::Write { .. } | Request::Copy { .. } => {
                 Ok(Response::of(Answer::Number(outcome)))

@@ -115,7 +115,7 @@ struct Written(Vec<Range<u64>>);
 /// The turn of a call to replace bytes of a file that has such calls: one at a time.
 pub(super) struct Turn<'a> {
     shared: &'a Shared,
-    context: &'a RequestContext<'a>,
+    ctx: &'a RequestContext<'a>,
     ino: Ino,
     written: OwnedMutexGuard<Written>,
     /// What will have been written after it.
@@ -294,44 +294,44 @@ impl Shared {
     /// started.
     pub(super) async fn turn<'a>(
         &'a self,
-        context: &'a RequestContext<'a>,
+        ctx: &'a RequestContext<'a>,
         ino: Ino,
     ) -> Option<Turn<'a>> {
-        if context.is_replay() {
+        if ctx.is_replay() {
             return None;
         }
         let written = self.replay.state.lock().files.get(&ino)?.written.clone();
         let written = written.lock_owned().await;
         let next = written.clone();
-        Some(Turn { shared: self, context, ino, written, next, superseded: Vec::new() })
+        Some(Turn { shared: self, ctx, ino, written, next, superseded: Vec::new() })
     }
 
     /// Replaces bytes of a file. A call that was sent again leaves alone what was written since. Returns how many bytes it has
     /// come to.
     pub(super) async fn replace(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         (ino, range): (Ino, Range<u64>),
         with: &Replacement,
     ) -> Result<u64, FsError> {
         let at = (ino, &range);
-        let Some(mut turn) = self.turn(context, ino).await else {
-            return Ok(with.make(&context.filesystem, at, range.clone()).await? - range.start);
+        let Some(mut turn) = self.turn(ctx, ino).await else {
+            return Ok(with.make(&ctx.filesystem, at, range.clone()).await? - range.start);
         };
-        let own = (context.session.serial, context.number);
+        let own = (ctx.session.serial, ctx.number);
         let gaps = match self.replay.has_replaced(own, ino) && !range.is_empty() {
             true => turn.written.gaps(range.clone()),
             false => vec![range.clone()],
         };
-        if gaps.is_empty() && context.session.has_recorded(context.number) {
-            context.depend();
+        if gaps.is_empty() && ctx.session.has_recorded(ctx.number) {
+            ctx.depend();
             return Ok(range.end - range.start);
         }
         if gaps == [range.clone()] {
             if with.is_whole() {
                 turn.replaces(range.clone());
             }
-            let end = with.make(&context.filesystem, at, range.clone()).await?;
+            let end = with.make(&ctx.filesystem, at, range.clone()).await?;
             if with.is_written() {
                 turn.replaced(range.start..end);
             }
@@ -347,8 +347,8 @@ impl Shared {
         }
         // The record that it was made, which must be durable: it may not be made again as a whole.
         let touched = AttributeChange { modified: Some(TimeChange::Now), ..Default::default() };
-        context.filesystem.set_attributes(ino, &touched).await?;
-        context.depend();
+        ctx.filesystem.set_attributes(ino, &touched).await?;
+        ctx.depend();
         if with.is_written() {
             turn.replaced(range.start..end);
         }
@@ -361,11 +361,11 @@ impl Turn<'_> {
     /// otherwise the next server could make them after this one.
     pub(super) fn replaces(&mut self, range: Range<u64>) {
         self.next.add(range);
-        let own = (self.context.session.serial, self.context.number);
+        let own = (self.ctx.session.serial, self.ctx.number);
         let calls = self.shared.replay.covered(self.ino, own, &self.next);
         if !calls.is_empty() {
-            self.context.supersede(calls.clone());
-            self.context.depend();
+            self.ctx.supersede(calls.clone());
+            self.ctx.depend();
             self.superseded.extend(calls);
         }
     }

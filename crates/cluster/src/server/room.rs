@@ -58,19 +58,19 @@ impl Shared {
     /// not use.
     pub(super) async fn carry_out_in_room(
         &self,
-        context: &RequestContext<'_>,
+        ctx: &RequestContext<'_>,
         request: Request,
         payload: Bytes,
     ) -> Result<Response, FsError> {
         let again = may_repeat(&request, &payload).then(|| (request.clone(), payload.clone()));
-        let mut done = self.carry_out(context, request, payload).await;
+        let mut done = self.carry_out(ctx, request, payload).await;
         let Some((request, payload)) = again else { return done };
         let is_refused = |done: &Result<Response, FsError>| done.as_ref().is_err_and(lacks_room);
         if is_refused(&done) && self.recall_room().await {
-            done = self.carry_out(context, request.clone(), payload.clone()).await;
+            done = self.carry_out(ctx, request.clone(), payload.clone()).await;
         }
         while is_refused(&done) && self.wait_for_removed().await {
-            done = self.carry_out(context, request.clone(), payload.clone()).await;
+            done = self.carry_out(ctx, request.clone(), payload.clone()).await;
         }
         done
     }
@@ -118,8 +118,8 @@ impl Shared {
 
     /// Tells the other clients that know an inode when it has lost its last name, so that its room is free as soon as none of
     /// their programs uses it.
-    pub(super) async fn tell_removed(&self, context: &RequestContext<'_>, removed: RemovedInode) {
-        let (ino, serial) = (removed.ino, context.session.serial);
+    pub(super) async fn tell_removed(&self, ctx: &RequestContext<'_>, removed: RemovedInode) {
+        let (ino, serial) = (removed.ino, ctx.session.serial);
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let knows = |session: &&Arc<Session>| session.knows(ino).is_ok();
         let holders: Vec<&Arc<Session>> = sessions.iter().filter(knows).collect();

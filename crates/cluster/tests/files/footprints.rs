@@ -54,12 +54,12 @@ fn describe(request: &Request, print: &Footprint<'_>) -> String {
 /// what it may have come to at a server that crashed; the inodes that it has changed beside those that it names.
 const FOOTPRINTS: &str = "\
 Attach [] Session Named
-Claim [] Session Named
-ClaimOpen [] Session Named
-ClaimLock [] Session Named
-ClaimNumbers [] Session Named
-ClaimRoom [] Session Named
-Claimed [] Session Named
+Reclaim [] Session Named
+ReclaimOpen [] Session Named
+ReclaimLock [] Session Named
+ReclaimNumbers [] Session Named
+ReclaimRoom [] Session Named
+Reclaimed [] Session Named
 Renew [] Session Named
 Detach [] Session Named
 Forget [] Session Named
@@ -69,7 +69,7 @@ Room [] Once Nothing
 ReachContents [] Any Named
 SyncAll [] Any Everything
 Statistics [] Any Everything
-Acquire [5] Any Nothing
+RequestDelegation [5] Any Nothing
 Batch [] Change Everything writes
 Lookup [5] Any Named shows
 Parent [5] Any Named
@@ -80,8 +80,8 @@ Unlink [5] Change Everything writes, attributes 5, name 5/f, attributes 6; besid
 RemoveDirectory [5] Change Everything writes, attributes 5, name 5/f
 Rename [5, 5] Change Everything writes, attributes 5, name 5/f, attributes 6, attributes 5, name 5/renamed; besides [6]
 ReadDirectory [5] Any Named shows
-RaiseReach [6] Any Everything writes
-KeepTail [6] Any Everything writes
+ExtendWriteBound [6] Any Everything writes
+KeepSizeRecord [6] Any Everything writes
 Attributes [6] Any Named shows
 Attributes [6] Any Named
 SetAttributes [6] Change Everything writes, attributes 6

@@ -26,7 +26,7 @@ fn kind(request: &Request) -> usize {
         Request::Room { .. } => 9,
         Request::Batch { .. } => 10,
         Request::ReachContents { .. } => 11,
-        Request::RaiseReach { .. } => 12,
+        Request::ExtendWriteBound { .. } => 12,
         Request::KeepSizeRecord { .. } => 13,
         Request::Renew => 14,
         Request::Detach => 15,
@@ -125,7 +125,7 @@ fn about_files(ino: Ino) -> Vec<Request> {
     let open = |flags| Request::Open { handle, caller, ino, flags, late: false, delegation: false };
     let change = |change| Request::SetAttributes { ino, change };
     vec![
-        Request::RaiseReach { ino, end: 1 },
+        Request::ExtendWriteBound { ino, end: 1 },
         Request::KeepSizeRecord { ino, instead_of: None },
         Request::Attributes { ino, shown: true },
         Request::Attributes { ino, shown: false },

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use format::{DirSlot, DirectoryEntry, Extent, InodeRecord, TRUNCATING, Tag, UsageRecord, key};
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, Finding, How, Outcome, Report, check};
-use thalweg_fs::local::LocalFs;
-use thalweg_fs::local::format::{
-    DirSlot, DirectoryEntry, Extent, InodeRecord, TRUNCATING, Tag, UsageRecord, key,
-};
+use thalweg_fs::local::{LocalFs, format};
 use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
 use thalweg_store::block::Lba;

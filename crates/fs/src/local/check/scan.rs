@@ -140,29 +140,29 @@ impl Scan {
 }
 
 /// Reads a whole filesystem.
-pub(super) async fn scan(inner: &FsState, data: bool) -> Result<Scan, FsError> {
-    let mut scan = Scan { is_external: inner.external_contents.is_some(), ..Scan::default() };
-    if let Err(error) = inner.tree.check().await {
+pub(super) async fn scan(fs: &FsState, data: bool) -> Result<Scan, FsError> {
+    let mut scan = Scan { is_external: fs.external_contents.is_some(), ..Scan::default() };
+    if let Err(error) = fs.tree.check().await {
         scan.damages.push(tree_damage(error.into())?);
         return Ok(scan);
     }
-    let txn = inner.look().await?;
-    if let Err(error) = scan.read_records(inner, &txn).await {
+    let txn = fs.look().await?;
+    if let Err(error) = scan.read_records(fs, &txn).await {
         let damage = tree_damage(error)?;
         let is_external = scan.is_external;
         return Ok(Scan { damages: vec![damage], is_external, ..Scan::default() });
     }
-    scan.check_names(inner);
+    scan.check_names(fs);
     scan.check_reach();
     scan.check_nodes();
     scan.check_orphans();
     scan.check_quotas();
     scan.check_overlaps();
-    scan.check_contents(inner).await?;
-    scan.read_reservations(inner, &txn).await?;
-    scan.check_bits(inner, &txn, data).await?;
+    scan.check_contents(fs).await?;
+    scan.read_reservations(fs, &txn).await?;
+    scan.check_bits(fs, &txn, data).await?;
     if data {
-        scan.check_data(inner, &txn).await?;
+        scan.check_data(fs, &txn).await?;
     }
     Ok(scan)
 }
@@ -178,10 +178,10 @@ pub(super) fn tree_damage(error: FsError) -> Result<Damage, FsError> {
 impl Scan {
     async fn read_records(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
-        let mut iter = inner.tree.iter_in(txn.clone());
+        let mut iter = fs.tree.iter_in(txn.clone());
         let mut group = Group::default();
         while let Some((key, value)) = iter.next().await? {
             let Some((ino, tag, rest)) = parse_key(&key) else {
@@ -189,7 +189,7 @@ impl Scan {
                 continue;
             };
             if ino == 0 {
-                if !self.take_own(inner, tag, rest, &key, &value) {
+                if !self.take_own(fs, tag, rest, &key, &value) {
                     self.damages.push(Damage::BadRecord(key));
                 }
                 continue;
@@ -198,7 +198,7 @@ impl Scan {
                 self.end_group(std::mem::replace(&mut group, Group { ino, ..Group::default() }));
             }
             group.records += 1;
-            if !self.take(inner, &mut group, tag, &key, &value) {
+            if !self.take(fs, &mut group, tag, &key, &value) {
                 self.damages.push(Damage::BadRecord(key));
             }
         }
@@ -207,14 +207,7 @@ impl Scan {
     }
 
     /// Takes a record of the filesystem; false when it is invalid.
-    fn take_own(
-        &mut self,
-        inner: &FsState,
-        tag: Tag,
-        rest: &[u8],
-        key: &[u8],
-        value: &[u8],
-    ) -> bool {
+    fn take_own(&mut self, fs: &FsState, tag: Tag, rest: &[u8], key: &[u8], value: &[u8]) -> bool {
         let number = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         let none = String::new;
         match tag {
@@ -231,9 +224,7 @@ impl Scan {
                 Some(ino) => self.orphans.insert(ino),
                 None => false,
             },
-            Tag::Freed => {
-                freed_run(key, value, &inner.area).map(|run| self.freed.push(run)).is_some()
-            }
+            Tag::Freed => freed_run(key, value, &fs.area).map(|run| self.freed.push(run)).is_some(),
             Tag::Reservations => match value.try_into().ok().map(u64::from_le_bytes) {
                 Some(table) if rest.is_empty() => {
                     self.table = Some(table);
@@ -268,7 +259,7 @@ impl Scan {
     /// Takes a record of an inode; false when it is invalid.
     fn take(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         group: &mut Group,
         tag: Tag,
         key: &Bytes,
@@ -304,11 +295,11 @@ impl Scan {
                 !rest.is_empty()
             }
             Tag::Entry => {
-                let (Some(position), Some(place)) = (position_of(key), DirSlot::decode(value))
+                let (Some(position), Some(slot)) = (position_of(key), DirSlot::decode(value))
                 else {
                     return false;
                 };
-                let DirSlot::Taken(entry) = place else {
+                let DirSlot::Taken(entry) = slot else {
                     group.entries.push((position, None, true));
                     return true;
                 };
@@ -318,7 +309,7 @@ impl Scan {
                 true
             }
             Tag::Extent if self.is_external => false,
-            Tag::Extent => match inner.area.extent(rest, value) {
+            Tag::Extent => match fs.area.extent(rest, value) {
                 Some(extent) => {
                     group.extents.push(extent);
                     true
@@ -417,7 +408,7 @@ impl Scan {
         }
     }
 
-    fn check_names(&mut self, inner: &FsState) {
+    fn check_names(&mut self, fs: &FsState) {
         let mut seen: BTreeSet<(u64, Bytes)> = BTreeSet::new();
         let mut directory = 0;
         for name in &self.names {
@@ -426,7 +417,7 @@ impl Scan {
                 seen.clear();
             }
             let Name { directory, name: text, ino, position, kind } = name.clone();
-            if inner.position(&text) != position / MAX_SLOTS * MAX_SLOTS {
+            if fs.position(&text) != position / MAX_SLOTS * MAX_SLOTS {
                 let name = text.clone();
                 self.damages.push(Damage::MisplacedName { directory, name, position });
             }
@@ -653,11 +644,11 @@ impl Scan {
     /// Notes which blocks transactions have reserved that a crash has ended.
     async fn read_reservations(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
         let Some(table) = self.table else { return Ok(()) };
-        let read = FsCall::new(inner, txn, false).reserved_runs(table).await;
+        let read = FsCall::new(fs, txn, false).reserved_runs(table).await;
         let (runs, count) = match read {
             Ok(read) => read,
             Err(FsError::Damaged(_) | FsError::Aborted(_)) => {
@@ -707,11 +698,11 @@ impl Scan {
     /// Compares the bitmap with the blocks in use.
     async fn check_bits(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         txn: &Arc<dyn Transaction>,
         data: bool,
     ) -> Result<(), FsError> {
-        let area = &inner.area;
+        let area = &fs.area;
         self.join_taken();
         for page in 0..area.pages() {
             let covered = area.covered(page);
@@ -740,7 +731,7 @@ impl Scan {
                 self.damages.push(Damage::NotUsed { start: base + start, blocks });
             }
             if data {
-                self.check_empty(inner, txn, base, &expected).await?;
+                self.check_empty(fs, txn, base, &expected).await?;
             }
         }
         Ok(())
@@ -749,7 +740,7 @@ impl Scan {
     /// Checks that blocks that are in no file read as zeros.
     async fn check_empty(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         txn: &Arc<dyn Transaction>,
         base: u64,
         expected: &[bool],
@@ -759,7 +750,7 @@ impl Scan {
             while at < blocks {
                 let some = READ_AT_ONCE.min(blocks - at);
                 let first = base + start + at;
-                let read = txn.read_run(inner.area.lba(first), some).await;
+                let read = txn.read_run(fs.area.lba(first), some).await;
                 let full = |content: &Bytes| content.iter().any(|byte| *byte != 0);
                 let holds = match read {
                     Ok(blocks) => blocks.iter().map(full).collect(),
@@ -779,7 +770,7 @@ impl Scan {
     /// a run of them could not be read.
     async fn check_each(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         txn: &Arc<dyn Transaction>,
         ino: u64,
         (place, at): (u64, u64),
@@ -787,7 +778,7 @@ impl Scan {
     ) -> Result<(), FsError> {
         let mut bad = Vec::with_capacity(blocks as usize);
         for nth in 0..blocks {
-            bad.push(match txn.read(inner.area.lba(place + nth)).await {
+            bad.push(match txn.read(fs.area.lba(place + nth)).await {
                 Ok(read) => read.len() != BLOCK_SIZE,
                 Err(TxnError::Store(_)) => true,
                 Err(error) => return Err(error.into()),
@@ -802,19 +793,19 @@ impl Scan {
     /// Reads all blocks of files.
     async fn check_data(
         &mut self,
-        inner: &FsState,
+        fs: &FsState,
         txn: &Arc<dyn Transaction>,
     ) -> Result<(), FsError> {
         for (run, ino, at) in self.owners.clone() {
             let mut done = 0;
             while done < run.blocks {
                 let some = READ_AT_ONCE.min(run.blocks - done);
-                let lba = inner.area.lba(run.start + done);
+                let lba = fs.area.lba(run.start + done);
                 match txn.read_run(lba, some).await {
                     Ok(read) if read.iter().all(|it| it.len() == BLOCK_SIZE) => {}
                     Ok(_) | Err(TxnError::Store(_)) => {
                         let first = (run.start + done, at + done);
-                        self.check_each(inner, txn, ino, first, some).await?;
+                        self.check_each(fs, txn, ino, first, some).await?;
                     }
                     Err(error) => return Err(error.into()),
                 }

@@ -52,7 +52,7 @@ const COUNTED: u32 = 10;
 const CLIENT: Duration = Duration::from_micros(10);
 
 /// Clients whose memory is measured together, and the files of each: fewer than a client has numbers for at once.
-const MEASURED: (u32, u32) = (16, 2500);
+const MEASURED: (u32, u32) = (64, 2500);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]

@@ -21,6 +21,7 @@ mod call;
 mod content;
 mod delegated;
 mod delegation;
+mod dentries;
 mod direct;
 mod filesystem;
 mod level;

@@ -16,8 +16,6 @@ pub(super) struct Delegation {
     pub(super) granted: Option<Grant>,
     /// The client has made it in a directory that was delegated to it since that grant, or in what it has made there.
     pub(super) within: Option<(Ino, Grant)>,
-    /// Bytes below this one may be stored without the server; 0: none.
-    pub(super) write_bound: u64,
     /// The root of the quota that it counts for; 0 for none. Known while it is delegated.
     pub(super) quota: u64,
     direct: Option<Box<Direct>>,
@@ -53,6 +51,10 @@ pub(super) enum SizeRecordState {
 /// Of a file whose bytes this client stores itself.
 #[derive(Debug, Default)]
 struct Direct {
+    /// Bytes below this one may be stored without the server; 0: none.
+    write_bound: u64,
+    /// The last change for which the server stores or clears bytes of it.
+    by_server: u64,
     /// The write bound is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the
     /// mutations up to this one.
     cleared: Option<(Time, u64)>,
@@ -72,13 +74,37 @@ struct Creates {
 impl Delegation {
     /// Of an inode that this client has just made, with one mutation.
     pub(super) fn of_new(within: Option<(Ino, Grant)>, quota: u64, write_bound: u64) -> Delegation {
+        let direct = match write_bound {
+            0 => None,
+            write_bound => Some(Box::new(Direct { write_bound, ..Direct::default() })),
+        };
         let unsent = 1;
-        Delegation { within, quota, write_bound, unsent, is_dense: true, ..Delegation::default() }
+        Delegation { within, quota, direct, unsent, is_dense: true, ..Delegation::default() }
     }
 
     /// The same of an inode whose session has ended: only mutations of a batch that is under way count.
     pub(super) fn ended(&self) -> Delegation {
-        Delegation { unsent: self.unsent, ..Delegation::default() }
+        // What is under way was asked of the server before.
+        let direct = self
+            .direct
+            .as_ref()
+            .map(|it| Box::new(Direct { by_server: it.by_server, ..Direct::default() }));
+        Delegation { unsent: self.unsent, direct, ..Delegation::default() }
+    }
+
+    /// Bytes below this one may be stored without the server; 0: none.
+    pub(super) fn write_bound(&self) -> u64 {
+        self.direct.as_ref().map(|direct| direct.write_bound).unwrap_or_default()
+    }
+
+    /// The last change for which the server stores or clears bytes; 0: none.
+    pub(super) fn by_server(&self) -> u64 {
+        self.direct.as_ref().map(|direct| direct.by_server).unwrap_or_default()
+    }
+
+    /// The change with this number is one for which the server stores or clears bytes.
+    pub(super) fn changed_by_server(&mut self, number: u64) {
+        self.direct.get_or_insert_default().by_server = number;
     }
 
     /// From when on the server is asked for the write bound again, once it has the mutations up to this one.
@@ -88,17 +114,15 @@ impl Delegation {
 
     /// No bytes may be stored until the server is asked again.
     pub(super) fn clear_write_bound(&mut self, cleared: (Time, u64)) {
-        self.write_bound = 0;
-        self.direct.get_or_insert_default().cleared = Some(cleared);
+        let direct = self.direct.get_or_insert_default();
+        (direct.write_bound, direct.cleared) = (0, Some(cleared));
     }
 
     /// Bytes below this one, which is not 0, may be stored.
     pub(super) fn set_write_bound(&mut self, write_bound: u64) {
         assert!(write_bound > 0, "a write bound is cleared, not set to 0");
-        self.write_bound = write_bound;
-        if let Some(direct) = &mut self.direct {
-            direct.cleared = None;
-        }
+        let direct = self.direct.get_or_insert_default();
+        (direct.write_bound, direct.cleared) = (write_bound, None);
     }
 
     /// Whether size records of the file are stored.

@@ -15,8 +15,9 @@ use thalweg_fs::{
     AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, Timestamp,
 };
 
-use super::cache::{Cache, NewName};
+use super::cache::Cache;
 use super::delegated::{Delegation, Grant};
+use super::dentries::NewName;
 use super::users;
 
 /// How long the server takes to clear bytes, about.
@@ -73,7 +74,7 @@ impl Cache {
 
     /// Bytes of a file below this one may be stored without the server.
     pub(super) fn write_bound(&self, ino: Ino) -> u64 {
-        self.nodes.get(&ino).map(|node| node.delegation.write_bound).unwrap_or_default()
+        self.nodes.get(&ino).map(|node| node.delegation.write_bound()).unwrap_or_default()
     }
 
     /// To be taken before the server is asked how far a file reaches, and given to [`Cache::set_write_bound`]. `None` while a change
@@ -91,7 +92,7 @@ impl Cache {
         (asked, now): (Option<Asked>, Time),
     ) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let counts = asked.is_some_and(|Asked(changes)| node.by_server <= changes);
+        let counts = asked.is_some_and(|Asked(changes)| node.delegation.by_server() <= changes);
         match (counts, write_bound) {
             (false, _) => {
                 let cleared = node.delegation.cleared().unwrap_or((now, 0));
@@ -106,7 +107,7 @@ impl Cache {
     /// Whether the server is to be asked for more, for bytes up to `end`.
     pub(super) fn wants_write_bound(&self, ino: Ino, end: u64, now: Time) -> bool {
         let Some(node) = self.nodes.get(&ino).filter(|node| node.stamp > 0) else { return false };
-        match node.delegation.write_bound {
+        match node.delegation.write_bound() {
             0 => {
                 let cleared = node.delegation.cleared();
                 cleared.is_some_and(|(at, mutation)| at <= now && self.queue.has(mutation))
@@ -120,7 +121,7 @@ impl Cache {
         // A change that is about to be made is the next mutation at the latest.
         let mutation = self.queue.last() + 1;
         if let Some(own) = self.changes_by_server(ino)
-            && (own.write_bound > 0 || own.cleared().is_some())
+            && (own.write_bound() > 0 || own.cleared().is_some())
         {
             own.clear_write_bound((now + CLEARED, mutation));
         }
@@ -130,18 +131,21 @@ impl Cache {
     /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
         if let Some(own) = self.changes_by_server(ino)
-            && own.write_bound > 0
+            && own.write_bound() > 0
         {
             own.clear_write_bound((now, 0));
         }
     }
 
-    /// The server stores or clears bytes of a file.
+    /// The server stores or clears bytes of a file; nothing where this client stores none.
     fn changes_by_server(&mut self, ino: Ino) -> Option<&mut Delegation> {
+        if !self.is_direct {
+            return None;
+        }
         self.queue.by_server += 1;
-        let node = self.nodes.get_mut(&ino)?;
-        node.by_server = self.queue.by_server;
-        Some(&mut node.delegation)
+        let delegation = &mut self.nodes.get_mut(&ino)?.delegation;
+        delegation.changed_by_server(self.queue.by_server);
+        Some(delegation)
     }
 
     /// A directory is not this client's alone any more, and nothing that was made in it.
@@ -197,9 +201,8 @@ impl Cache {
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.
     pub(super) fn lacks_attributes(&self, ino: Ino) -> bool {
-        let has_none =
-            |node: &Box<super::cache::Node>| node.attributes.is_none() && node.changing == 0;
-        self.nodes.get(&ino).is_some_and(has_none) && self.has_delegation(ino)
+        let Some(node) = self.nodes.get(&ino) else { return false };
+        node.attributes.is_none() && node.changing == 0 && self.has_delegation(ino)
     }
 
     /// Makes an inode, if that is possible without the server.
@@ -243,8 +246,8 @@ impl Cache {
             self.hold_names(number, true);
         }
         self.note(parent, directory);
-        if let Some(node) = self.nodes.get_mut(&parent) {
-            node.set_name(&name, NewName::Present(number));
+        if let Some(names) = self.nodes.get_mut(&parent).and_then(|node| node.names.as_mut()) {
+            names.set(&name, NewName::Present(number));
         }
         Some(Ok(made))
     }
@@ -442,11 +445,15 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    use thalweg_fs::mutation::ByteMutations;
+
     use super::*;
 
     #[test]
     fn a_reach_that_was_asked_for_before_a_change_does_not_count() {
-        let (mut cache, ino, now) = (Cache::default(), Ino(5), Time::default());
+        let (ino, now) = (Ino(5), Time::default());
+        let mut cache = Cache::default();
+        cache.set_bytes(ByteMutations::default(), true);
         cache.nodes.entry(ino).or_default();
         for change in [Cache::clear_bytes, Cache::stored_by_server] {
             let asked = cache.query_write_bound(ino);

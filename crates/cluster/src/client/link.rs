@@ -220,8 +220,8 @@ impl Shared {
                 let is_new = begun && before != server;
                 {
                     let mut cache = self.cache.lock();
-                    (cache.squash, cache.bytes) = (squash, bytes);
-                    cache.new_write_bound = if contents.is_empty() { 0 } else { bytes.end };
+                    cache.squash = squash;
+                    cache.set_bytes(bytes, !contents.is_empty());
                     let mut session = self.session.lock();
                     let known = session.clone();
                     *session = SessionInfo {

@@ -10,7 +10,8 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::Squash;
 
-use super::cache::{ChangeGuard, NewName};
+use super::cache::ChangeGuard;
+use super::dentries::NewName;
 use super::{LinkError, Shared, users};
 use crate::protocol::{Answer, ListedEntry, Reply, Request, decode_entries};
 

@@ -108,45 +108,65 @@ pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
     shares
 }
 
-/// A mutation that waits. Many may, and most of them are small: so those without bytes are encoded, and of a charge there is
-/// only what does not follow from the mutation.
+/// A mutation that waits.
 #[derive(Debug)]
 struct Waiting {
     record: Record,
-    /// The root of the quota that it counts for.
-    quota: u64,
     user: User,
-    /// Blocks that a file gets by it.
-    blocks: u32,
-    /// It makes a file longer.
-    grows: bool,
+}
+
+/// A mutation with its charge. Many wait, and most are small: so those without bytes of a file are encoded, and of a charge there
+/// is only what does not follow from the mutation.
+#[derive(Debug)]
+enum Record {
+    /// The root of the quota and the mutation, by which no file gets blocks and none becomes longer.
+    Small(Box<[u8]>),
+    Bytes(Box<Parts>),
 }
 
 #[derive(Debug)]
-enum Record {
-    /// No bytes of a file are in it.
-    Encoded(Box<[u8]>),
-    Whole(Box<Mutation>),
+struct Parts {
+    mutation: Mutation,
+    /// The root of the quota that it counts for.
+    quota: u64,
+    /// Blocks that the file gets.
+    blocks: u64,
+    /// It makes the file longer.
+    grows: bool,
 }
 
 impl Record {
-    fn of(mutation: Mutation) -> Record {
+    fn of(mutation: Mutation, quota: u64, blocks: u64, grows: bool) -> Record {
         match &mutation.kind {
             MutationKind::Write { .. } | MutationKind::Stored { .. } => {
-                Record::Whole(Box::new(mutation))
+                Record::Bytes(Box::new(Parts { mutation, quota, blocks, grows }))
             }
             MutationKind::Create { .. } | MutationKind::SetAttributes { .. } => {
-                let encoded = postcard::to_allocvec(&mutation);
-                Record::Encoded(encoded.expect("memory takes any mutation").into_boxed_slice())
+                assert!(blocks == 0 && !grows, "without bytes no file gets longer");
+                let encoded = postcard::to_allocvec(&(quota, &mutation));
+                Record::Small(encoded.expect("memory takes any mutation").into_boxed_slice())
             }
         }
     }
 
-    fn mutation(self) -> Mutation {
+    /// The root of the quota that it counts for.
+    fn quota(&self) -> u64 {
         match self {
-            Record::Whole(mutation) => *mutation,
-            Record::Encoded(bytes) => {
-                postcard::from_bytes(&bytes).expect("a mutation that was encoded here")
+            Record::Bytes(record) => record.quota,
+            Record::Small(bytes) => {
+                let taken = postcard::take_from_bytes::<u64>(bytes);
+                taken.expect("a mutation that was encoded here").0
+            }
+        }
+    }
+
+    fn into_parts(self) -> Parts {
+        match self {
+            Record::Bytes(record) => *record,
+            Record::Small(bytes) => {
+                let parts = postcard::from_bytes::<(u64, Mutation)>(&bytes);
+                let (quota, mutation) = parts.expect("a mutation that was encoded here");
+                Parts { mutation, quota, blocks: 0, grows: false }
             }
         }
     }
@@ -155,8 +175,8 @@ impl Record {
     fn bytes(&self) -> usize {
         MUTATION_BYTES
             + match self {
-                Record::Encoded(bytes) => bytes.len(),
-                Record::Whole(mutation) => match &mutation.kind {
+                Record::Small(bytes) => bytes.len(),
+                Record::Bytes(record) => match &record.mutation.kind {
                     MutationKind::Write { data, .. } => data.len(),
                     _ => 0,
                 },
@@ -378,10 +398,13 @@ impl WritebackQueue {
             room_of(&mutation.kind, room.blocks),
             "a charge follows from its mutation"
         );
-        let blocks = u32::try_from(room.blocks).expect("a write has fewer blocks");
-        let record = Record::of(mutation);
+        let record = Record::of(mutation, quota, room.blocks, grows);
         self.bytes += record.bytes();
-        self.mutations.push_back(Waiting { record, quota, user: users::current(), blocks, grows });
+        if self.mutations.len() == self.mutations.capacity() {
+            // Twice as many, as it is usual, would often leave room for thousands unused.
+            self.mutations.reserve_exact(1 + self.mutations.len() / 4);
+        }
+        self.mutations.push_back(Waiting { record, user: users::current() });
         self.made += 1;
         self.since.get_or_insert(now);
     }
@@ -391,9 +414,9 @@ impl WritebackQueue {
         let mut writes: Vec<(u64, Vec<Bytes>)> = Vec::new();
         let (mut grows, mut next) = (false, None);
         for waiting in &self.mutations {
-            grows |= waiting.grows;
-            let Record::Whole(mutation) = &waiting.record else { return None };
-            match &mutation.kind {
+            let Record::Bytes(record) = &waiting.record else { return None };
+            grows |= record.grows;
+            match &record.mutation.kind {
                 MutationKind::Write { ino, offset, data, clear_suid: false } if *ino == file => {
                     match writes.last_mut().filter(|_| next == Some(*offset)) {
                         Some((_, last)) => last.push(data.clone()),
@@ -412,12 +435,12 @@ impl WritebackQueue {
     pub(super) fn are_stored(&mut self, mutations: usize) {
         for waiting in self.mutations.iter_mut().take(mutations) {
             let before = waiting.record.bytes();
-            if let Record::Whole(mutation) = &mut waiting.record
-                && let MutationKind::Write { ino, offset, data, clear_suid } = &mutation.kind
+            if let Record::Bytes(record) = &mut waiting.record
+                && let MutationKind::Write { ino, offset, data, clear_suid } = &record.mutation.kind
             {
                 let (ino, offset, len) = (*ino, *offset, data.len() as u64);
                 let clear_suid = *clear_suid;
-                mutation.kind =
+                record.mutation.kind =
                     MutationKind::Stored { ino, offset, len, clear_suid, by_size_record: true };
             }
             self.bytes -= before - waiting.record.bytes();
@@ -437,17 +460,16 @@ impl WritebackQueue {
             && self.mutations.front().is_some_and(|next| fits(next, bytes))
             // One share is the volume's.
             && (quotas.len() < MAX_SHARES - 1
-                || self.mutations.front().is_some_and(|next| quotas.contains(&next.quota)))
+                || self.mutations.front().is_some_and(|next| quotas.contains(&next.record.quota())))
             && let Some(next) = self.mutations.pop_front()
         {
-            if !quotas.contains(&next.quota) {
-                quotas.push(next.quota);
-            }
             bytes += next.record.bytes();
-            let mutation = next.record.mutation();
-            let room = room_of(&mutation.kind, next.blocks.into());
-            charges.push(Charge { quota: next.quota, room });
-            only_replaces &= !next.grows && mutation.kind.made().is_none();
+            let Parts { mutation, quota, blocks, grows } = next.record.into_parts();
+            if !quotas.contains(&quota) {
+                quotas.push(quota);
+            }
+            charges.push(Charge { quota, room: room_of(&mutation.kind, blocks) });
+            only_replaces &= !grows && mutation.kind.made().is_none();
             mutations.push(mutation);
         }
         self.bytes -= bytes;
@@ -460,7 +482,7 @@ impl WritebackQueue {
     /// The session has ended; the mutations that are lost.
     pub(super) fn clear(&mut self) -> Vec<Mutation> {
         let waiting: Vec<Mutation> =
-            self.mutations.drain(..).map(|it| it.record.mutation()).collect();
+            self.mutations.drain(..).map(|it| it.record.into_parts().mutation).collect();
         self.numbers.clear();
         self.used_up.clear();
         self.size_records.clear();

@@ -58,7 +58,7 @@ impl Cache {
         };
         let kept = SizeRecordState::Allowed { generation, grant: Some(grant), asked };
         let is_kept = node.delegation.size_record() == kept && now.since(asked) < ASKED_AGAIN;
-        let is_in_reach = attributes.size <= node.delegation.write_bound;
+        let is_in_reach = attributes.size <= node.delegation.write_bound();
         let size_record = SizeRecord { end: attributes.size, modified: attributes.modified };
         (is_kept && is_in_reach && mutations > 0).then_some(NewSizeRecord {
             contents,
@@ -81,7 +81,7 @@ impl Cache {
             return false;
         };
         let is_same = now.is_some() && now == before;
-        let write_bound = own.write_bound;
+        let write_bound = own.write_bound();
         match own.size_record_mut() {
             SizeRecordState::Allowed { grant, asked, .. } => {
                 *grant = before.filter(|_| is_same);

@@ -55,7 +55,7 @@ impl LocalFs {
             let range = size_record_key(session, Ino(0))..size_record_key(session, Ino(u64::MAX));
             let records = op.range(range, usize::MAX).await?;
             let files = records.iter().filter_map(|(key, value)| match parse_record(key, value)? {
-                (_, Record::SizeRecord(ino)) => Some(ino),
+                (_, Record::Sizes(ino)) => Some(ino),
                 _ => None,
             });
             Ok(files.collect())

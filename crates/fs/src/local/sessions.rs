@@ -76,7 +76,7 @@ pub(super) enum Record {
     /// The address of its client at the store with the contents.
     Address,
     /// It stores size records of this file.
-    SizeRecord(Ino),
+    Sizes(Ino),
     /// It was shut out of this inode; proofs of this generation are valid since.
     Revoked(Ino, u64),
 }
@@ -99,7 +99,7 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     }
     if let Some(ino) = rest.strip_prefix(&TAILS) {
         let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
-        return value.is_empty().then_some((session, Record::SizeRecord(ino)));
+        return value.is_empty().then_some((session, Record::Sizes(ino)));
     }
     let slot = u16::from_be_bytes(rest.try_into().ok()?);
     let value = SlotValue::read_from_bytes(value).ok()?;
@@ -222,7 +222,7 @@ impl SessionTable for LocalFs {
             for (key, value) in op.range(range, usize::MAX).await? {
                 let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
                 let (session, record) = parse_record(&key, &value).ok_or_else(bad)?;
-                if matches!(record, Record::Address | Record::SizeRecord(_)) {
+                if matches!(record, Record::Address | Record::Sizes(_)) {
                     continue;
                 }
                 // The first record of a session is its own, unless a crash has left others.
@@ -234,7 +234,7 @@ impl SessionTable for LocalFs {
                     Record::Info => last.info = value,
                     Record::Slot(slot) => last.slots.push(slot),
                     Record::Revoked(ino, generation) => last.revoked.push((ino, generation)),
-                    Record::Address | Record::SizeRecord(_) => {}
+                    Record::Address | Record::Sizes(_) => {}
                 }
             }
             Ok(sessions)

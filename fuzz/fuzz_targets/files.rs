@@ -32,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
             error => assert_eq!(again, error),
         }
     }
-    if let Some(FromServer::Invalidate(changes)) = decode::<FromServer>(data) {
+    if let Some(FromServer::Invalidate { changes, .. }) = decode::<FromServer>(data) {
         for change in changes {
             let _ = change.ino();
         }

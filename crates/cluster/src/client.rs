@@ -2,8 +2,8 @@
 //!
 //! - [`address`]: where it is;
 //! - `cache`: what the client may use without a call;
-//! - `delegation`: what it changes by itself; `queue`, `writeback`: how the server gets that;
-//! - `link`: connections, one after the other, and what the server calls;
+//! - `delegation`: what it changes by itself; `queue`, `record`, `writeback`: how the server gets that;
+//! - `link`: connections, one after the other; `notices`: what the server calls;
 //! - [`Recover`]: what follows when the server has ended the session;
 //! - `users`: the users of calls; `call`: a call that outlives connections; `reclaim_state`, `reclaim`: what outlives the server;
 //! - `direct`: contents that it reads and writes past the server;
@@ -28,11 +28,13 @@ mod level;
 mod link;
 mod locks;
 mod names;
+mod notices;
 mod opening;
 mod opens;
 mod queue;
 mod reclaim;
 mod reclaim_state;
+mod record;
 mod recover;
 mod room;
 mod size_records;

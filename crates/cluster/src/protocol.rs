@@ -11,7 +11,7 @@
 //!
 //! # After a crash of the server
 //!
-//! A server whose filesystem keeps records ([`thalweg_fs::Ledger`]) finds the sessions there when it starts again. An answer
+//! A server whose filesystem keeps records ([`thalweg_fs::SessionTable`]) finds the sessions there when it starts again. An answer
 //! that [changed something](Reply::committed) counts at once, and may not survive a crash: the client keeps the call until
 //! the server says that it does ([`FromServer::Durable`]). After [`Answer::Attached`] by another incarnation the client
 //! reclaims what it held ([`Request::Reclaim`], [`Request::ReclaimOpen`], [`Request::ReclaimLock`]), makes the calls that it has kept
@@ -51,7 +51,7 @@ pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use replay::{CallEffect, ReplayedCall};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 11 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 12 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -66,6 +66,8 @@ pub const MAX_CLAIMS: usize = 16384;
 pub const MAX_MUTATIONS: usize = 2048;
 /// Most inode numbers in an [`Answer::Numbers`].
 pub const MAX_NUMBERS: u64 = 4096;
+/// Most recalls that one [`Request::Batch`] releases.
+pub const MAX_RELEASES: usize = 64;
 /// Most quotas that the changes of one [`Request::Batch`] count for, and the volume.
 pub const MAX_SHARES: usize = 16;
 /// Most inodes in a [`Request::Forget`].
@@ -112,7 +114,7 @@ pub enum Request {
     },
     /// The client has reclaimed everything. The payload is a list of [`ReplayedCall`] calls.
     Reclaimed,
-    /// The client would like to hold a directory exclusively ([`Grants::exclusive`]). [`Answer::Inode`] either way.
+    /// The client would like to hold a directory exclusively ([`Grants::delegation`]). [`Answer::Inode`] either way.
     RequestDelegation {
         ino: Ino,
     },
@@ -129,6 +131,9 @@ pub enum Request {
         sync: bool,
         /// What the client has taken for them of what it was promised; at most [`MAX_SHARES`].
         charged: Vec<RoomShare>,
+        /// The numbers of recalls ([`FromServer::Invalidate`]): once these mutations count, the server has all that the client
+        /// has made of what is recalled. At most [`MAX_RELEASES`].
+        releases: Vec<u64>,
     },
     /// The client reads and writes contents itself from now on ([`Answer::Attached::contents`]), with this address at their
     /// store; with an empty one, it does not any more. The store refuses an earlier address of the session when this is answered.
@@ -275,7 +280,7 @@ pub enum Request {
         flags: OpenFlags,
         /// The client has had it open before this call, without one, while it was the client's alone, and caches its pages.
         late: bool,
-        /// The client would like to hold the file exclusively ([`Grants::exclusive`]).
+        /// The client would like to hold the file exclusively ([`Grants::delegation`]).
         delegation: bool,
     },
     Flush {
@@ -313,7 +318,7 @@ pub struct Grants {
     pub names: bool,
     /// The pages of the file that the call opens.
     pub content: bool,
-    /// The directory of a [`Request::Acquire`], or the file of a [`Request::Open`], is the client's alone: no other client
+    /// The directory of a [`Request::RequestDelegation`], or the file of a [`Request::Open`], is the client's alone: no other client
     /// sees it or changes something of it before the client has released it. So the client may change names in the directory by
     /// itself, with all of what it has made there; and bytes, size and times of the file.
     pub delegation: bool,

@@ -41,6 +41,7 @@ mod pages;
 mod recall;
 mod recalls;
 mod recovery;
+mod releases;
 mod replay;
 mod report;
 mod response;
@@ -77,6 +78,7 @@ use open_files::OpenFiles;
 use recall::NameLocks;
 use recalls::Recalls;
 use recovery::{Recovery, info_of};
+use releases::Releases;
 use replay::Replay;
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use room::RoomRecalls;
@@ -158,6 +160,7 @@ pub(in crate::server) struct Shared {
     /// Ended sessions by serial number, until the records do not have them, and their clients use nothing of their caches.
     leaving: Mutex<HashMap<u64, Leaving>>,
     recalls: Recalls,
+    releases: Releases,
     room: RoomRecalls,
     commit_on_share: CommitOnShare,
     recovery: Recovery,
@@ -198,7 +201,7 @@ impl fmt::Debug for Shared {
 
 impl Server {
     /// A server of this filesystem, which no other program changes. If the filesystem keeps records
-    /// ([`thalweg_fs::Ledger`]), the sessions of the server before this one go on.
+    /// ([`thalweg_fs::SessionTable`]), the sessions of the server before this one go on.
     ///
     /// # Errors
     /// Those of the filesystem's records.
@@ -213,7 +216,7 @@ impl Server {
         let capabilities = Capabilities::new(env, 4 * options.lease);
         let (env, commit_on_share, recovery) =
             (env.clone(), CommitOnShare::default(), Recovery::new());
-        let incarnation = env.uuid();
+        let (incarnation, releases) = (env.uuid(), Releases::new(&env));
         let shared = Arc::new_cyclic(|me| Shared {
             me: me.clone(),
             env,
@@ -224,6 +227,7 @@ impl Server {
             capabilities,
             leaving,
             recalls,
+            releases,
             room: RoomRecalls::default(),
             commit_on_share,
             recovery,

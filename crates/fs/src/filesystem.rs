@@ -444,7 +444,7 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// Those of the transactions.
     async fn revoke(&self, session: u64, inodes: &[(Ino, u64)]) -> Result<(), FsError>;
 
-    /// As [`Ledger::proof`], for inode numbers that were reserved for a session.
+    /// As [`SessionTable::inode_token`], for inode numbers that were reserved for a session.
     fn inode_range_token(&self, session: u64, numbers: Range<u64>) -> u64;
 
     /// Reserves inode numbers for [`MutationKind::Create`](crate::mutation::MutationKind::Create); returns them when that survives a crash.
@@ -459,7 +459,7 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// [`FsError::Invalid`] when some were never reserved, were returned before, or an inode has one.
     async fn return_numbers(&self, numbers: Range<u64>) -> Result<(), FsError>;
 
-    /// The changes of bytes that [`Ledger::apply`] takes.
+    /// The changes of bytes that [`SessionTable::apply`] takes.
     fn byte_mutations(&self) -> ByteMutations {
         ByteMutations { end: u64::MAX, sizes: true, dense: false }
     }

@@ -8,7 +8,7 @@
 //! - [`node`]: what a new inode is to be; [`mutation`]: changes that were made elsewhere, and are applied later;
 //! - [`level`]: how far the changes of a file have come;
 //! - [`room`]: room that is promised for such changes;
-//! - [`ledger`]: the records of a server in the filesystem that it serves;
+//! - [`session_table`]: the records of a server in the filesystem that it serves;
 //! - [`contents`]: contents of files that are kept outside of the filesystem; [`direct`]: clients that reach them themselves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
 //! - [`access`]: what a user may do; [`acl`]: access control lists; [`payload`]: bytes of writes;

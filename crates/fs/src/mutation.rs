@@ -1,5 +1,5 @@
 //! Changes that their maker has made already, with everything that a filesystem would choose for them: the numbers of new
-//! inodes, and times. A filesystem applies them later, many at a time ([`Ledger::apply`](crate::Ledger::apply)).
+//! inodes, and times. A filesystem applies them later, many at a time ([`SessionTable::apply`](crate::SessionTable::apply)).
 //!
 //! The maker knows what they come to: it alone could see and change what they are about. The functions here say what the
 //! attributes become; a filesystem that applies the mutations comes to the same ones.

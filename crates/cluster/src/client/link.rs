@@ -4,16 +4,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
 use thalweg_env::{Task, Time};
-use thalweg_fs::{Change, FsError, Ino, Invalidation};
-use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
+use thalweg_fs::{Change, FsError, Ino};
+use thalweg_net::channel::{Channel, Limits, Side};
 use uuid::Uuid;
 
+use super::notices::Invalidator;
 use super::{AttachError, LinkError, SessionInfo, Shared};
 use crate::protocol::{
-    Answer, Call, Changed, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, MAX_PAYLOAD,
-    RemovedInode, Reply, Request, encode_list,
+    Answer, Call, HELLO, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -53,120 +52,7 @@ pub(super) struct Connection {
     new_server: Option<Uuid>,
 }
 
-/// What the caller's cache has not dropped after so long is held by a call that is under way.
-const HELD: Duration = Duration::from_millis(2);
-
-/// Carries out the calls of the server.
-struct Invalidator(Arc<Shared>, Channel);
-
-impl Handler for Invalidator {
-    async fn handle(&self, call: Incoming) -> io::Result<()> {
-        let changes = match call.decode().map_err(io::Error::other)? {
-            FromServer::Invalidate(changes) => changes,
-            FromServer::InvalidateUnlessHeld(changes) => {
-                let dropped = self.0.invalidate(&changes);
-                let (channel, id, env) = (self.1.clone(), call.id, self.0.env.clone());
-                let answering = async move {
-                    let dropping = join_all(dropped.into_iter().map(Invalidation::wait));
-                    let _ = env.timeout(HELD, dropping).await;
-                    channel.answer(id, &Invalidated, &[]);
-                    channel.flush_soon();
-                };
-                self.0.env.spawn(answering).detach();
-                return Ok(());
-            }
-            FromServer::ReturnRoom(recalls) => {
-                self.0.return_room(recalls, self.1.clone(), call.id);
-                return Ok(());
-            }
-            FromServer::Durable(version) => {
-                self.0.reclaim_state.replay_log.lock().durable(version);
-                return Ok(());
-            }
-            FromServer::Removed(inodes) => {
-                self.0.removed(inodes);
-                return Ok(());
-            }
-            FromServer::Release(most) => {
-                self.0.cache.lock().set_most(usize::try_from(most).unwrap_or(usize::MAX));
-                self.0.pressed.notify_one();
-                return Ok(());
-            }
-        };
-        let dropped = self.0.invalidate(&changes);
-        let (channel, id, shared) = (self.1.clone(), call.id, self.0.clone());
-        let gives_back = changes.iter().any(|it| matches!(it, Changed::Delegation(_)));
-        if dropped.is_empty() && !gives_back {
-            channel.answer(id, &Invalidated, &[]);
-            return Ok(());
-        }
-        // The caller's cache may wait for calls that are answered on this connection.
-        let answering = async move {
-            if gives_back && let Err(error) = shared.hand_over().await {
-                tracing::error!(%error, "a directory was given back without all changes in it");
-            }
-            join_all(dropped.into_iter().map(Invalidation::wait)).await;
-            channel.answer(id, &Invalidated, &[]);
-            channel.flush_soon();
-        };
-        self.0.env.spawn(answering).detach();
-        Ok(())
-    }
-}
-
 impl Shared {
-    /// Drops what the server is about to change; invalidations of the caller's cache that have begun.
-    fn invalidate(&self, changes: &[Changed]) -> Vec<Invalidation> {
-        let mut told = Vec::new();
-        {
-            let mut cache = self.cache.lock();
-            for change in changes {
-                if !cache.drop_changed(change) {
-                    continue;
-                }
-                match change {
-                    Changed::Attributes(ino) => {
-                        told.push(Change::Inode { ino: self.ours(*ino), content: None })
-                    }
-                    Changed::Pages(ino) => told.push(Change::content(self.ours(*ino))),
-                    Changed::Content { ino, from, to } => {
-                        told.push(Change::Inode {
-                            ino: self.ours(*ino),
-                            content: Some(*from..*to),
-                        });
-                    }
-                    Changed::Size { ino, size } => {
-                        told.push(Change::Grown { ino: self.ours(*ino), size: *size });
-                    }
-                    // The caller never caches names.
-                    Changed::Delegation(_) | Changed::Names(_) | Changed::Name { .. } => {}
-                }
-            }
-        }
-        let watcher = self.watcher.read();
-        watcher.as_ref().map(|watcher| told.into_iter().map(watcher).collect()).unwrap_or_default()
-    }
-
-    /// Inodes have lost their last names: the caller drops them, and refers to them no longer than its programs use them.
-    fn removed(&self, inodes: Vec<RemovedInode>) {
-        for RemovedInode { parent, name, ino } in inodes {
-            let is_gone = self.cache.lock().removed(ino);
-            if is_gone {
-                self.gone.notify_one();
-            }
-            if let Some(watcher) = &*self.watcher.read() {
-                // Nothing waits for it: a call under way may have locked the directory.
-                drop(watcher(Change::Removed { parent: self.ours(parent), name, ino }));
-            }
-        }
-    }
-
-    /// The server gets everything of what is not this client's alone any more.
-    async fn hand_over(self: &Arc<Self>) -> Result<(), FsError> {
-        self.send_mutations(true).await?;
-        self.tell_shared_opens().await
-    }
-
     /// The number of an inode for callers: all filesystems have one for the root.
     pub(super) fn ours(&self, ino: Ino) -> Ino {
         match ino == self.session.lock().root {

@@ -216,6 +216,13 @@ impl Shared {
         self.tell_opens(&shared).await
     }
 
+    /// A recall is done with the last batch, if the server need not hear of open files then.
+    pub(super) fn release_with_batch(&self, recall: u64) {
+        if self.shared_opens().is_empty() {
+            self.cache.lock().queue.release(recall);
+        }
+    }
+
     fn shared_opens(&self) -> Vec<Ino> {
         let cache = self.cache.lock();
         let mut quiet = self.reclaim_state.opens.lock().quiet();

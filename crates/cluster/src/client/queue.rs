@@ -11,13 +11,12 @@ use thalweg_fs::room::{Room, RoomShare, add_share};
 use thalweg_fs::{FsError, Ino};
 
 use super::delegated::Grant;
+use super::record::{Parts, Record, room_of};
 use super::users::{self, User};
-use crate::protocol::{MAX_MUTATIONS, MAX_SHARES, RoomGrant};
+use crate::protocol::{MAX_MUTATIONS, MAX_RELEASES, MAX_SHARES, RoomGrant};
 
 /// Bytes of mutations in one call at most, about.
 const BATCH_BYTES: usize = 512 << 10;
-/// Bytes that a mutation takes beside names and data, about.
-const MUTATION_BYTES: usize = 128;
 /// Mutations that wait when the next batch is sent.
 const FULL: usize = 512;
 /// Mutations that wait before their makers wait too, and their bytes.
@@ -61,6 +60,8 @@ pub(super) struct WritebackQueue {
     recalls: u64,
     /// The last change found no room below the root of this quota.
     lacks: Option<u64>,
+    /// Recalls of delegations that are released when the server has the mutations up to these.
+    releases: Vec<(u64, u64)>,
     /// Before this time the server is not asked for more room.
     pub(super) no_room_until: Time,
     /// Changes so far for which the server stores or clears bytes.
@@ -113,84 +114,6 @@ pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
 struct Waiting {
     record: Record,
     user: User,
-}
-
-/// A mutation with its charge. Many wait, and most are small: so those without bytes of a file are encoded, and of a charge there
-/// is only what does not follow from the mutation.
-#[derive(Debug)]
-enum Record {
-    /// The root of the quota and the mutation, by which no file gets blocks and none becomes longer.
-    Small(Box<[u8]>),
-    Bytes(Box<Parts>),
-}
-
-#[derive(Debug)]
-struct Parts {
-    mutation: Mutation,
-    /// The root of the quota that it counts for.
-    quota: u64,
-    /// Blocks that the file gets.
-    blocks: u64,
-    /// It makes the file longer.
-    grows: bool,
-}
-
-impl Record {
-    fn of(mutation: Mutation, quota: u64, blocks: u64, grows: bool) -> Record {
-        match &mutation.kind {
-            MutationKind::Write { .. } | MutationKind::Stored { .. } => {
-                Record::Bytes(Box::new(Parts { mutation, quota, blocks, grows }))
-            }
-            MutationKind::Create { .. } | MutationKind::SetAttributes { .. } => {
-                assert!(blocks == 0 && !grows, "without bytes no file gets longer");
-                let encoded = postcard::to_allocvec(&(quota, &mutation));
-                Record::Small(encoded.expect("memory takes any mutation").into_boxed_slice())
-            }
-        }
-    }
-
-    /// The root of the quota that it counts for.
-    fn quota(&self) -> u64 {
-        match self {
-            Record::Bytes(record) => record.quota,
-            Record::Small(bytes) => {
-                let taken = postcard::take_from_bytes::<u64>(bytes);
-                taken.expect("a mutation that was encoded here").0
-            }
-        }
-    }
-
-    fn into_parts(self) -> Parts {
-        match self {
-            Record::Bytes(record) => *record,
-            Record::Small(bytes) => {
-                let parts = postcard::from_bytes::<(u64, Mutation)>(&bytes);
-                let (quota, mutation) = parts.expect("a mutation that was encoded here");
-                Parts { mutation, quota, blocks: 0, grows: false }
-            }
-        }
-    }
-
-    /// Bytes that it counts for in a batch.
-    fn bytes(&self) -> usize {
-        MUTATION_BYTES
-            + match self {
-                Record::Small(bytes) => bytes.len(),
-                Record::Bytes(record) => match &record.mutation.kind {
-                    MutationKind::Write { data, .. } => data.len(),
-                    _ => 0,
-                },
-            }
-    }
-}
-
-/// What a mutation takes by which a file gets so many blocks.
-fn room_of(kind: &MutationKind, blocks: u64) -> Room {
-    match kind {
-        MutationKind::Create { name, new, .. } => Room::of_new(name, &new.node),
-        MutationKind::Write { .. } | MutationKind::Stored { .. } => Room::of_bytes(blocks),
-        MutationKind::SetAttributes { .. } => Room::NONE,
-    }
 }
 
 /// Mutations of one user that are sent together.
@@ -307,6 +230,24 @@ impl WritebackQueue {
     pub(super) fn reservations(&self) -> Vec<Reservation> {
         let used_up = self.used_up.iter().map(|(it, _)| *it);
         used_up.chain(self.numbers.iter().map(|(_, it)| *it)).collect()
+    }
+
+    /// A recall, which has this number, is done when the server has all mutations so far.
+    pub(super) fn release(&mut self, recall: u64) {
+        if self.has_waiting() && self.releases.len() < MAX_RELEASES {
+            self.releases.push((recall, self.made));
+        }
+    }
+
+    /// A recall was answered.
+    pub(super) fn forget_release(&mut self, recall: u64) {
+        self.releases.retain(|(number, _)| *number != recall);
+    }
+
+    /// The recalls that are done when the server has the mutations up to this one.
+    pub(super) fn released_by(&self, end: u64) -> Vec<u64> {
+        let done = self.releases.iter().filter(|(_, last)| *last <= end);
+        done.map(|(recall, _)| *recall).collect()
     }
 
     /// The number of a new grant of a delegation.

@@ -289,11 +289,11 @@ impl Shared {
 
     async fn send_next(self: &Arc<Self>, sync: Option<u64>) -> Result<bool, FsError> {
         self.make_room().await?;
-        let (batch, syncs) = {
+        let (batch, syncs, releases) = {
             let pending = &mut self.cache.lock().queue;
             let batch = pending.take_batch();
             let end = pending.done + batch.mutations.len() as u64;
-            (batch, sync.is_some_and(|last| end >= last))
+            (batch, sync.is_some_and(|last| end >= last), pending.released_by(end))
         };
         if batch.mutations.is_empty() {
             return Ok(false);
@@ -309,7 +309,9 @@ impl Shared {
         };
         let user = batch.user;
         while let Some((mut part, mut charges)) = parts.pop() {
-            match self.send_part((&part, &charges), &user, syncs && parts.is_empty()).await {
+            let releases = if is_whole { releases.clone() } else { Vec::new() };
+            let how = (syncs && parts.is_empty(), releases);
+            match self.send_part((&part, &charges), &user, how).await {
                 Ok(()) => {}
                 // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
                 Err(error) if part.len() > 1 && error.may_divide() => {
@@ -342,8 +344,12 @@ impl Shared {
         let generation = storing.generation;
         let (stored, sent) = match batch.only_replaces {
             true => {
-                let sending =
-                    self.send_call((&mutations, &batch.charges), &batch.user, syncs, |_, _, _| {});
+                let sending = self.send_call(
+                    (&mutations, &batch.charges),
+                    &batch.user,
+                    (syncs, Vec::new()),
+                    |_, _, _| {},
+                );
                 futures::future::join(storing.store(), sending).await
             }
             false => (storing.store().await, Err(FsError::Conflict)),
@@ -368,7 +374,7 @@ impl Shared {
         self: &Arc<Self>,
         (part, charges): (&[Mutation], &[Charge]),
         user: &User,
-        sync: bool,
+        how: (bool, Vec<u64>),
     ) -> Result<(), FsError> {
         let (mutations, taken): (Arc<[Mutation]>, Arc<[Charge]>) = (part.into(), charges.into());
         let made = part.iter().filter(|mutation| mutation.kind.made().is_some()).count();
@@ -385,7 +391,7 @@ impl Shared {
                 taking.store(true, Ordering::Relaxed);
             }
         };
-        self.send_call((part, charges), user, sync, take).await?;
+        self.send_call((part, charges), user, how, take).await?;
         match is_taken.load(Ordering::Relaxed) {
             true => Ok(()),
             // Without the proofs this client could not reclaim after a restart of the server what it has made.
@@ -397,7 +403,7 @@ impl Shared {
         self: &Arc<Self>,
         (part, charges): (&[Mutation], &[Charge]),
         user: &User,
-        sync: bool,
+        (sync, releases): (bool, Vec<u64>),
         take: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
         let inodes = part.iter().flat_map(|it| [Some(it.kind.ino()), it.kind.made()]);
@@ -412,7 +418,7 @@ impl Shared {
         named.sort_unstable();
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
         let charged = shares_of(charges);
-        let call = (Request::Batch { sync, charged }, vec![payload.into()]);
+        let call = (Request::Batch { sync, charged, releases }, vec![payload.into()]);
         let user = (Some(Slot::of_batch()), user.clone());
         self.call_in(user, named.into(), call, take).await.map(|_| ())
     }

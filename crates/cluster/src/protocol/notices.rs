@@ -13,8 +13,14 @@ const CHANGE: usize = 1 + 3 * 10;
 /// A call of the server.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromServer {
-    /// The client is to drop what it caches of these. Answered with [`Invalidated`].
-    Invalidate(Vec<Changed>),
+    /// The client is to drop what it caches of these. Answered with [`Invalidated`], or before that by a batch that
+    /// [releases](super::Request::Batch) it.
+    Invalidate {
+        /// A number for that, if what is to be dropped is delegated to the client; otherwise 0.
+        recall: u64,
+        /// What is about to change.
+        changes: Vec<Changed>,
+    },
     /// As [`FromServer::Invalidate`], of what calls of the client may hold. Answered with [`Invalidated`] when the client's
     /// caller has dropped it, or soon if it holds some of it: that is dropped when it can be.
     InvalidateUnlessHeld(Vec<Changed>),

@@ -177,7 +177,8 @@ impl Shared {
         &self,
         ctx: &RequestContext<'_>,
         payload: &Bytes,
-        (sync, charged): (bool, &[RoomShare]),
+        sync: bool,
+        charged: &[RoomShare],
     ) -> Result<Response, FsError> {
         check_shares(charged)?;
         let mutations = decode_mutations(payload)?;

@@ -20,8 +20,8 @@ use super::response::{Response, grant};
 use super::session::{Session, SessionState};
 use super::{Ending, Shared, Visitor};
 use crate::protocol::{
-    Answer, Call, Grants, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, RoomGrant,
-    SLOTS, decode_list,
+    Answer, Call, Grants, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD, MAX_RELEASES, Reply, Request,
+    RoomGrant, SLOTS, decode_list,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -77,6 +77,14 @@ fn pending_of(payload: &[u8]) -> io::Result<Option<Vec<u64>>> {
     let mut pending: Vec<u64> = decode_list(payload, MAX_PAYLOAD).map_err(io::Error::other)?;
     pending.sort_unstable();
     Ok(Some(pending))
+}
+
+/// The recalls that a call releases once it has been carried out.
+fn released_by(request: &Request) -> Vec<u64> {
+    match request {
+        Request::Batch { releases, .. } if releases.len() <= MAX_RELEASES => releases.clone(),
+        _ => Vec::new(),
+    }
 }
 
 /// An answer that allows nothing.
@@ -302,6 +310,7 @@ impl Connection {
         let work = async move {
             let _waits = level_wait;
             shared.recovery.over().await;
+            let releases = released_by(&request);
             let work = (user, request, payload);
             let sight = Sight::of(&session, &work.1);
             let result = shared.perform(&session, Place { number, slot }, work).await;
@@ -311,6 +320,9 @@ impl Connection {
             if let Err(outcome) = shared.finish(&session, (number, sight), (&channel, id), outcome)
             {
                 shared.undo(&session, *outcome).await;
+            } else if !failed {
+                // What follows is sent behind the answer, which grants what the client has made.
+                shared.releases.released(session.serial, &releases);
             }
             number.into_iter().for_each(|number| shared.has_answer(session.serial, number));
             shared.counters.answered(kind, shared.env.now().since(began), failed);

@@ -37,7 +37,7 @@ impl Shared {
             Request::RequestDelegation { ino } => self.acquire(ctx, *ino).await,
             Request::Reserve => self.reserve(ctx.session).await,
             Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
-            Request::Batch { sync, charged } => self.batch(ctx, &payload, (*sync, charged)).await,
+            Request::Batch { sync, charged, .. } => self.batch(ctx, &payload, *sync, charged).await,
             Request::ReachContents { address } => self.reach_contents(ctx, address).await,
             Request::ExtendWriteBound { ino, end } => self.extend_write_bound(*ino, *end).await,
             Request::KeepSizeRecord { ino, instead_of } => {

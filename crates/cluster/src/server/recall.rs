@@ -16,6 +16,7 @@ use super::context::RequestContext;
 use super::counters::add;
 use super::page_turn::PageTurn;
 use super::pages::Late;
+use super::releases::Release;
 use super::session::Session;
 use super::{Ending, Shared};
 use crate::protocol::{Changed, FromServer, Invalidated};
@@ -178,10 +179,21 @@ impl Shared {
 
     /// Returns when a client does not cache these things any more.
     async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
-        let orders: Vec<FromServer> = Changed::messages_of(changes)
-            .map(|part| FromServer::Invalidate(part.to_vec()))
-            .collect();
-        join_all(orders.iter().map(|order| self.order(session, order))).await;
+        let orders = Changed::messages_of(changes).map(|part| async move {
+            let is_delegation = |it: &Changed| matches!(it, Changed::Delegation(_));
+            let has_delegation = part.iter().any(is_delegation);
+            let mut release = has_delegation.then(|| self.releases.expect(session.serial));
+            let recall = release.as_ref().map_or(0, Release::number);
+            let order = FromServer::Invalidate { recall, changes: part.to_vec() };
+            let released = async {
+                match &mut release {
+                    Some(release) => release.released().await,
+                    None => std::future::pending().await,
+                }
+            };
+            self.order_unless(session, &order, released).await;
+        });
+        join_all(orders).await;
     }
 
     /// Has sessions drop what their calls may hold. Returns when each of them has, or holds some of it: that is dropped when its call
@@ -201,9 +213,26 @@ impl Shared {
     /// Has a client return something, or drop it. When this returns, it has done so, or its session has ended and it has left:
     /// one that does not answer is evicted.
     pub(super) async fn order(&self, session: &Arc<Session>, call: &FromServer) {
+        self.order_unless(session, call, std::future::pending()).await;
+    }
+
+    /// As [`Shared::order`]; returns also when the client has `done` it before it answers.
+    async fn order_unless(
+        &self,
+        session: &Arc<Session>,
+        call: &FromServer,
+        done: impl Future<Output = ()>,
+    ) {
         let counts = &self.recalls.counts;
         add(&counts.sent, 1);
-        let delivered = self.env.timeout(self.options.lease, self.deliver(session, call)).await;
+        let delivering = async {
+            tokio::select! {
+                biased;
+                delivered = self.deliver(session, call) => delivered,
+                () = done => true,
+            }
+        };
+        let delivered = self.env.timeout(self.options.lease, delivering).await;
         add(&counts.answered, u64::from(delivered == Some(true)));
         add(&counts.timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {

@@ -291,7 +291,9 @@ impl Shared {
         }
         let request = match request {
             // The end of the recovery makes it durable.
-            Request::Batch { charged, .. } => Request::Batch { sync: false, charged },
+            Request::Batch { charged, .. } => {
+                Request::Batch { sync: false, charged, releases: Vec::new() }
+            }
             Request::Write { ino, how, .. } => {
                 let at = thalweg_fs::WriteAt::Offset(before.outcome);
                 Request::Write { ino, at, how }

@@ -16,7 +16,7 @@ use thalweg_net::keys::Access;
 use thalweg_sim::run;
 
 use crate::access::{place, squashed};
-use crate::hostile::Peer;
+use crate::peer::Peer;
 use crate::requests::{HANDLE, every};
 use crate::scene::*;
 

@@ -5,115 +5,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::failure::WireError;
 use thalweg_cluster::protocol::{
-    Answer, Call, CallEffect, FromServer, HELLO, Invalidated, MAX_FORGOTTEN, ReplayedCall, Reply,
-    Request, SLOTS,
+    Answer, Call, CallEffect, Invalidated, MAX_FORGOTTEN, ReplayedCall, Reply, Request, SLOTS,
 };
-use thalweg_env::connection::Connector;
-use thalweg_env::{Env, Task};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    Caller, Credentials, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange,
-    Node, OpenFlags, Timestamp,
+    Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
+    OpenFlags, Timestamp,
 };
-use thalweg_net::channel::{CallError, Channel, Handler, Incoming, Limits, Side};
+use thalweg_net::channel::Handler;
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::run;
 use uuid::Uuid;
 
+use crate::peer::{Peer, call};
+use crate::requests::batch_request;
 use crate::scene::*;
-
-/// A peer that says what it likes.
-pub(crate) struct Peer {
-    channel: Channel,
-    running: Task<std::io::Result<()>>,
-}
-
-/// Answers invalidations so many times.
-struct Invalidations(Channel, usize);
-
-impl Handler for Invalidations {
-    async fn handle(&self, call: Incoming) -> std::io::Result<()> {
-        let _: FromServer = call.decode().map_err(std::io::Error::other)?;
-        for _ in 0..self.1 {
-            self.0.answer(call.id, &Invalidated, &[]);
-        }
-        self.0.flush();
-        Ok(())
-    }
-}
-
-fn call(number: u64, request: Request) -> Call {
-    Call { number, ..Call::outside(request) }
-}
-
-impl Peer {
-    async fn new(scene: &Scene, host: &Host, answers: usize) -> Peer {
-        let connector = host.connector(&scene.server, PORT);
-        let mut stream = connector.connect().await.unwrap();
-        HELLO.exchange(&mut stream).await.unwrap();
-        let (reader, writer) = tokio::io::split(stream);
-        let limits = Limits { payload: 1 << 20, ..Limits::default() };
-        let channel = Channel::new(&scene.env, Side::Connecting, limits, writer);
-        let (receiving, handler) = (channel.clone(), Invalidations(channel.clone(), answers));
-        let running = scene.env.spawn(async move { receiving.run(reader, &handler).await });
-        Peer { channel, running }
-    }
-
-    /// A peer with a session.
-    pub(crate) async fn attached(scene: &Scene, host: &Host, answers: usize) -> Peer {
-        let peer = Peer::new(scene, host, answers).await;
-        peer.attach(scene.env.uuid(), false).await;
-        peer
-    }
-
-    async fn attach(&self, session: Uuid, resumes: bool) {
-        let answer = self.ask(0, Request::Attach { session, resumes }).await;
-        assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
-    }
-
-    async fn try_ask(&self, call: &Call) -> Result<Answer, CallError> {
-        self.channel.call::<_, Reply>(call, &[]).await.map(|(reply, _)| reply.answer)
-    }
-
-    pub(crate) async fn ask(&self, number: u64, request: Request) -> Answer {
-        self.try_ask(&call(number, request)).await.unwrap()
-    }
-
-    /// Makes a call for a user.
-    pub(crate) async fn ask_for(
-        &self,
-        (number, user): (u64, Option<Credentials>),
-        request: Request,
-        payload: Vec<u8>,
-    ) -> Answer {
-        self.try_ask_with((number, user), request, payload).await.unwrap()
-    }
-
-    /// Makes a call for a user, on a connection that may end with it.
-    pub(crate) async fn try_ask_with(
-        &self,
-        (number, user): (u64, Option<Credentials>),
-        request: Request,
-        payload: Vec<u8>,
-    ) -> Result<Answer, CallError> {
-        let call = Call { user, ..call(number, request) };
-        let answered = self.channel.call::<_, Reply>(&call, &[payload.into()]).await;
-        answered.map(|(reply, _)| reply.answer)
-    }
-
-    /// Sends something without an answer.
-    fn tell(&self, request: Request, payload: Vec<u8>) {
-        self.channel.tell(&call(0, request), &[payload.into()]).unwrap();
-        self.channel.flush();
-    }
-
-    /// The connection has ended, or ends soon.
-    async fn ends(self, env: &Env) {
-        let ended = env.timeout(Duration::from_secs(5), self.running).await;
-        assert!(ended.is_some(), "the connection goes on");
-    }
-}
 
 /// A file of another client, which goes on after all.
 struct Others {
@@ -415,7 +322,7 @@ fn events_of_a_peer_are_checked() {
             Mutation { time: Timestamp::default(), kind }
         };
         let batch = async |number, mutations: &[Mutation]| {
-            let call = call(number, Request::Batch { sync: false, charged: Vec::new() });
+            let call = call(number, batch_request());
             let payload = postcard::to_allocvec(mutations).unwrap();
             peer.channel.call::<_, Reply>(&call, &[payload.into()]).await.unwrap().0.answer
         };
@@ -430,10 +337,7 @@ fn events_of_a_peer_are_checked() {
         let twice = [mutation(Ino::ROOT, "x", first), mutation(Ino::ROOT, "y", first)];
         let refused = batch(4, &twice).await;
         assert!(invalid(&refused), "{refused:?}");
-        let refused = peer
-            .try_ask(&call(5, Request::Batch { sync: false, charged: Vec::new() }))
-            .await
-            .unwrap();
+        let refused = peer.try_ask(&call(5, batch_request())).await.unwrap();
         assert!(invalid(&refused), "{refused:?}");
         // A name that is there already: nothing of the batch counts, and the numbers are still the peer's.
         let exists = [mutation(Ino::ROOT, "x", first), mutation(Ino::ROOT, "d", first + 1)];

@@ -12,7 +12,8 @@ use thalweg_fs::{
 use thalweg_sim::run;
 
 use crate::access::{NOBODY, place, squashed};
-use crate::hostile::Peer;
+use crate::peer::Peer;
+use crate::requests::batch_request;
 use crate::scene::*;
 
 const DENIED: Answer = Answer::Failed(WireError::Denied);
@@ -150,13 +151,7 @@ fn a_batch_gives_its_maker_nothing() {
         for mutations in refused {
             number += 1;
             let payload = postcard::to_allocvec(&mutations).unwrap();
-            let answer = peer
-                .ask_for(
-                    (number, user()),
-                    Request::Batch { sync: false, charged: Vec::new() },
-                    payload,
-                )
-                .await;
+            let answer = peer.ask_for((number, user()), batch_request(), payload).await;
             assert_eq!(answer, NOT_PERMITTED, "{mutations:?}");
         }
         // Of root, and of no user, the directory is not the own one.
@@ -165,13 +160,7 @@ fn a_batch_gives_its_maker_nothing() {
                 number += 1;
                 let mutations = vec![create(at(number), own, node(Node::File, 0o644, uid))];
                 let payload = postcard::to_allocvec(&mutations).unwrap();
-                let answer = peer
-                    .ask_for(
-                        (number, user.clone()),
-                        Request::Batch { sync: false, charged: Vec::new() },
-                        payload,
-                    )
-                    .await;
+                let answer = peer.ask_for((number, user.clone()), batch_request(), payload).await;
                 assert_eq!(answer, NOT_PERMITTED, "{user:?} {uid}");
             }
         }
@@ -181,9 +170,7 @@ fn a_batch_gives_its_maker_nothing() {
             set(Ino(at(101)), AttributeChange { mode: Some(0o600), ..any }),
         ];
         let payload = postcard::to_allocvec(&mutations).unwrap();
-        let answer = peer
-            .ask_for((99, user()), Request::Batch { sync: false, charged: Vec::new() }, payload)
-            .await;
+        let answer = peer.ask_for((99, user()), batch_request(), payload).await;
         assert_eq!(answer, Answer::Made);
         let names = |it: Vec<thalweg_fs::Entry>| it.into_iter().map(|it| it.name).collect();
         let made: Vec<Bytes> =

@@ -407,6 +407,8 @@ fn a_file_that_another_client_has_open_is_no_clients_own() {
         put(a, file, "own").await.unwrap();
         assert_eq!(a.status().unsent, 1);
         let theirs = b.open(&Caller::default(), file, WRITING).await.unwrap();
+        // Both have their answers at the same time.
+        env.sleep(Duration::from_millis(1)).await;
         assert_eq!((a.status().unsent, theirs.pages), (0, PageCache::Bypass));
         let refused = b.lock(file, &whole(theirs.handle, 5), false).await;
         assert!(matches!(refused, Err(FsError::Locked)), "{refused:?}");

@@ -105,7 +105,7 @@ fn about_names(parent: Ino, ino: Ino) -> Vec<Request> {
     let (from, to, targets) = ((parent, name.clone()), renamed, [Some(ino), None]);
     vec![
         Request::RequestDelegation { ino: parent },
-        Request::Batch { sync: false, charged: Vec::new() },
+        batch_request(),
         Request::Lookup { parent, name: name.clone() },
         Request::Parent { directory: parent },
         Request::Create { parent, name: made(), new: new(Node::File) },
@@ -152,6 +152,11 @@ fn about_files(ino: Ino) -> Vec<Request> {
         Request::Unlock { ino, kind: lock.kind, owner: lock.owner, range: lock.range },
         Request::ConflictingLock { ino, lock },
     ]
+}
+
+/// A batch of nothing more than what its payload says.
+pub(crate) fn batch_request() -> Request {
+    Request::Batch { sync: false, charged: Vec::new(), releases: Vec::new() }
 }
 
 /// A request of each kind, and of some kinds several, about a directory and a file `f` in it.

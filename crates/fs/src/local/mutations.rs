@@ -44,10 +44,10 @@ fn last_gap(runs: &[Run], mut size: u64) -> Option<u64> {
 }
 
 impl LocalFs {
-    /// [`Ledger::apply`](crate::Ledger::apply).
+    /// [`SessionTable::apply`](crate::SessionTable::apply).
     ///
     /// # Errors
-    /// [`FsError::NotSupported`] for changes of bytes beyond [`Ledger::byte_mutations`](crate::Ledger::byte_events).
+    /// [`FsError::NotSupported`] for changes of bytes beyond [`SessionTable::byte_mutations`](crate::SessionTable::byte_events).
     pub(super) async fn apply_all(
         &self,
         mutations: &[Mutation],

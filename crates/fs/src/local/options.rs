@@ -20,7 +20,7 @@ pub struct Options {
     /// Changes are refused.
     pub read_only: bool,
     /// Inodes without names that an earlier opening has left stay until
-    /// [`Ledger::release_orphans`](crate::Ledger::release_orphans).
+    /// [`SessionTable::release_orphans`](crate::SessionTable::release_orphans).
     pub keep_orphans: bool,
 }
 

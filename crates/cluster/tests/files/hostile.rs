@@ -12,7 +12,6 @@ use thalweg_fs::{
     Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
     OpenFlags, Timestamp,
 };
-use thalweg_net::channel::Handler;
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::run;

@@ -46,6 +46,7 @@ mod space;
 mod superblock;
 mod table;
 mod xattrs;
+mod zeros;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

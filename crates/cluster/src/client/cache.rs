@@ -311,10 +311,10 @@ impl Cache {
 
     fn end(&mut self, changes: &[Changed]) {
         for ino in inodes(changes) {
-            if let Some(node) = self.nodes.get_mut(&ino) {
-                assert!(node.changing > 0, "a change of an inode ends twice");
-                node.changing -= 1;
-            }
+            // It is not forgotten meanwhile.
+            let node = self.nodes.get_mut(&ino).expect("an inode that changes is known");
+            assert!(node.changing > 0, "a change of an inode ends twice");
+            node.changing -= 1;
         }
     }
 

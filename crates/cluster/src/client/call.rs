@@ -72,10 +72,12 @@ impl Numbers {
 
     fn end(&mut self, number: u64, is_once: bool) {
         if !is_once {
+            assert!(self.others > 0, "a call ends that has not begun");
             self.others -= 1;
             return;
         }
-        self.once.remove(&number);
+        let begun = self.once.remove(&number);
+        assert!(begun.is_some(), "a call ends that has not begun");
         if number > self.oldest() {
             self.answered.push_back(number);
         }

@@ -54,6 +54,7 @@ impl Shared {
         loop {
             let some = (len - done).min(MAX_PAYLOAD);
             let Some(offset) = offset.checked_add(done as u64) else { break };
+            assert!(u32::try_from(some).is_ok(), "a payload is smaller than 4 GiB");
             let request = Request::Read { ino, offset, len: some as u32, pages };
             let (reply, bytes) = self.call(request, Vec::new(), take).await?;
             if reply.answer != Answer::Bytes {

@@ -422,16 +422,17 @@ impl Cache {
         let mut inode_tokens = inode_tokens.iter();
         let pending = &mut self.queue;
         pending.done += batch.len() as u64;
+        assert!(pending.done <= pending.last(), "the server has mutations that were not made");
         let done = pending.done;
         pending.used_up.retain(|(_, last)| *last > done);
         for Mutation { kind, .. } in batch {
             for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
-                if let Some(node) = self.nodes.get_mut(&ino) {
-                    assert!(node.delegation.unsent > 0, "an event is sent that was not made");
-                    node.delegation.unsent -= 1;
-                    if node.delegation.unsent == 0 {
-                        pending.ended.remove(&ino);
-                    }
+                // It is not forgotten before.
+                let node = self.nodes.get_mut(&ino).expect("an inode with mutations is known");
+                assert!(node.delegation.unsent > 0, "a mutation is sent that was not made");
+                node.delegation.unsent -= 1;
+                if node.delegation.unsent == 0 {
+                    pending.ended.remove(&ino);
                 }
             }
             let Some(ino) = kind.made() else { continue };

@@ -77,7 +77,8 @@ impl Opens {
             Known::Asked => &mut uses.asked,
             Known::Told => &mut uses.told,
         };
-        *count = count.saturating_add_signed(by);
+        let counted = count.checked_add_signed(by);
+        *count = counted.expect("a file is closed more often than it was opened");
         if (uses.quiet, uses.asked, uses.told) == (0, 0, 0) {
             self.inodes.remove(&ino);
         }

@@ -173,6 +173,7 @@ impl WritebackQueue {
 
     /// Mutations that the server does not have.
     pub(super) fn len(&self) -> usize {
+        assert!(self.done <= self.made, "the server has mutations that were not made");
         (self.made - self.done) as usize
     }
 
@@ -384,7 +385,9 @@ impl WritebackQueue {
                 record.mutation.kind =
                     MutationKind::Stored { ino, offset, len, clear_suid, by_size_record: true };
             }
-            self.bytes -= before - waiting.record.bytes();
+            let stored = before - waiting.record.bytes();
+            assert!(self.bytes >= stored, "more bytes are stored than were queued");
+            self.bytes -= stored;
         }
     }
 
@@ -413,6 +416,9 @@ impl WritebackQueue {
             only_replaces &= !grows && mutation.kind.made().is_none();
             mutations.push(mutation);
         }
+        assert!(self.bytes >= bytes, "more bytes leave the queue than were queued");
+        assert!(quotas.len() < MAX_SHARES, "one share is the volume's");
+        assert_eq!(mutations.len(), charges.len(), "each mutation has a charge");
         self.bytes -= bytes;
         if self.mutations.is_empty() {
             self.since = None;

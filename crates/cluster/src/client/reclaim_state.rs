@@ -70,6 +70,7 @@ impl ReplayLog {
             *newest = call.committed.version.max(*newest);
         }
         if let Some(old) = self.calls.insert(call.committed.version, call) {
+            assert!(self.bytes >= old.bytes(), "a call is counted with other bytes than it has");
             self.bytes -= old.bytes();
         }
     }
@@ -82,6 +83,7 @@ impl ReplayLog {
         }
         let later = self.calls.split_off(&(version + 1));
         for call in std::mem::replace(&mut self.calls, later).into_values() {
+            assert!(self.bytes >= call.bytes(), "a call is counted with other bytes than it has");
             self.bytes -= call.bytes();
             for ino in &call.changed {
                 if self.newest.get(ino).is_some_and(|newest| *newest <= version) {

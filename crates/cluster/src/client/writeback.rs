@@ -376,6 +376,7 @@ impl Shared {
         user: &User,
         how: (bool, Vec<u64>),
     ) -> Result<(), FsError> {
+        assert!(!part.is_empty() && part.len() == charges.len(), "each mutation has a charge");
         let (mutations, taken): (Arc<[Mutation]>, Arc<[Charge]>) = (part.into(), charges.into());
         let made = part.iter().filter(|mutation| mutation.kind.made().is_some()).count();
         let is_taken = Arc::new(AtomicBool::new(false));

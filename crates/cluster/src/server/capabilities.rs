@@ -415,6 +415,7 @@ impl Capabilities {
         let stamp = table.stamp;
         for change in changes {
             let slot = &mut table.slots[slot(change.ino())];
+            assert!(slot.running > 0, "a change ends that has not begun");
             slot.running -= 1;
             slot.last = stamp;
         }

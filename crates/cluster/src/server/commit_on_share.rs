@@ -122,13 +122,13 @@ impl CommitOnShare {
             .iter()
             .any(|dependency| !commutes(dependency) && state.is_of_another(by, dependency));
         for dependency in dependencies {
-            if let Some(running) = state.running.get_mut(dependency) {
-                if let Some(own) = running.iter().position(|session| *session == by) {
-                    running.swap_remove(own);
-                }
-                if running.is_empty() {
-                    state.running.remove(dependency);
-                }
+            let running = state.running.get_mut(dependency);
+            let running = running.expect("a change ends that has not begun");
+            let own = running.iter().position(|session| *session == by);
+            running
+                .swap_remove(own.expect("a change is ended by another session than has begun it"));
+            if running.is_empty() {
+                state.running.remove(dependency);
             }
             if committed.is_some() {
                 let last = state.recent.entry(dependency.clone()).or_insert(by);
@@ -203,6 +203,8 @@ impl CommitOnShare {
             if state.durable >= wanted {
                 return Ok(None);
             }
+            assert!(state.syncing.is_empty(), "two syncs at a time");
+            assert!(state.durable <= state.committed, "what has not committed is durable");
             state.syncing = std::mem::take(&mut state.recent);
             state.committed
         };

@@ -45,7 +45,8 @@ impl InodeLimit {
 
     /// A session knows fewer inodes.
     pub(super) fn remove(&self, inodes: usize) {
-        self.known.fetch_sub(inodes, Ordering::Relaxed);
+        let before = self.known.fetch_sub(inodes, Ordering::Relaxed);
+        assert!(before >= inodes, "clients forget more inodes than they know");
     }
 
     pub(super) fn known(&self) -> usize {
@@ -58,10 +59,12 @@ fn level(mut counts: Vec<usize>, most: usize) -> usize {
     counts.sort_unstable();
     let (mut rest, mut sessions) = (most, counts.len());
     for count in counts {
+        assert!(sessions > 0, "a session is counted twice");
         let share = rest / sessions;
         if count > share {
             return share;
         }
+        assert!(count <= rest, "a share of the rest is more than the rest");
         rest -= count;
         sessions -= 1;
     }

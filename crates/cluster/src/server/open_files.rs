@@ -80,9 +80,12 @@ impl OpenFiles {
         let mut files = self.0.lock();
         let Some(opens) = files.get_mut(&ino) else { return };
         if let Some(own) = opens.iter_mut().find(|it| it.session == session) {
-            own.all -= 1;
-            own.reading -= u32::from(flags.read);
-            own.writing -= u32::from(flags.write);
+            let (all, reading, writing) = (1, u32::from(flags.read), u32::from(flags.write));
+            let was_opened = own.all >= all && own.reading >= reading && own.writing >= writing;
+            assert!(was_opened, "a session closes a file more often than it has opened it");
+            own.all -= all;
+            own.reading -= reading;
+            own.writing -= writing;
         }
         opens.retain(|it| it.all > 0);
         if opens.is_empty() {

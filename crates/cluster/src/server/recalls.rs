@@ -55,7 +55,8 @@ pub(super) struct Recalling<'a> {
 
 impl Drop for Recalling<'_> {
     fn drop(&mut self) {
-        self.recalls.state.lock().running.remove(&self.number);
+        let ended = self.recalls.state.lock().running.remove(&self.number);
+        assert!(ended.is_some(), "a recall ends twice");
     }
 }
 

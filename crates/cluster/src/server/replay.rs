@@ -71,6 +71,8 @@ impl Replacement {
         (ino, range): (Ino, &Range<u64>),
         part: Range<u64>,
     ) -> Result<u64, FsError> {
+        let is_part = range.start <= part.start && part.start <= part.end && part.end <= range.end;
+        assert!(is_part, "{part:?} is not a part of {range:?}");
         let (len, skipped) = (part.end - part.start, part.start - range.start);
         match self {
             Replacement::Bytes(bytes, how) => {
@@ -176,7 +178,9 @@ impl Replay {
                 Some(ReplayEffect::Made(ino)) => made.push(ino),
                 Some(ReplayEffect::Replaced { ino, .. }) => {
                     if let Entry::Occupied(mut file) = files.entry(ino) {
-                        file.get_mut().calls -= 1;
+                        let calls = &mut file.get_mut().calls;
+                        assert!(*calls > 0, "a call of a file is removed twice");
+                        *calls -= 1;
                         if file.get().calls == 0 {
                             file.remove();
                         }

@@ -314,7 +314,9 @@ pub(super) struct LevelWait(Arc<Session>);
 
 impl Drop for LevelWait {
     fn drop(&mut self) {
-        self.0.state.lock().level_waits -= 1;
+        let mut state = self.0.state.lock();
+        assert!(state.level_waits > 0, "a wait for a level ends twice");
+        state.level_waits -= 1;
     }
 }
 

@@ -185,6 +185,7 @@ impl DataArea {
     }
 
     fn header(&self, page: u64) -> BitmapHeader {
+        assert!(u32::try_from(page).is_ok(), "no area has a page {page} of bits");
         BitmapHeader {
             magic: BITMAP_MAGIC,
             version: BITMAP_VERSION.into(),
@@ -292,7 +293,10 @@ impl BitmapPage {
             self.bytes[BITMAP_HEADER + (bit / 8) as usize] ^= 1 << (bit % 8);
             match used {
                 true => self.used += 1,
-                false => self.used -= 1,
+                false => {
+                    assert!(self.used > 0, "more blocks are freed than are used");
+                    self.used -= 1;
+                }
             }
         }
         if bits.start < bits.end {

@@ -56,6 +56,10 @@ impl FsCall<'_> {
                 let goal = runs.last().map_or(goal, |run| run.start + run.blocks);
                 let wanted = (missing, room);
                 let Some(run) = self.take_run(ino, goal, wanted, taste).await? else { break };
+                assert!(
+                    0 < run.blocks && run.blocks <= missing,
+                    "a run is not a part of {missing}"
+                );
                 missing -= run.blocks;
                 match runs.last_mut().filter(|last| last.start + last.blocks == run.start) {
                     Some(last) => last.blocks += run.blocks,

@@ -29,6 +29,7 @@ fn cut(offset: u64, data: Vec<Bytes>) -> Vec<Vec<Bytes>> {
         while !buffer.is_empty() {
             let room = MAX_ATOMIC_WRITE - at % MAX_ATOMIC_WRITE;
             let some = room.min(buffer.len() as u64);
+            assert!(0 < some && some <= room, "a piece ends where the next one begins");
             piece.push(buffer.split_to(some as usize));
             at += some;
             if some == room {

@@ -9,7 +9,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::LazyLock;
 
 use bytes::Bytes;
 use thalweg_store::block::BLOCK_SIZE;
@@ -17,6 +16,7 @@ use thalweg_store::block::BLOCK_SIZE;
 use super::extents::{Layout, RecordChange, Run};
 use super::format::{Extent, HAS_LOST, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
 use super::fs_call::FsCall;
+use super::zeros::{ZEROS, push_zeros};
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, WriteAt};
 
@@ -28,9 +28,6 @@ pub(super) const MAX_BLOCK: u64 = MAX_FILE / BLOCK;
 const SUID: u16 = 0o4000;
 /// Set-group-id.
 const SGID: u16 = 0o2000;
-
-/// The source of bytes for holes.
-static ZEROS: LazyLock<Bytes> = LazyLock::new(|| Bytes::from(vec![0; 64 * BLOCK_SIZE]));
 
 /// The blocks of a file that a range of bytes touches.
 pub(super) fn touched(bytes: &Range<u64>) -> Range<u64> {
@@ -147,6 +144,7 @@ impl FsCall<'_> {
     /// The bytes of a range that lies before the end.
     async fn read_range(&mut self, ino: u64, bytes: Range<u64>) -> Result<Vec<Bytes>, FsError> {
         let blocks = touched(&bytes);
+        assert!(bytes.start <= bytes.end && blocks.end <= MAX_BLOCK, "no file has {bytes:?}");
         let mut buffers = Vec::with_capacity((blocks.end - blocks.start) as usize);
         let mut at = bytes.start;
         for extent in self.extents(ino, blocks.clone()).await? {
@@ -410,7 +408,8 @@ impl FsCall<'_> {
         most: usize,
     ) -> Result<bool, FsError> {
         let first = record.size.get().div_ceil(BLOCK);
-        if record.blocks == 0 && record.flags & HAS_LOST == 0 {
+        // No block is behind the end of the largest file.
+        if first >= MAX_BLOCK || record.blocks == 0 && record.flags & HAS_LOST == 0 {
             return Ok(self.clear_truncating(ino, record));
         }
         let behind = super::format::key_behind(ino, Tag::Extent);
@@ -468,6 +467,7 @@ impl FsCall<'_> {
             return Ok(());
         }
         let block = bytes.start / BLOCK;
+        assert!(bytes.end <= (block + 1) * BLOCK, "{bytes:?} are of more than one block");
         let layout = Layout::new(self.extents(ino, block..block + 1).await?);
         let Some(place) = layout.block(block) else { return Ok(()) };
         let base = block * BLOCK;
@@ -514,6 +514,7 @@ impl FsCall<'_> {
         for hole in layout.holes(blocks) {
             let end = hole.end.min(hole.start.saturating_add(left));
             self.fill_hole(ino, &mut record, &mut layout, hole.start..end).await?;
+            assert!(hole.start <= end && end - hole.start <= left, "more is filled than was asked");
             left -= end - hole.start;
             if end < hole.end || left == 0 {
                 done = (end * BLOCK).min(bytes.end);
@@ -599,12 +600,4 @@ fn require_unlost(ino: u64, layout: &Layout, bytes: &Range<u64>, size: u64) -> R
         }
     }
     Ok(())
-}
-
-fn push_zeros(buffers: &mut Vec<Bytes>, mut len: u64) {
-    while len > 0 {
-        let some = len.min(ZEROS.len() as u64);
-        buffers.push(ZEROS.slice(..some as usize));
-        len -= some;
-    }
 }

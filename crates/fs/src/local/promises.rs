@@ -294,6 +294,8 @@ impl FsCall<'_> {
         let own = self.effects.tickets.iter().flat_map(|ticket| &ticket.taken);
         let (mut blocks, mut inodes) = (sum.blocks + taken.blocks, sum.inodes + taken.inodes);
         for (_, own) in own.filter(|(of, _)| *of == quota) {
+            let is_counted = own.blocks <= blocks && own.inodes <= inodes;
+            assert!(is_counted, "a call takes more of a quota than all calls together");
             blocks -= own.blocks;
             inodes -= own.inodes;
         }

@@ -51,6 +51,7 @@ impl Reservation {
                 self.reserve(inner, txn, goal, missing).await?;
                 continue;
             };
+            assert!(0 < run.blocks && run.blocks <= missing, "{run:?} is not a part of {missing}");
             missing -= run.blocks;
             goal = run.start + run.blocks;
             match runs.last_mut().filter(|last| last.start + last.blocks == run.start) {

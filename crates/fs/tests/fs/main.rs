@@ -22,6 +22,7 @@ mod quota;
 mod rescue;
 mod room;
 mod salvage;
+mod sizes;
 #[path = "../steps/mod.rs"]
 mod steps;
 mod support;

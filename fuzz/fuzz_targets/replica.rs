@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
-use thalweg_cluster::replica::protocol::{Answer, FromFollower, FromPrimary};
-use thalweg_cluster::replica::record::{self, Changes, Part};
+use thalweg_replica::protocol::{Answer, FromFollower, FromPrimary};
+use thalweg_replica::record::{self, Changes, Part};
 use thalweg_net::frame::message_of;
 use thalweg_store::block::{BLOCK_SIZE, Version};
 use thalweg_store::chain::Position;

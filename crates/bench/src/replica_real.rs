@@ -20,11 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions};
 use thalweg_env::connection::{Connector, Listener, Stream, TcpConnector};
 use thalweg_env::{Env, Task};
 use thalweg_net::keys::Key;
 use thalweg_net::tls::{TlsClient, TlsServer};
+use thalweg_replica::{Follower, Primary, PrimaryOptions};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{AlignedBuf, DeviceRef, FileDevice, FileOptions, Purpose};

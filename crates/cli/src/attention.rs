@@ -2,9 +2,9 @@
 //! [`EXIT_CODE`] because of it and has it in its JSON, the metrics have a series for each [`Cause`], and other commands warn of
 //! it.
 
-use thalweg_cluster::replica::{AckStatus, FollowerStatus, ReplicaStatus};
 use thalweg_cluster::server::ServerStatus;
 use thalweg_fs::Statistics;
+use thalweg_replica::{AckStatus, FollowerStatus, ReplicaStatus};
 use thalweg_store::chain::Fence;
 use thalweg_store::inplace::InPlaceStatus;
 use thalweg_store::pool::{MemberState, PoolStatus};

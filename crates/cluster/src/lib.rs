@@ -1,21 +1,17 @@
-//! Thalweg on several machines.
+//! A filesystem for many machines.
 //!
-//! - [`replica`]: a volume that follows another one;
 //! - [`server`]: a filesystem, served to clients on other machines; [`client`]: such a filesystem on the client's side;
 //! - `protocol`, `failure`: what the two say to each other; `squash`: what they make of the users of a client.
 //!
 //! # Lock order
 //!
-//! 1. the encoded changes of a backlog;
-//! 2. its changes that are not encoded, which are taken under the chain's lock;
-//! 3. of a server: what the clients cache, then the state of a session, then a channel's;
-//! 4. all others, none of which is held while another is taken or anything is awaited.
+//! 1. of a server: what the clients cache, then the state of a session, then a channel's;
+//! 2. all others, none of which is held while another is taken or anything is awaited.
 
 pub mod client;
 #[doc(hidden)]
 pub mod failure;
 #[doc(hidden)]
 pub mod protocol;
-pub mod replica;
 pub mod server;
 mod squash;

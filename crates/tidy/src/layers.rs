@@ -11,7 +11,7 @@ const CRATES: &[&[&str]] = &[
     &["net", "store"],
     &["fs"],
     &["ipc", "rados"],
-    &["cluster"],
+    &["cluster", "replica"],
     &["client"],
     &["nbd", "fuse", "capi", "python"],
     &["cli"],

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
-use thalweg_cluster::replica::{describe, protocol::Described};
 use thalweg_env::Env;
 use thalweg_ipc::remote::Remote;
 use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
+use thalweg_replica::{describe, protocol::Described};
 use thalweg_store::block::BLOCK_SIZE;
 use thalweg_store::pool::Follows;
 

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use thalweg_cluster::replica::PrimaryOptions;
 use thalweg_env::Env;
 use thalweg_fuse::state;
 use thalweg_nbd::{Server, ServerConfig, ServerError, TlsConfig, UnixSocketOptions};
 use thalweg_net::keys::Home;
+use thalweg_replica::PrimaryOptions;
 
 use super::key;
 use crate::daemon::network::Network;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thalweg_cluster::replica::Follower;
 use thalweg_env::Env;
+use thalweg_replica::Follower;
 
 /// The file in the replica's folder.
 const FILE: &str = "heard.json";

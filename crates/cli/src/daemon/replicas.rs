@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thalweg_cluster::replica::{Follower, Primary, PrimaryOptions, Stopped, announce};
 use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Task, watch};
 use thalweg_ipc::remote::{Advice, Remote, RemoteError};
 use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
+use thalweg_replica::{Follower, Primary, PrimaryOptions, Stopped, announce};
 use thalweg_store::block::BlockStore;
 
 use super::heard::HeardFile;

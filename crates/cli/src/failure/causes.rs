@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use thalweg_cluster::client;
-use thalweg_cluster::replica::Stopped;
 use thalweg_fs::FsError;
 use thalweg_fuse::attach::AttachError;
 use thalweg_ipc::remote::RemoteError;
@@ -11,6 +10,7 @@ use thalweg_nbd::{ServerError, TlsError};
 use thalweg_net::entry::Refusal;
 use thalweg_net::keys::KeyError;
 use thalweg_net::visit::VisitError;
+use thalweg_replica::Stopped;
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::DeviceError;
 use thalweg_store::inplace::InPlaceError;

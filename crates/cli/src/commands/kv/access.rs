@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use thalweg_cluster::replica::nodes::{Nodes, NodesOptions, Reach, node_at, several};
 use thalweg_env::Env;
 use thalweg_ipc::{Connection, Remote};
 use thalweg_net::keys::Home;
+use thalweg_replica::nodes::{Nodes, NodesOptions, Reach, node_at, several};
 use thalweg_store::tree::{TreeError, catalogue};
 use thalweg_store::txn::Transact;
 

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use thalweg_cluster::replica::protocol::{Behind, Described, State};
-use thalweg_cluster::replica::{announce, describe};
 use thalweg_env::Env;
 use thalweg_ipc::remote::Remote;
 use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
+use thalweg_replica::protocol::{Behind, Described, State};
+use thalweg_replica::{announce, describe};
 use thalweg_store::block::BlockStore;
 use thalweg_store::pool::Pool;
 

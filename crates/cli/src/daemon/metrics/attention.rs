@@ -1,7 +1,7 @@
 //! Metrics of what needs attention, and of replicas.
 
 use metrics::{Unit, describe_gauge, gauge};
-use thalweg_cluster::replica::ReplicaStatus;
+use thalweg_replica::ReplicaStatus;
 
 use crate::attention::{Cause, Followers, Upstream};
 use crate::volume::numbers::{Numbers, StoreNumbers};

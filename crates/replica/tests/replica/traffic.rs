@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use thalweg_cluster::replica::Room;
 use thalweg_env::Env;
 use thalweg_net::traffic::{Sent, Traffic};
+use thalweg_replica::Room;
 use thalweg_sim::run;
 use thalweg_store::block::BLOCK_SIZE;
 

@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use thalweg_cluster::replica::protocol::{
-    Answer, FromFollower, FromPrimary, HELLO, Refusal, State,
-};
-use thalweg_cluster::replica::{Follower, Stopped, record};
 use thalweg_env::Env;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
+use thalweg_replica::protocol::{Answer, FromFollower, FromPrimary, HELLO, Refusal, State};
+use thalweg_replica::{Follower, Stopped, record};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write, WriteList};
 use thalweg_store::chain::{Chain, Change, History, Shrink, Timeline};

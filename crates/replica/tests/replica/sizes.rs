@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rand::RngExt;
-use thalweg_cluster::replica::Room;
+use thalweg_replica::Room;
 use thalweg_sim::{campaign, run};
 use thalweg_store::block::{BlockStore, Lba};
 use thalweg_store::chain::ChainError;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
-use thalweg_cluster::replica::{FollowerStatus, ReplicaStatus, Room};
+use thalweg_replica::{FollowerStatus, ReplicaStatus, Room};
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::{campaign, run};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_cluster::replica::Room;
 use thalweg_env::{Env, Rng};
+use thalweg_replica::Room;
 use thalweg_sim::net::{Host, LinkSpec};
 use thalweg_sim::{campaign, run};
 use thalweg_store::block::{BLOCK_SIZE, BlockStore};

@@ -1,8 +1,8 @@
 //! Peers of an older and of a newer release.
 
-use thalweg_cluster::replica::protocol::HELLO;
-use thalweg_cluster::replica::{Follower, Room, Stopped};
 use thalweg_net::hello::Hello;
+use thalweg_replica::protocol::HELLO;
+use thalweg_replica::{Follower, Room, Stopped};
 use thalweg_sim::run;
 use thalweg_store::block::{BlockStore, Version};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rand::RngExt;
-use thalweg_cluster::replica::{Room, Stopped, announce};
+use thalweg_replica::{Room, Stopped, announce};
 use thalweg_sim::{campaign, run};
 use thalweg_store::block::{BlockStore, StoreError, Version};
 use thalweg_store::chain::Fence;

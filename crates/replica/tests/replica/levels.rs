@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::replica::Room;
 use thalweg_env::Env;
 use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_fs::{Filesystem, FsError, Ino, Level, NewNode, Node, WriteAt, WriteHow};
+use thalweg_replica::Room;
 use thalweg_sim::run;
 use thalweg_store::block::BlockStore;
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};

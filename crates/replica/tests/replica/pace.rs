@@ -3,8 +3,8 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use thalweg_cluster::replica::Room;
 use thalweg_env::{Env, Time};
+use thalweg_replica::Room;
 use thalweg_sim::run;
 use thalweg_store::block::{BlockStore, Version};
 

@@ -12,6 +12,12 @@
 //!
 //! Which states are the same on two machines is told by [positions](thalweg_store::chain::Position), never by versions
 //! alone.
+//!
+//! # Lock order
+//!
+//! 1. the encoded changes of a backlog;
+//! 2. its changes that are not encoded, which are taken under the chain's lock;
+//! 3. all others, none of which is held while another is taken or anything is awaited.
 
 mod applier;
 mod backlog;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::replica::Room;
+use thalweg_replica::Room;
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};

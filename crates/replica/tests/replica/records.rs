@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use proptest::prelude::*;
-use thalweg_cluster::replica::record::{self, Changes, Malformed, Part, Record};
+use thalweg_replica::record::{self, Changes, Malformed, Part, Record};
 use thalweg_store::block::{BLOCK_SIZE, ByteRanges, Lba, Version, Write, WriteList};
 use thalweg_store::chain::Change;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_cluster::replica::{Stopped, announce};
 use thalweg_env::Env;
+use thalweg_replica::{Stopped, announce};
 use thalweg_sim::net::SimConnector;
 use thalweg_store::chain::Chain;
 

@@ -23,7 +23,7 @@ fn decode<T: Serialize + DeserializeOwned + PartialEq + Debug>(data: &[u8]) -> O
 
 fuzz_target!(|data: &[u8]| {
     if let Some(call) = decode::<Call>(data) {
-        let _ = call.request.is_once();
+        let _ = call.request.footprint(0).is_once();
     }
     if let Some(Reply { answer: Answer::Failed(error), .. }) = decode::<Reply>(data) {
         let again = WireError::from(FsError::from(error.clone()));

@@ -158,6 +158,7 @@ impl Attributes {
     /// The directory got a name of an inode of that type.
     pub fn got_name(&mut self, kind: Kind, time: Timestamp) {
         self.size += 1;
+        assert!(self.links < u32::MAX, "a directory has fewer subdirectories");
         self.links += u32::from(kind == Kind::Directory);
         self.modified = time;
         self.touch(time);

@@ -222,6 +222,7 @@ impl Shared {
         if offset >= end {
             return Some(Vec::new());
         }
+        assert!(end - offset <= len as u64, "more is read than was asked for");
         let read = contents.read(ino, offset, (end - offset) as usize).await;
         let bytes = match read {
             Ok(bytes) => bytes,

@@ -102,6 +102,10 @@ impl Calls {
                 let (answers, is_unwanted, is_cancelled) = (Some(id), false, false);
                 let running = RunningCall { answers, is_unwanted, is_cancelled };
                 self.calls.insert(number, CallState::Running(running));
+                assert!(
+                    self.calls.len() <= MAX_CALLS,
+                    "more calls are admitted than a session may have"
+                );
                 Admission::New
             }
             Some(CallState::Running(running)) => {

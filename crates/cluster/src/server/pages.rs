@@ -67,6 +67,8 @@ impl PageChanges {
         waits: bool,
     ) {
         let (range, read) = (whole_pages(&range), Vec::new());
+        let mut earlier = self.0.get(&ino).into_iter().flatten();
+        assert!(earlier.all(|it| it.number <= number), "a change has the number of a later one");
         let begun = PageChange { number, session, range, waits, is_carried_out: false, read };
         self.0.entry(ino).or_default().push(begun);
     }

@@ -82,7 +82,8 @@ impl Recalls {
         let mut state = self.state.lock();
         state.last += 1;
         let number = state.last;
-        state.running.insert(number, recall);
+        let before = state.running.insert(number, recall);
+        assert!(before.is_none(), "two recalls have one number");
         Recalling { recalls: self, number }
     }
 

@@ -264,6 +264,7 @@ impl BitmapPage {
 
     /// The first run of bits that are not set, within a range: at most `most` of them.
     pub(crate) fn find_free(&self, within: Range<u64>, most: u64) -> Option<Range<u64>> {
+        assert!(most > 0, "no blocks are wanted");
         let end = within.end.min(self.covered);
         let start = self.next(within.start, end, false)?;
         let stop = self.next(start, end.min(start.saturating_add(most)), true);
@@ -284,6 +285,10 @@ impl BitmapPage {
 
     /// Sets bits, or clears them; false when one of them was so already.
     pub(crate) fn flip(&mut self, bits: Range<u64>, used: bool) -> bool {
+        assert!(
+            bits.start <= bits.end && bits.end <= BITS_PER_PAGE,
+            "{bits:?} are no bits of a page"
+        );
         let mut all = true;
         for bit in bits.clone() {
             if self.is_used(bit) == used {

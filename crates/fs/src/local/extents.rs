@@ -29,6 +29,8 @@ pub(super) enum RecordChange {
 impl Layout {
     /// The extents that there are.
     pub(super) fn new(extents: Vec<Extent>) -> Layout {
+        let are_apart = extents.windows(2).all(|it| it[0].end() <= it[1].at);
+        assert!(are_apart, "overlapping extents are damage, and no layout");
         Layout { now: extents.clone(), before: extents }
     }
 
@@ -82,6 +84,12 @@ impl Layout {
     /// Gives blocks to a part of the file that has none.
     pub(super) fn insert(&mut self, extent: Extent) {
         let index = self.now.partition_point(|it| it.at < extent.at);
+        let is_behind = index == 0 || self.now[index - 1].end() <= extent.at;
+        let is_before = self.now.get(index).is_none_or(|next| extent.end() <= next.at);
+        assert!(
+            extent.blocks > 0 && is_behind && is_before,
+            "blocks are given where there are some"
+        );
         self.now.insert(index, extent);
         for left in [index, index.wrapping_sub(1)] {
             let (Some(a), Some(b)) = (self.now.get(left), self.now.get(left.wrapping_add(1)))

@@ -149,6 +149,7 @@ impl ReservedBlocks {
         most: u64,
         steps: &mut Vec<(bool, Run)>,
     ) -> Option<Run> {
+        assert!(most > 0, "no blocks are wanted");
         let around = self.free.range(..=goal).next_back().map(|(start, blocks)| (*start, *blocks));
         let around = around.filter(|(start, blocks)| goal < start + blocks);
         let (start, blocks, from) = match around {
@@ -160,6 +161,7 @@ impl ReservedBlocks {
             }
         };
         let end = (start + blocks).min(from + most);
+        assert!(start <= from && from < end, "nothing is taken of a run of free blocks");
         self.take(start);
         steps.push((true, Run { start, blocks }));
         for rest in [start..from, end..start + blocks].into_iter().filter(|rest| !rest.is_empty()) {

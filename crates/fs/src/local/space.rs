@@ -74,6 +74,9 @@ impl Windows {
         self.by_start.insert(range.start, (range.end, ino));
         self.by_file.insert(ino, (range.start, self.made));
         self.by_number.insert(self.made, ino);
+        let files = self.by_file.len();
+        let are_whole = files == self.by_start.len() && files == self.by_number.len();
+        assert!(are_whole, "a window is not found by its file, its start and its number");
     }
 
     /// The first part of a range that lies in no other file's window.
@@ -95,6 +98,10 @@ impl Windows {
 impl Space {
     /// Hints for blocks with numbers below `end`, with the free blocks under each bitmap page.
     pub(super) fn new(end: u64, pages: Vec<Covered>) -> Space {
+        assert!(
+            pages.iter().all(|page| page.free <= page.blocks),
+            "more blocks are free than are there"
+        );
         let total = pages.iter().map(|page| page.free).sum();
         let next = std::array::from_fn(|lane| end / LANES as u64 * lane as u64);
         Space { hints: Mutex::new(Hints { end, pages, total, next, windows: Windows::default() }) }
@@ -128,6 +135,7 @@ impl Space {
         let mut hints = self.hints.lock();
         if let Some(there) = hints.pages.get_mut(page as usize) {
             let before = std::mem::replace(&mut there.free, free);
+            assert!(before <= hints.total, "a page has more free blocks than all together");
             hints.total = hints.total - before + free;
         }
     }
@@ -138,6 +146,7 @@ impl Space {
         let Some(there) = hints.pages.get_mut(page as usize) else { return };
         let free = there.free.saturating_add_signed(by).min(there.blocks);
         let before = std::mem::replace(&mut there.free, free);
+        assert!(before <= hints.total, "a page has more free blocks than all together");
         hints.total = hints.total - before + free;
     }
 

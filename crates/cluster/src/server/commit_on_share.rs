@@ -105,12 +105,16 @@ impl CommitOnShare {
 
     /// The change has ended, and has become this version if it has committed. Whether its result depends on changes of others:
     /// a name that it changes is not concerned by other names in the directory, so success does not depend on `parents`.
+    ///
+    /// A change whose answer `waits` for a sync or for other clients is not seen before it is durable by its own client either:
+    /// without the answer, a crash would have it made again behind later changes of that client, which has seen it by another call.
     pub(super) fn end(
         &self,
         by: u64,
         dependencies: &Dependencies,
         parents: &[Ino],
         committed: Option<u64>,
+        waits: bool,
     ) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -121,6 +125,7 @@ impl CommitOnShare {
         let depends = dependencies
             .iter()
             .any(|dependency| !commutes(dependency) && state.is_of_another(by, dependency));
+        let maker = if waits || depends { SEVERAL } else { by };
         for dependency in dependencies {
             let running = state.running.get_mut(dependency);
             let running = running.expect("a change ends that has not begun");
@@ -131,8 +136,8 @@ impl CommitOnShare {
                 state.running.remove(dependency);
             }
             if committed.is_some() {
-                let last = state.recent.entry(dependency.clone()).or_insert(by);
-                if *last != by {
+                let last = state.recent.entry(dependency.clone()).or_insert(maker);
+                if *last != maker {
                     *last = SEVERAL;
                 }
             }

@@ -141,6 +141,11 @@ impl<'a> RequestContext<'a> {
         self.late.lock().push(late);
     }
 
+    /// Whether its answer waits for a sync, or for other sessions.
+    pub(super) fn is_answered_later(&self) -> bool {
+        self.depends() || !self.late.lock().is_empty()
+    }
+
     /// What sessions have to drop or to know.
     pub(super) fn take_late(&self) -> Vec<Late> {
         std::mem::take(&mut *self.late.lock())

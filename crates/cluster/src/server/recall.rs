@@ -70,6 +70,8 @@ pub(super) struct RecallGuard<'a> {
 
 impl Drop for RecallGuard<'_> {
     fn drop(&mut self) {
+        let outdated = self.capabilities.end(self.number, &self.changes);
+        outdated.into_iter().for_each(|late| self.ctx.is_late(late));
         if let Some((commit_on_share, dependencies)) = &self.commit_on_share {
             let parents = self.changes.iter().filter_map(|change| match change {
                 Changed::Name { parent, .. } => Some(*parent),
@@ -77,12 +79,11 @@ impl Drop for RecallGuard<'_> {
             });
             let parents: SmallVec<[Ino; 2]> = parents.collect();
             let committed = self.ctx.committed().map(|it| it.version);
-            if commit_on_share.end(self.ctx.session.serial, dependencies, &parents, committed) {
+            let (by, waits) = (self.ctx.session.serial, self.ctx.is_answered_later());
+            if commit_on_share.end(by, dependencies, &parents, committed, waits) {
                 self.ctx.depend();
             }
         }
-        let outdated = self.capabilities.end(self.number, &self.changes);
-        outdated.into_iter().for_each(|late| self.ctx.is_late(late));
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Options {
     pub retry: Option<Duration>,
     /// The pause before a connection is tried again; up to four times as long after many failures.
     pub pause: Duration,
-    /// After so many new names in a directory the client asks for it exclusively, to make further ones by itself; `None`: never.
+    /// After so many new names in a directory the client asks for its delegation, to make further ones by itself; `None`: never.
     pub exclusive: Option<u32>,
     /// The client looks so often for changes of its own that the server should have; at most 20 times a second.
     pub writeback: Duration,

@@ -114,7 +114,7 @@ pub enum Request {
     },
     /// The client has reclaimed everything. The payload is a list of [`ReplayedCall`] calls.
     Reclaimed,
-    /// The client would like to hold a directory exclusively ([`Grants::delegation`]). [`Answer::Inode`] either way.
+    /// The client would like a delegation of a directory ([`Grants::delegation`]). [`Answer::Inode`] either way.
     RequestDelegation {
         ino: Ino,
     },
@@ -124,7 +124,7 @@ pub enum Request {
     Room {
         quota: u64,
     },
-    /// The payload is a list of [`Mutation`](thalweg_fs::mutation::Mutation)s in directories that the client holds exclusively, in
+    /// The payload is a list of [`Mutation`](thalweg_fs::mutation::Mutation)s in directories that are delegated to the client, in
     /// their order. [`Answer::Made`].
     Batch {
         /// The answer comes when they are durable, and all changes before.
@@ -280,7 +280,7 @@ pub enum Request {
         flags: OpenFlags,
         /// The client has had it open before this call, without one, while it was the client's alone, and caches its pages.
         late: bool,
-        /// The client would like to hold the file exclusively ([`Grants::delegation`]).
+        /// The client would like a delegation of the file ([`Grants::delegation`]).
         delegation: bool,
     },
     Flush {
@@ -358,7 +358,7 @@ pub struct Reply {
     pub committed: Option<Committed>,
     /// The client is promised this in addition.
     pub room: RoomGrant,
-    /// Of an answer that grants something exclusively: the root of the quota that it counts for; 0 for none.
+    /// Of an answer that delegates something: the root of the quota that it counts for; 0 for none.
     pub quota: u64,
     /// Of an answer that names an inode: shows that the client knows it.
     pub inode_token: u64,
@@ -449,6 +449,6 @@ pub struct ListedEntry {
     pub kind: Kind,
     /// The place behind this entry.
     pub cookie: Cookie,
-    /// The attributes, if they were asked for, and the proof that the client knows the inode.
+    /// The attributes, if they were asked for, and the token that the client knows the inode.
     pub attributes: Option<(Attributes, u64)>,
 }

@@ -438,7 +438,7 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// A number that shows that the server told this session of an inode in this generation: it cannot be guessed.
     fn inode_token(&self, session: u64, ino: Ino, generation: u64) -> u64;
 
-    /// Records that a session was shut out of inodes, in the order of changes: proofs of the generation beside each are valid.
+    /// Records that a session was shut out of inodes, in the order of changes: inode tokens of the generation beside each are valid.
     ///
     /// # Errors
     /// Those of the transactions.

@@ -65,7 +65,7 @@ pub struct SessionRecord {
     pub info: Bytes,
     /// Its slots that were used.
     pub slots: Vec<SlotRecord>,
-    /// The inodes that it was shut out of, and the generation of the proofs that are valid since.
+    /// The inodes that it was shut out of, and the generation of the inode tokens that are valid since.
     pub revoked: Vec<(Ino, u64)>,
 }
 

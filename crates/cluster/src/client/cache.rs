@@ -36,8 +36,6 @@ pub(super) struct Cache {
     most: Option<usize>,
     /// This client may store bytes of files itself.
     pub(super) is_direct: bool,
-    /// The write bound of a new file.
-    pub(super) new_write_bound: u64,
     /// The users of this client that act as another one at the server.
     pub(super) squash: Squash,
     /// The changes of bytes that a batch may have.
@@ -77,7 +75,11 @@ impl Cache {
     /// What a server says of changes of bytes, and whether this client may store them itself.
     pub(super) fn set_bytes(&mut self, bytes: ByteMutations, is_direct: bool) {
         (self.bytes, self.is_direct) = (bytes, is_direct);
-        self.new_write_bound = if is_direct { bytes.end } else { 0 };
+    }
+
+    /// The write bound of a new file; 0 where this client stores no bytes.
+    pub(super) fn new_write_bound(&self) -> u64 {
+        if self.is_direct { self.bytes.end } else { 0 }
     }
 
     pub(super) fn len(&self) -> usize {

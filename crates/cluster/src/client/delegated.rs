@@ -48,7 +48,7 @@ pub(super) enum SizeRecordState {
     Refused,
 }
 
-/// Of a file whose bytes this client stores itself.
+/// What is known of a file whose bytes this client stores itself.
 #[derive(Debug, Default)]
 struct Direct {
     /// Bytes below this one may be stored without the server; 0: none.
@@ -82,7 +82,7 @@ impl Delegation {
         Delegation { within, quota, direct, unsent, is_dense: true, ..Delegation::default() }
     }
 
-    /// The same of an inode whose session has ended: only mutations of a batch that is under way count.
+    /// What is left when the session ends: the mutations of a batch that is under way.
     pub(super) fn ended(&self) -> Delegation {
         // What is under way was asked of the server before.
         let direct = self

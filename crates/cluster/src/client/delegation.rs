@@ -238,7 +238,7 @@ impl Cache {
         let name = Bytes::copy_from_slice(name);
         let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
         self.queue.push(Mutation { time, kind }, charge, false, now);
-        let write_bound = self.new_write_bound;
+        let write_bound = self.new_write_bound();
         let node = self.nodes.entry(number).or_default();
         (node.attributes, node.used) = (Some(made), true);
         node.delegation = Delegation::of_new(within, quota, write_bound);
@@ -417,7 +417,7 @@ impl Cache {
         (wrong, changes)
     }
 
-    /// The server has a batch, with the proofs of the inodes that it made; or it is lost.
+    /// The server has a batch, with the inode tokens of the inodes that it made; or it is lost.
     pub(super) fn sent(&mut self, batch: &[Mutation], stamp: u64, inode_tokens: &[u64]) {
         let mut inode_tokens = inode_tokens.iter();
         let pending = &mut self.queue;

@@ -395,7 +395,7 @@ impl Shared {
         self.send_call((part, charges), user, how, take).await?;
         match is_taken.load(Ordering::Relaxed) {
             true => Ok(()),
-            // Without the proofs this client could not reclaim after a restart of the server what it has made.
+            // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
             false => Err(LinkError::Unexpected.into()),
         }
     }

@@ -23,7 +23,7 @@ pub enum Repeat {
     Any,
     /// Once: its answer is a new thing, or it uses open files.
     Once,
-    /// Once, and it changes files: it uses a slot, and a filesystem with a ledger records it.
+    /// Once, and it changes files: it uses a slot, and a filesystem with a session table records it.
     Change,
 }
 

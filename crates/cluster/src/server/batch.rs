@@ -73,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// An outcome that would grant an inode exclusively: with room for what the client makes of it.
+    /// An outcome that would delegate an inode: with room for what the client makes of it.
     pub(super) async fn with_quota(
         &self,
         ino: Ino,

@@ -172,7 +172,7 @@ impl Table {
         self.quotas_changed = self.stamp;
     }
 
-    /// What each session holds exclusively.
+    /// What is delegated to each session.
     pub(super) fn all_exclusive(&mut self) -> Vec<(u64, Vec<Changed>)> {
         let mut recalls = Vec::new();
         for (ino, holders) in &self.holders {
@@ -230,7 +230,7 @@ impl Table {
         self.delegation(ino, session).is_none()
     }
 
-    /// The other session that holds a directory or file exclusively.
+    /// The other session to which a directory or file is delegated.
     fn delegation(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
         holders.find(|it| it.held.delegation && it.session != session).map(|it| it.session)

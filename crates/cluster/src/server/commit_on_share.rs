@@ -60,6 +60,14 @@ struct State {
 }
 
 impl State {
+    /// Something has changed since the last sync began: a session, or [`SEVERAL`], has made that.
+    fn changed(&mut self, dependency: Dependency, maker: u64) {
+        let last = self.recent.entry(dependency).or_insert(maker);
+        if *last != maker {
+            *last = SEVERAL;
+        }
+    }
+
     /// Whether another session has changed it, or is about to.
     fn is_of_another(&self, by: u64, dependency: &Dependency) -> bool {
         let others = |session: &u64| *session != by;
@@ -106,8 +114,8 @@ impl CommitOnShare {
     /// The change has ended, and has become this version if it has committed. Whether its result depends on changes of others:
     /// a name that it changes is not concerned by other names in the directory, so success does not depend on `parents`.
     ///
-    /// A change whose answer `waits` for a sync or for other clients is not seen before it is durable by its own client either:
-    /// without the answer, a crash would have it made again behind later changes of that client, which has seen it by another call.
+    /// With `waits`, the answer comes later than the change: after a sync, or after other clients. Then it must be durable before its
+    /// own client sees it by another call, too. A crash would have it made again behind later changes of that client.
     pub(super) fn end(
         &self,
         by: u64,
@@ -136,10 +144,7 @@ impl CommitOnShare {
                 state.running.remove(dependency);
             }
             if committed.is_some() {
-                let last = state.recent.entry(dependency.clone()).or_insert(maker);
-                if *last != maker {
-                    *last = SEVERAL;
-                }
+                state.changed(dependency.clone(), maker);
             }
         }
         state.committed = state.committed.max(committed.unwrap_or_default());
@@ -223,10 +228,7 @@ impl CommitOnShare {
             }
             Err(error) => {
                 for (dependency, by) in done {
-                    let last = state.recent.entry(dependency).or_insert(by);
-                    if *last != by {
-                        *last = SEVERAL;
-                    }
+                    state.changed(dependency, by);
                 }
                 Err(error)
             }

@@ -9,17 +9,17 @@ use super::response::Response;
 use super::session::{Session, SessionState};
 use crate::protocol::{Answer, encode_list};
 
-/// The proofs of an outcome.
+/// The inode tokens of an outcome.
 #[derive(Clone, Copy, Debug)]
 struct Proved {
     /// That of the inode that the answer names; 0 for none.
     inode_token: u64,
-    /// How many inodes the client had lost by then. When it has lost more, the proofs are to be made anew.
+    /// How many inodes the client had lost by then. When it has lost more, the inode tokens are to be made anew.
     lost: u64,
 }
 
 impl Shared {
-    /// Locks what an answer is granted and told under, with the proofs of an outcome: they are hashed and encoded before, since every
+    /// Locks what an answer is granted and told under, with the inode tokens of an outcome: they are hashed and encoded before, since every
     /// call of every client takes these locks.
     pub(super) fn lock_proved<'a>(
         &'a self,

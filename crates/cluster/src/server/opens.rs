@@ -12,7 +12,7 @@ use super::session::{OpenFile, Session};
 use crate::protocol::{Answer, Changed};
 
 impl Shared {
-    /// Opens a file, exclusively if the client would like that and it can be.
+    /// Opens a file, with a delegation if the client would like one and it can be.
     pub(super) async fn open(
         &self,
         ctx: &RequestContext<'_>,

@@ -28,7 +28,7 @@ pub(super) struct Response {
     pub(super) room_for: Vec<u64>,
     /// The room that the client is promised in addition.
     pub(super) room: Vec<RoomShare>,
-    /// The root of the quota of what it would like to grant exclusively.
+    /// The root of the quota of what it would like to delegate.
     pub(super) quota: u64,
     /// The inodes that its mutations have made, and whether each is a directory.
     pub(super) made: Vec<(Ino, bool)>,
@@ -47,7 +47,7 @@ pub(super) struct GrantRequest {
     pub(super) content: Option<Ino>,
     /// Pages of this file are cached already.
     pub(super) cached: Option<Ino>,
-    /// This directory or file, exclusively.
+    /// A delegation of this directory or file.
     pub(super) delegation: Option<Ino>,
 }
 

@@ -77,7 +77,7 @@ pub(super) enum Record {
     Address,
     /// It stores size records of this file.
     Sizes(Ino),
-    /// It was shut out of this inode; proofs of this generation are valid since.
+    /// It was shut out of this inode; inode tokens of this generation are valid since.
     Revoked(Ino, u64),
 }
 
@@ -248,7 +248,7 @@ impl SessionTable for LocalFs {
 
     fn inode_token(&self, session: u64, ino: Ino, generation: u64) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.inner.hash_key);
-        // No name of a file has these bytes: places of names tell nothing of proofs.
+        // No name of a file has these bytes: places of names tell nothing of inode tokens.
         hasher.write(if generation == 0 { b"/" } else { b"//" });
         hasher.write(&session.to_le_bytes());
         hasher.write(&ino.0.to_le_bytes());

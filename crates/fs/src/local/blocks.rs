@@ -67,10 +67,15 @@ impl FsCall<'_> {
                 }
             }
         }
-        match missing {
-            0 => Ok(runs),
-            _ => Err(FsError::NoSpace),
+        if missing > 0 {
+            return Err(FsError::NoSpace);
         }
+        assert_eq!(
+            runs.iter().map(|run| run.blocks).sum::<u64>(),
+            blocks,
+            "blocks are taken twice"
+        );
+        Ok(runs)
     }
 
     /// Takes one run, where it is found first: of at most so many blocks, with so many behind them.

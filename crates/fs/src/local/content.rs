@@ -58,6 +58,7 @@ impl Source {
                 self.0.push_front(rest);
             }
         }
+        assert_eq!(taken.len(), len, "a write has fewer bytes than it says");
         taken.into()
     }
 }
@@ -153,6 +154,8 @@ impl FsCall<'_> {
                 let (from, to) = ((from * BLOCK).max(bytes.start), (to * BLOCK).min(bytes.end));
                 return Err(FsError::Lost { ino, from, to });
             }
+            // Extents do not overlap (`extents` refuses those that do), and only the first may begin before the range.
+            assert!(at <= (from * BLOCK).max(bytes.start), "an extent begins before {at}");
             push_zeros(&mut buffers, (from * BLOCK).saturating_sub(at));
             let run = Run { start: extent.start + (from - extent.at), blocks: to - from };
             for (block, content) in (from..to).zip(self.read_blocks(run).await?) {
@@ -163,6 +166,7 @@ impl FsCall<'_> {
                 at = end;
             }
         }
+        assert!(at <= bytes.end, "more was read than {bytes:?}");
         push_zeros(&mut buffers, bytes.end - at);
         Ok(buffers)
     }
@@ -220,6 +224,7 @@ impl FsCall<'_> {
             };
             self.write_part(place, before, range, bytes).await?;
         }
+        assert!(source.0.is_empty(), "bytes are left that belong to no block");
         record.size = record.size.get().max(end).into();
         if clears_suid {
             clear_suid(&mut record);

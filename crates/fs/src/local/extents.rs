@@ -128,6 +128,8 @@ impl Layout {
                 kept.push(extent.part(to..extent.end()));
             }
         }
+        let is_sorted = kept.is_sorted_by(|a, b| a.end() <= b.at);
+        assert!(is_sorted, "what is left of a file overlaps: {kept:?}");
         self.now = kept;
         gone
     }

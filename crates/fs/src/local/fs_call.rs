@@ -368,6 +368,11 @@ impl<'a> FsCall<'a> {
 
     /// Writes a block of data, of which only these bytes are other than before.
     pub(super) fn write_block(&mut self, block: u64, content: Bytes, changed: Range<usize>) {
+        assert_eq!(content.len(), BLOCK_SIZE, "block {block} is not written as a whole");
+        assert!(
+            changed.start <= changed.end && changed.end <= BLOCK_SIZE,
+            "{changed:?} of a block"
+        );
         self.writes.push(BlockWrite { block, content: Some(content), changed });
     }
 

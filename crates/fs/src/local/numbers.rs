@@ -138,6 +138,9 @@ impl FsCall<'_> {
 
     /// Changes the lowest number that was never reserved.
     pub(super) fn set_next_number(&mut self, next: u64) {
+        // A number that goes back would be given to two inodes.
+        assert!(self.next_number.is_none_or(|before| before <= next), "numbers go back to {next}");
+        assert!(next <= END_OF_NUMBERS, "there is no inode number before {next}");
         self.put(key(0, Tag::Numbers, &[]), next.to_le_bytes().to_vec());
         self.next_number = Some(next);
     }
@@ -174,6 +177,7 @@ impl FsState {
         }
         let first = numbers.spare.start;
         let end = numbers.spare.end.min(first + NUMBERS);
+        assert!(0 < first && first < end, "numbers of inodes from {first} to {end}");
         numbers.spare.start = end;
         numbers.lanes[lane] = first + 1..end;
         Ok(first)

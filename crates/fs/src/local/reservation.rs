@@ -232,6 +232,7 @@ impl FsCall<'_> {
             let more = self.take_blocks(0, goal, 1, 0).await?;
             lists.list.extend(more.iter().map(|run| run.start));
         }
+        assert!(needed <= lists.list.len(), "a list of {} blocks needs {needed}", lists.list.len());
         for page in full.min(linked.unwrap_or(full))..needed {
             let parts = (&lists.list[..], &lists.entries[..]);
             let content = page_of(self.inner, ListKind::Reserved, lists.token, parts, page);

@@ -204,6 +204,8 @@ impl Reservation {
         if at < end {
             parts.push((Run { start: at, blocks: end - at }, false));
         }
+        let all: u64 = parts.iter().map(|(part, _)| part.blocks).sum();
+        assert_eq!(all, run.blocks, "the parts of {run:?} are not all of it");
         parts
     }
 

@@ -49,9 +49,13 @@ impl Taken {
     }
 
     fn remove(&mut self, part: Taken) {
-        self.blocks = self.blocks.saturating_sub(part.blocks);
-        self.inodes = self.inodes.saturating_sub(part.inodes);
-        self.pages = self.pages.saturating_sub(part.pages);
+        assert!(
+            part.blocks <= self.blocks && part.inodes <= self.inodes && part.pages <= self.pages,
+            "calls give back more room than they have taken: {part:?} of {self:?}"
+        );
+        self.blocks -= part.blocks;
+        self.inodes -= part.inodes;
+        self.pages -= part.pages;
     }
 }
 
@@ -87,7 +91,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut accounts = self.rooms.accounts.lock();
         for (quota, taken) in &self.taken {
-            let Some(sum) = accounts.taken.get_mut(quota) else { continue };
+            let sum = accounts.taken.entry(*quota).or_default();
             sum.remove(*taken);
             if *sum == Taken::default() {
                 accounts.taken.remove(quota);
@@ -163,6 +167,7 @@ impl Accounts {
 
     pub(super) fn remove(&mut self, (quota, session): (u64, u64), room: Room) {
         let Some(own) = self.promised.get_mut(&(quota, session)) else { return };
+        // A session that ends under way has been given nothing of it any more.
         let room = room.min(*own);
         *own = own.checked_sub(room).unwrap_or_default();
         if own.is_none() {

@@ -28,6 +28,7 @@ impl Ranges {
 
     /// Removes a range from an owner's locks, which may split one; returns whether any byte was locked.
     pub(super) fn clear(&mut self, kind: LockKind, owner: LockOwner, range: LockRange) -> bool {
+        assert!(range.first <= range.last, "{range:?} is no range");
         let is_own =
             |held: &Lock| held.kind == kind && held.owner == owner && held.range.overlaps(&range);
         let own: Vec<Lock> = self.0.extract_if(.., |held| is_own(held)).collect();
@@ -63,6 +64,12 @@ impl Ranges {
                 last: merged.range.last.max(held.range.last),
             };
         }
+        let is_apart = |held: &Lock| {
+            held.kind != merged.kind
+                || held.owner != merged.owner
+                || !held.range.overlaps(&merged.range)
+        };
+        assert!(self.0.iter().all(is_apart), "an owner has locked bytes twice: {merged:?}");
         self.0.push(merged);
         had
     }

@@ -61,11 +61,17 @@ impl Page {
     }
 }
 
+/// Fills `into` with the pattern, of which byte `first` comes first. What is there is doubled until it is full: with a loop
+/// over patterns, crash campaigns spent a third of their time here.
 fn repeat(pattern: &[u8; PATTERN], first: usize, into: &mut [u8]) {
     let mut turned = *pattern;
     turned.rotate_left(first % PATTERN);
-    for piece in into.chunks_mut(PATTERN) {
-        piece.copy_from_slice(&turned[..piece.len()]);
+    let mut filled = into.len().min(PATTERN);
+    into[..filled].copy_from_slice(&turned[..filled]);
+    while filled < into.len() {
+        let more = filled.min(into.len() - filled);
+        into.copy_within(..more, filled);
+        filled += more;
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `opens_per_s_1`, `_16` | files opened and closed: two calls |
 //! | `cached_stats_per_s_1`, `_16` | attributes by name that the client caches: no call |
 //! | `local_…` | the same on the filesystem itself |
+//! | `creates_cpu_us_1`, … | processor time of both sides for each call of a kind, in microseconds |
 //! | `bulk_creates_per_s` | files that the filesystem makes in a second when they come in one transaction, as events |
 //! | `…_over_local_16` | the one over the other, with 16 clients |
 //! | `calls_per_create`, `calls_per_cached_stat` | messages from clients to the server for each, after the look for the name |
@@ -65,10 +66,14 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let measured = runtime.block_on(async move { measure(&Env::real(), files, bulk).await })?;
     for (clients, (served, local)) in CLIENTS.iter().zip(&measured.rates) {
         for (nth, kind) in KINDS.iter().enumerate() {
-            let of = |rounds: &[[f64; 5]]| median(rounds.iter().map(|round| round[nth]).collect());
-            let (served, local) = (of(served), of(local));
+            let of = |rounds: &[Speeds], what: fn(&Speed) -> f64| {
+                median(rounds.iter().map(|round| what(&round[nth])).collect())
+            };
+            let cpu = of(served, |it| it.cpu_us);
+            let (served, local) = (of(served, |it| it.per_s), of(local, |it| it.per_s));
             report
                 .figure(&format!("{kind}_per_s_{clients}"), rounded(served))
+                .figure(&format!("{kind}_cpu_us_{clients}"), rounded(cpu))
                 .figure(&format!("local_{kind}_per_s_{clients}"), rounded(local));
             if *clients > 1 {
                 report.figure(&format!("{kind}_over_local_{clients}"), rounded(served / local));
@@ -82,8 +87,19 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// The rates of each round, at the server and without it; by the number of clients.
-type Rates = (Vec<[f64; 5]>, Vec<[f64; 5]>);
+/// How fast calls of one kind are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Speed {
+    per_s: f64,
+    /// Processor time of this process for each.
+    cpu_us: f64,
+}
+
+/// Those of a round, in the order of [`KINDS`].
+type Speeds = [Speed; 5];
+
+/// The speeds of each round, at the server and without it; by the number of clients.
+type Rates = (Vec<Speeds>, Vec<Speeds>);
 
 struct Measured {
     rates: Vec<Rates>,
@@ -128,13 +144,13 @@ fn new(node: Node) -> NewNode {
     NewNode { node, mode: 0o755, umask: 0o022, uid: 0, gid: 0 }
 }
 
-/// One round of all kinds of calls: calls per second of each.
+/// One round of all kinds of calls.
 async fn round(
     env: &Env,
     (wire, local, is_served): (&Wire, &LocalFs, bool),
     number: u32,
     (clients, files): (u32, u32),
-) -> Result<[f64; 5], BenchError> {
+) -> Result<Speeds, BenchError> {
     let each = files / clients;
     let mut callers: Vec<(Arc<dyn Filesystem>, Ino)> = Vec::new();
     for client in 0..clients {
@@ -146,7 +162,7 @@ async fn round(
         let made = fs.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await;
         callers.push((fs, made.map_err(failed)?.ino));
     }
-    let mut rates = [0.0; 5];
+    let mut rates = Speeds::default();
     // A client that ends tells the server, so that no later change waits for it.
     rates[0] = timed(env, &callers, each, Kind::Create).await?;
     // Other clients, which cache nothing.
@@ -181,14 +197,14 @@ enum Kind {
     Open,
 }
 
-/// Calls per second of all callers together.
+/// The speed of all callers together.
 async fn timed(
     env: &Env,
     callers: &[(Arc<dyn Filesystem>, Ino)],
     each: u32,
     kind: Kind,
-) -> Result<f64, BenchError> {
-    let begun = env.now();
+) -> Result<Speed, BenchError> {
+    let (begun, worked) = (env.now(), rig::processor());
     let calling = callers.iter().map(|(fs, directory)| {
         let (fs, directory) = (fs.clone(), *directory);
         env.spawn(async move { call(&*fs, directory, each, kind).await })
@@ -198,7 +214,8 @@ async fn timed(
         done.map_err(failed)?;
     }
     let took = env.now().since(begun).as_secs_f64();
-    Ok(f64::from(each) * callers.len() as f64 / took)
+    let calls = f64::from(each) * callers.len() as f64;
+    Ok(Speed { per_s: calls / took, cpu_us: (rig::processor() - worked) * 1e6 / calls })
 }
 
 async fn call(fs: &dyn Filesystem, directory: Ino, each: u32, kind: Kind) -> Result<(), FsError> {

@@ -360,3 +360,13 @@ pub(crate) async fn all<T>(
     }
     outcome
 }
+
+/// Seconds of processor time that the process has used.
+pub(crate) fn processor() -> f64 {
+    // SAFETY: the structure is plain numbers, for which zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills in the structure, which lives longer.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}

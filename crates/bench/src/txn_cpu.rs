@@ -203,16 +203,6 @@ struct Rate {
     cpu_us: f64,
 }
 
-/// Seconds of processor time that the process has used.
-fn processor() -> f64 {
-    // SAFETY: the structure is plain numbers, for which zeros are valid.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call fills in the structure, which lives longer.
-    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    seconds(usage.ru_utime) + seconds(usage.ru_stime)
-}
-
 /// The results for each number of clients.
 async fn rates(store: Arc<dyn BlockStore>, span: Duration) -> Result<Vec<Rate>, BenchError> {
     let env = Env::real();
@@ -226,7 +216,7 @@ async fn rates(store: Arc<dyn BlockStore>, span: Duration) -> Result<Vec<Rate>, 
             .collect();
         // Time until every client runs.
         env.sleep(span / 10).await;
-        let (start, used, before) = (env.now(), processor(), done.load(Ordering::Relaxed));
+        let (start, used, before) = (env.now(), rig::processor(), done.load(Ordering::Relaxed));
         env.sleep(span).await;
         let (seconds, after) = (env.now().since(start).as_secs_f64(), done.load(Ordering::Relaxed));
         stop.store(true, Ordering::Relaxed);
@@ -237,7 +227,7 @@ async fn rates(store: Arc<dyn BlockStore>, span: Duration) -> Result<Vec<Rate>, 
         rates.push(Rate {
             clients,
             per_s: done / seconds,
-            cpu_us: (processor() - used) * 1e6 / done,
+            cpu_us: (rig::processor() - used) * 1e6 / done,
         });
     }
     Ok(rates)

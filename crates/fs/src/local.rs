@@ -42,6 +42,7 @@ mod reserved_blocks;
 mod rooms;
 mod seek;
 mod sessions;
+mod source;
 mod space;
 mod superblock;
 mod table;

@@ -61,8 +61,8 @@ impl Page {
     }
 }
 
-/// Fills `into` with the pattern, of which byte `first` comes first. What is there is doubled until it is full: with a loop
-/// over patterns, crash campaigns spent a third of their time here.
+/// Fills `into` with the pattern, of which byte `first` comes first, by doubling: with a loop over patterns, crash
+/// campaigns spent a third of their time here.
 fn repeat(pattern: &[u8; PATTERN], first: usize, into: &mut [u8]) {
     let mut turned = *pattern;
     turned.rotate_left(first % PATTERN);

@@ -167,24 +167,30 @@ fn artifact(folder: &Path, name: &str, script: &str) -> String {
     .to_string()
 }
 
+/// Runs binaries, which are scripts, two at a time: the exit status and the output.
+fn run_together(budget: &BudgetFile, binaries: &[(&str, &str)]) -> (Option<i32>, String) {
+    let folder = budget.0.with_extension("binaries");
+    fs::create_dir_all(&folder).unwrap();
+    let said: Vec<_> =
+        binaries.iter().map(|(name, script)| artifact(&folder, name, script)).collect();
+    let cargo = folder.join("cargo");
+    fs::write(&cargo, format!("cat <<'END'\nplain text\n{}\nEND\n", said.join("\n"))).unwrap();
+    let command = format!("sh {}", cargo.display());
+    let output = start(budget, &["--together", "2", &command]).wait_with_output().unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
 #[test]
 fn binaries_that_run_together_are_told_apart() {
     let budget =
         BudgetFile::new("together", "9 0.1 0.5 2026-01-02 quick\n9 7 1.9 2026-01-02 slow\n");
-    let folder = std::env::temp_dir().join(format!("thalweg-run-together-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
     // The slow one computes, and ends when the quick one has run beside it, in the folder of its package.
     let slow =
         "echo nice $(nice); for i in $(seq 100); do [ -e ran ] && exit 0; sleep 0.1; done; exit 1";
     let quick = "touch ran; echo nice $(nice); echo 'test a::b ... FAILED'; exit 3";
-    let said = [artifact(&folder, "quick", quick), artifact(&folder, "slow", slow)];
-    let cargo = folder.join("cargo");
-    fs::write(&cargo, format!("cat <<'END'\nplain text\n{}\nEND\n", said.join("\n"))).unwrap();
-    let command = format!("sh {}", cargo.display());
-    let output = start(&budget, &["--together", "2", &command]).wait_with_output().unwrap();
-    fs::remove_dir_all(&folder).unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(101), "{text}");
+    let (status, text) = run_together(&budget, &[("quick", quick), ("slow", slow)]);
+    assert_eq!(status, Some(101), "{text}");
     let (begin, end) = text.split_once("1 failed:\n").unwrap_or_else(|| panic!("{text}"));
     assert_eq!(end, "  quick: a::b\nerror: quick ended with 3\n");
     // Which of them is printed first is left open: they end at about the same time.
@@ -196,4 +202,22 @@ fn binaries_that_run_together_are_told_apart() {
     // This test may run at a low priority itself.
     assert_eq!(niceness("slow"), 19.min(niceness("quick") + 10), "{text}");
     assert!(begin.contains("\ntest a::b") && row(begin, "slow").contains("7.0"), "{text}");
+}
+
+#[test]
+fn a_campaign_that_takes_more_processor_time_than_it_may_fails() {
+    let count = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+    let rows = "0.001 1 1.5 2026-01-02 greedy\n600 1 1.5 2026-01-02 modest\n\
+                0.001 1 0.5 2026-01-02 waiting\n- 0.1 - 2026-01-02 speed\n";
+    let budget = BudgetFile::new("processor", rows);
+    let (status, text) =
+        run_together(&budget, &[("greedy", count), ("modest", count), ("waiting", count)]);
+    assert_eq!(status, Some(101), "{text}");
+    let errors: Vec<_> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{text}");
+    assert!(errors[0].starts_with("error: greedy took ") && errors[0].contains(" processor "));
+    // Without the speed of a machine there is nothing to compare with.
+    let budget = BudgetFile::new("no-speed", "0.001 1 1.5 2026-01-02 greedy\n");
+    let (status, text) = run_together(&budget, &[("greedy", count)]);
+    assert_eq!(status, Some(0), "{text}");
 }

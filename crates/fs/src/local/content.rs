@@ -7,7 +7,7 @@
 //! A block that a repair has recorded as lost cannot be read. A write of all of it makes it a block
 //! like any other; a truncation, a punched hole and a range that is zeroed take it away.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use thalweg_store::block::BLOCK_SIZE;
 use super::extents::{Layout, RecordChange, Run};
 use super::format::{Extent, HAS_LOST, InodeRecord, TRUNCATING, Tag, extent_key, parse_key};
 use super::fs_call::FsCall;
+use super::source::Source;
 use super::zeros::{ZEROS, push_zeros};
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, WriteAt};
@@ -32,35 +33,6 @@ const SGID: u16 = 0o2000;
 /// The blocks of a file that a range of bytes touches.
 pub(super) fn touched(bytes: &Range<u64>) -> Range<u64> {
     bytes.start / BLOCK..bytes.end.div_ceil(BLOCK)
-}
-
-/// Buffers, as one.
-#[derive(Debug)]
-struct Source(VecDeque<Bytes>);
-
-impl Source {
-    /// The next `len` bytes, which are there: not copied when one buffer has them.
-    fn take(&mut self, len: usize) -> Bytes {
-        if let Some(first) = self.0.front_mut().filter(|first| first.len() >= len) {
-            let taken = first.split_to(len);
-            if first.is_empty() {
-                self.0.pop_front();
-            }
-            return taken;
-        }
-        let mut taken = Vec::with_capacity(len);
-        while taken.len() < len
-            && let Some(mut first) = self.0.pop_front()
-        {
-            let rest = first.split_off(first.len().min(len - taken.len()));
-            taken.extend_from_slice(&first);
-            if !rest.is_empty() {
-                self.0.push_front(rest);
-            }
-        }
-        assert_eq!(taken.len(), len, "a write has fewer bytes than it says");
-        taken.into()
-    }
 }
 
 /// Clears set-user-id and set-group-id, as a write without privilege must.
@@ -211,7 +183,7 @@ impl FsCall<'_> {
             }
             self.put_layout(ino, &layout);
         }
-        let mut source = Source(data.into_iter().filter(|it| !it.is_empty()).collect());
+        let mut source = Source::new(data);
         for block in blocks {
             let base = block * BLOCK;
             let range = (offset.max(base) - base) as usize..(end.min(base + BLOCK) - base) as usize;
@@ -224,7 +196,7 @@ impl FsCall<'_> {
             };
             self.write_part(place, before, range, bytes).await?;
         }
-        assert!(source.0.is_empty(), "bytes are left that belong to no block");
+        assert!(source.is_empty(), "bytes are left that belong to no block");
         record.size = record.size.get().max(end).into();
         if clears_suid {
             clear_suid(&mut record);

@@ -242,10 +242,7 @@ impl<'a> FsCall<'a> {
         let record = self.find_inode(ino).await?.ok_or(FsError::Stale)?;
         // An inode without names and references is gone, even if records of it are left.
         let is_gone = record.links.get() == 0 && !self.inner.is_referenced(ino);
-        match is_gone && !self.is_repair {
-            true => Err(FsError::Stale),
-            false => Ok(record),
-        }
+        if is_gone && !self.is_repair { Err(FsError::Stale) } else { Ok(record) }
     }
 
     /// An inode that a name leads to.
@@ -490,12 +487,11 @@ impl<'a> FsCall<'a> {
         let Some(own) = self.own else { return Ok(()) };
         for run in std::mem::take(&mut self.released) {
             for (part, is_own) in own.parts(run) {
-                match is_own {
-                    true => {
-                        private_blocks::empty(self.inner, self.txn, part).await?;
-                        own.give(part);
-                    }
-                    false => own.release(part),
+                if is_own {
+                    private_blocks::empty(self.inner, self.txn, part).await?;
+                    own.give(part);
+                } else {
+                    own.release(part);
                 }
             }
         }

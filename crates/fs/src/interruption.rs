@@ -15,17 +15,17 @@ tokio::task_local! {
 
 /// Whether the caller of a call still waits for it. Clones are of the same call.
 #[derive(Clone, Debug, Default)]
-pub struct Interruption(Arc<State>);
+pub struct Interruption(Arc<CallState>);
 
 #[derive(Debug)]
-struct State {
+struct CallState {
     given_up: watch::Sender<bool>,
     has_begun: AtomicBool,
 }
 
-impl Default for State {
-    fn default() -> State {
-        State { given_up: watch::Sender::new(false), has_begun: AtomicBool::new(false) }
+impl Default for CallState {
+    fn default() -> CallState {
+        CallState { given_up: watch::Sender::new(false), has_begun: AtomicBool::new(false) }
     }
 }
 

@@ -362,7 +362,7 @@ impl LocalFs {
         if self.inner.options.read_only {
             return Ok(());
         }
-        self.inner.do_duties().await?;
+        self.inner.run_deferred_work().await?;
         // The keeper may be in the middle of work that it took over: this waits for it.
         self.inner.finish_reservations().await?;
         self.inner.finish_freed().await?;

@@ -126,10 +126,10 @@ impl Lock {
 
 /// The locks of a filesystem.
 #[derive(Debug, Default)]
-pub struct LockTable(Mutex<State>);
+pub struct LockTable(Mutex<Locks>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Locks {
     held: HashMap<Ino, Ranges>,
     waits: HashMap<u64, Wait>,
     next_wait: u64,
@@ -143,7 +143,7 @@ struct Wait {
     wake: Arc<Notify>,
 }
 
-impl State {
+impl Locks {
     /// The locks that keep `lock` from being taken.
     fn blockers(&self, ino: Ino, lock: &Lock) -> impl Iterator<Item = &Lock> {
         let held = self.held.get(&ino).into_iter().flat_map(Ranges::iter);

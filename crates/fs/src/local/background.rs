@@ -18,7 +18,7 @@ const LEFTOVERS_PERIOD: Duration = Duration::from_secs(1);
 
 impl FsState {
     /// Takes over work that an earlier opening has left.
-    pub(super) fn take_over(&self, orphans: Vec<u64>) {
+    pub(super) fn resume_deferred_work(&self, orphans: Vec<u64>) {
         let mut deferred_work = self.deferred_work.lock();
         deferred_work.due.extend(&orphans);
         deferred_work.orphans.extend(orphans);
@@ -30,7 +30,7 @@ impl FsState {
     }
 
     /// Does everything that is left to be done and may be.
-    pub(super) async fn do_duties(&self) -> Result<(), FsError> {
+    pub(super) async fn run_deferred_work(&self) -> Result<(), FsError> {
         self.collect_ended();
         let _one = self.working.lock().await;
         loop {
@@ -132,7 +132,7 @@ impl FsState {
         let mut waits_since = None;
         loop {
             // The callers that need this work run it too, and get the error then.
-            self.do_duties().await.ok();
+            self.run_deferred_work().await.ok();
             let is_open = self.collect_ended();
             let has_deferred_removals = self.clear_deferred_removals(&mut waits_since).await;
             let period = match () {

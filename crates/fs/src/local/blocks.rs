@@ -33,14 +33,14 @@ impl FsCall<'_> {
     ///
     /// # Errors
     /// [`FsError::NoSpace`]: too few are free.
-    pub(super) async fn take_blocks(
+    pub(super) async fn allocate_blocks(
         &mut self,
         ino: u64,
         goal: u64,
         blocks: u64,
         has: u64,
     ) -> Result<Vec<Run>, FsError> {
-        self.take_room(blocks)?;
+        self.charge_blocks(blocks)?;
         let pages = self.inner.area.pages();
         let room = if has > 0 { has.clamp(ROOM.start, ROOM.end) } else { 0 };
         let mut runs: Vec<Run> = Vec::new();
@@ -55,7 +55,7 @@ impl FsCall<'_> {
             while missing > 0 {
                 let goal = runs.last().map_or(goal, |run| run.start + run.blocks);
                 let wanted = (missing, room);
-                let Some(run) = self.take_run(ino, goal, wanted, taste).await? else { break };
+                let Some(run) = self.allocate_run(ino, goal, wanted, taste).await? else { break };
                 assert!(
                     0 < run.blocks && run.blocks <= missing,
                     "a run is not a part of {missing}"
@@ -79,7 +79,7 @@ impl FsCall<'_> {
     }
 
     /// Takes one run, where it is found first: of at most so many blocks, with so many behind them.
-    async fn take_run(
+    async fn allocate_run(
         &mut self,
         ino: u64,
         goal: u64,

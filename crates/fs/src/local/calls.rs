@@ -367,7 +367,7 @@ impl Filesystem for LocalFs {
             None => {
                 // What was removed is free, or soon.
                 if self.inner.is_freeing() && !self.is_read_only() {
-                    self.inner.do_duties().await?;
+                    self.inner.run_deferred_work().await?;
                 }
                 // The table of reservations is no file's.
                 let table = u64::from(self.inner.table.get().is_some());

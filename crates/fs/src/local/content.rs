@@ -175,7 +175,7 @@ impl FsCall<'_> {
             layout.forget_lost(blocks.clone());
             for range in moved {
                 for run in layout.remove(range) {
-                    self.give_back(&mut record, run).await?;
+                    self.free_blocks(&mut record, run).await?;
                 }
             }
             for hole in layout.holes(blocks.clone()) {
@@ -400,7 +400,8 @@ impl FsCall<'_> {
             let extent = self.extent(ino, &key, &value)?;
             self.delete(extent.key(ino));
             if !extent.is_lost() {
-                self.give_back(record, Run { start: extent.start, blocks: extent.blocks }).await?;
+                self.free_blocks(record, Run { start: extent.start, blocks: extent.blocks })
+                    .await?;
             }
         }
         if first > 0 {
@@ -408,7 +409,7 @@ impl FsCall<'_> {
             let mut layout = Layout::new(self.extents(ino, first..first + 1).await?);
             if layout.extents().first().is_some_and(|extent| extent.at < first) {
                 for run in layout.remove(first..MAX_BLOCK) {
-                    self.give_back(record, run).await?;
+                    self.free_blocks(record, run).await?;
                 }
                 self.put_layout(ino, &layout);
             }
@@ -428,7 +429,7 @@ impl FsCall<'_> {
     }
 
     /// Frees blocks of a file.
-    async fn give_back(&mut self, record: &mut InodeRecord, run: Run) -> Result<(), FsError> {
+    async fn free_blocks(&mut self, record: &mut InodeRecord, run: Run) -> Result<(), FsError> {
         let blocks = record.blocks.get().checked_sub(run.blocks);
         let blocks = blocks.ok_or_else(|| {
             FsError::Damaged("an inode has more blocks than its record says".to_owned())
@@ -525,7 +526,7 @@ impl FsCall<'_> {
         let from = inside.map_or(whole.start, |extent| extent.at.max(whole.start));
         let from = if layout.extents().len() > most { from } else { whole.start };
         for run in layout.remove(from..whole.end) {
-            self.give_back(&mut record, run).await?;
+            self.free_blocks(&mut record, run).await?;
         }
         self.put_layout(ino, &layout);
         self.touch_file(ino, record);

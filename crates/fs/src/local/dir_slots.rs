@@ -70,7 +70,7 @@ impl FsCall<'_> {
         value.map(decode).transpose()
     }
 
-    fn put_place(&mut self, directory: u64, position: u64, place: &DirSlot) {
+    fn put_dir_slot(&mut self, directory: u64, position: u64, place: &DirSlot) {
         self.put(place_key(directory, position), place.encode());
     }
 
@@ -147,11 +147,11 @@ impl FsCall<'_> {
         let FreeSlot { position, is_vacant, last } = slot;
         if let Some(last) = last {
             let last = DirectoryEntry { chained: true, ..last };
-            self.put_place(directory, position - 1, &DirSlot::Taken(last));
+            self.put_dir_slot(directory, position - 1, &DirSlot::Taken(last));
         }
         let name = Bytes::copy_from_slice(name);
         let entry = DirectoryEntry { ino, kind, chained: is_vacant, name: name.clone() };
-        self.put_place(directory, position, &DirSlot::Taken(entry));
+        self.put_dir_slot(directory, position, &DirSlot::Taken(entry));
         let mut record = self.directory(directory).await?;
         record.size = (record.size.get() + 1).into();
         self.touch_directory(directory, record);
@@ -167,7 +167,7 @@ impl FsCall<'_> {
     ) -> Result<(), FsError> {
         let PlacedEntry { position, entry } = there;
         match entry.chained || !position.is_multiple_of(MAX_SLOTS) {
-            true => self.put_place(directory, position, &DirSlot::Vacant),
+            true => self.put_dir_slot(directory, position, &DirSlot::Vacant),
             false => self.delete(place_key(directory, position)),
         }
         let mut record = self.directory(directory).await?;
@@ -191,7 +191,11 @@ impl FsCall<'_> {
     ) -> Result<(), FsError> {
         let PlacedEntry { position, entry } = there;
         let name = entry.name.clone();
-        self.put_place(directory, position, &DirSlot::Taken(DirectoryEntry { ino, kind, ..entry }));
+        self.put_dir_slot(
+            directory,
+            position,
+            &DirSlot::Taken(DirectoryEntry { ino, kind, ..entry }),
+        );
         let record = self.directory(directory).await?;
         self.touch_directory(directory, record);
         self.note_name(directory, name);

@@ -70,7 +70,7 @@ impl LocalFs {
         ino: Ino,
     ) -> Result<(), FsError> {
         let _alone = external_contents.alone(ino.0).await;
-        let record = match self.inner.file_now(ino.0).await {
+        let record = match self.inner.external_file(ino.0).await {
             Ok(record) => record,
             // It was removed.
             Err(FsError::Stale | FsError::IsDirectory | FsError::Invalid(_)) => return Ok(()),
@@ -178,7 +178,7 @@ impl DirectContents for LocalFs {
     ) -> Result<bool, FsError> {
         self.outside()?;
         let kept = self.size_records_of(session).await?;
-        let has_quota = self.inner.file_now(ino.0).await?.quota.get() != 0;
+        let has_quota = self.inner.external_file(ino.0).await?.quota.get() != 0;
         if has_quota || kept.contains(&ino) {
             return Ok(!has_quota);
         }
@@ -210,10 +210,10 @@ impl DirectContents for LocalFs {
         }
         let _alone = external_contents.alone(ino.0).await;
         // Bytes behind its end are about to be removed.
-        if self.inner.file_now(ino.0).await?.flags & TRUNCATING != 0 {
+        if self.inner.external_file(ino.0).await?.flags & TRUNCATING != 0 {
             return Ok(0);
         }
         self.inner.extend_write_bound(external_contents, ino.0, end).await?;
-        Ok(write_bound_of(&self.inner.file_now(ino.0).await?))
+        Ok(write_bound_of(&self.inner.external_file(ino.0).await?))
     }
 }

@@ -97,7 +97,7 @@ impl LocalFs {
         how: WriteHow,
     ) -> Result<u64, FsError> {
         let _alone = external_contents.alone(ino.0).await;
-        let record = self.inner.file_now(ino.0).await?;
+        let record = self.inner.external_file(ino.0).await?;
         let offset = match at {
             WriteAt::Offset(offset) => offset,
             WriteAt::End => record.size.get(),
@@ -132,7 +132,7 @@ impl LocalFs {
         let Some(size) = size else { return Ok(None) };
         let Some(external_contents) = self.external_to_change()? else { return Ok(None) };
         let alone = external_contents.alone(ino.0).await;
-        let record = self.inner.file_now(ino.0).await?;
+        let record = self.inner.external_file(ino.0).await?;
         if size <= MAX_FILE {
             self.inner
                 .prepare_growth(external_contents, ino.0, &record, (size, size), &Cover::default())
@@ -158,7 +158,7 @@ impl LocalFs {
             return Err(FsError::FileTooLarge);
         }
         let _alone = external_contents.alone(ino.0).await;
-        let mut record = self.inner.file_now(ino.0).await?;
+        let mut record = self.inner.external_file(ino.0).await?;
         let size = record.size.get();
         if grows {
             record = self
@@ -237,7 +237,7 @@ impl FsState {
     }
 
     /// A file, as it is now.
-    pub(super) async fn file_now(&self, ino: u64) -> Result<InodeRecord, FsError> {
+    pub(super) async fn external_file(&self, ino: u64) -> Result<InodeRecord, FsError> {
         let txn = self.look().await?;
         FsCall::new(self, &txn, false).file(ino).await
     }
@@ -280,7 +280,7 @@ impl FsState {
         ino: u64,
         end: u64,
     ) -> Result<(), FsError> {
-        if end > write_bound_of(&self.file_now(ino).await?) {
+        if end > write_bound_of(&self.external_file(ino).await?) {
             external_contents.raised.lock().insert(ino);
             let write_bound = reach_for(end + end.min(REACH_AHEAD));
             self.change(async |txn| {

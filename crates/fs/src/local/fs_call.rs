@@ -159,7 +159,7 @@ impl<'a> FsCall<'a> {
     ) -> Result<Vec<Run>, FsError> {
         match self.own {
             Some(own) => own.take((self.inner, self.txn), goal, blocks, &mut self.claim).await,
-            None => self.take_blocks(ino, goal, blocks, has).await,
+            None => self.allocate_blocks(ino, goal, blocks, has).await,
         }
     }
 
@@ -430,7 +430,7 @@ impl<'a> FsCall<'a> {
             }
         }
         let allocated = self.tree.allocated();
-        self.take_pages(allocated)?;
+        self.charge_pages(allocated)?;
         self.tree.finish()?;
         for (number, page) in std::mem::take(&mut self.pages) {
             *self.effects.pages.entry(number).or_default() +=

@@ -404,7 +404,7 @@ impl LocalFs {
                 true => Vec::new(),
                 false => inner.stored_orphans().await?,
             };
-            inner.take_over(orphans);
+            inner.resume_deferred_work(orphans);
         }
         let background = env.spawn(inner.clone().keep());
         Ok(LocalFs { inner, within: None, recorder: None, _keeper: Arc::new(background) })

@@ -84,7 +84,7 @@ impl LocalFs {
             let (size, write_bound) = match made.contains(&ino) {
                 true => (0, REACH),
                 false => {
-                    let record = self.inner.file_now(ino.0).await?;
+                    let record = self.inner.external_file(ino.0).await?;
                     let is_cut = record.flags & TRUNCATING != 0;
                     (record.size.get(), if is_cut { 0 } else { write_bound_of(&record) })
                 }
@@ -145,7 +145,7 @@ impl LocalFs {
         if end > MAX_FILE {
             return Err(FsError::FileTooLarge);
         }
-        let record = self.inner.file_now(ino.0).await?;
+        let record = self.inner.external_file(ino.0).await?;
         let start = last_gap(runs, record.size.get()).unwrap_or_default();
         self.inner.prepare_growth(external_contents, ino.0, &record, (start, end), cover).await?;
         self.inner.extend_write_bound(external_contents, ino.0, end).await

@@ -31,7 +31,7 @@ impl LocalFs {
         let first = self
             .change(async |txn| {
                 let mut op = self.op(&txn);
-                let first = op.take_numbers(count).await?;
+                let first = op.allocate_numbers(count).await?;
                 Ok((first, op.finish().await?))
             })
             .await?;
@@ -128,7 +128,7 @@ impl FsCall<'_> {
     }
 
     /// Reserves so many numbers; the first.
-    async fn take_numbers(&mut self, count: u64) -> Result<u64, FsError> {
+    async fn allocate_numbers(&mut self, count: u64) -> Result<u64, FsError> {
         let first = self.next_number().await?;
         let next = first.checked_add(count).filter(|next| *next <= END_OF_NUMBERS);
         let next = next.ok_or(FsError::Invalid("there are not as many inode numbers"))?;
@@ -198,7 +198,7 @@ impl FsState {
         let inodes = (*self.inodes.lock()).max(1);
         self.change(async |txn| {
             let mut op = FsCall::new(self, &txn, false);
-            let first = op.take_numbers(count).await?;
+            let first = op.allocate_numbers(count).await?;
             op.put(key(0, Tag::Counts, &[]), inodes.to_le_bytes().to_vec());
             Ok((first, op.finish().await?))
         })

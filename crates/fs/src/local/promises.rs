@@ -76,7 +76,7 @@ impl FsState {
 
     /// Frees everything that is to be freed, so that other calls may use it.
     pub(super) async fn free_room(&self) -> Result<(), FsError> {
-        self.do_duties().await?;
+        self.run_deferred_work().await?;
         self.finish_freed().await?;
         if self.rooms.has_freed() {
             self.sync_volume().await?;
@@ -185,7 +185,7 @@ impl FsState {
             accounts.add((quota, session), wanted);
             before
         };
-        let found = self.look_at_quota(quota).await;
+        let found = self.room_of_quota(quota).await;
         let room = match &found {
             Ok(Some(left)) => {
                 let blocks = left.0.map_or(u64::MAX, |left| {
@@ -207,13 +207,13 @@ impl FsState {
     }
 
     /// The blocks and inodes that a quota leaves, where it limits them.
-    async fn look_at_quota(
+    async fn room_of_quota(
         &self,
         quota: u64,
     ) -> Result<Option<(Option<u64>, Option<u64>)>, FsError> {
         let txn = self.look().await?;
         let mut op = FsCall::new(self, &txn, false);
-        let Some(found) = op.quota_now(quota).await? else { return Ok(None) };
+        let Some(found) = op.find_quota(quota).await? else { return Ok(None) };
         let left = |limit: u64, used: u64| (limit > 0).then(|| limit.saturating_sub(used));
         let blocks = left(found.max_bytes.div_ceil(BLOCK), found.bytes.div_ceil(BLOCK));
         Ok(Some((blocks, left(found.max_inodes, found.inodes))))
@@ -232,7 +232,7 @@ impl FsCall<'_> {
     ///
     /// # Errors
     /// [`FsError::NoSpace`]: they are promised to sessions, other calls take them, or they may be in use again after a crash.
-    pub(super) fn take_room(&mut self, blocks: u64) -> Result<(), FsError> {
+    pub(super) fn charge_blocks(&mut self, blocks: u64) -> Result<(), FsError> {
         let inner = self.inner;
         if !inner.rooms.are_counted() {
             return Ok(());
@@ -256,7 +256,7 @@ impl FsCall<'_> {
     ///
     /// # Errors
     /// [`FsError::NoSpace`]
-    pub(super) fn take_pages(&mut self, allocated: i64) -> Result<(), FsError> {
+    pub(super) fn charge_pages(&mut self, allocated: i64) -> Result<(), FsError> {
         self.effects.tree_blocks += allocated;
         let inner = self.inner;
         // A repair, and a call that adds nothing, may take what is spare.
@@ -276,7 +276,7 @@ impl FsCall<'_> {
     }
 
     /// Takes blocks and inodes below the root of a quota. Returns those that the promise of the session does not cover.
-    pub(super) fn take_quota(&mut self, quota: u64, blocks: u64, inodes: u64) -> (u64, u64) {
+    pub(super) fn charge_quota(&mut self, quota: u64, blocks: u64, inodes: u64) -> (u64, u64) {
         let (blocks, inodes) = self.effects.cover.take(quota, blocks, inodes);
         if (blocks, inodes) != (0, 0) && self.inner.rooms.are_counted() {
             let more = Taken { blocks, inodes, pages: 0 };

@@ -108,7 +108,7 @@ impl FsCall<'_> {
         }
         // What the call's session was promised of the quota is not refused.
         let more = (u64::try_from(blocks).unwrap_or(0), u64::try_from(inodes).unwrap_or(0));
-        if self.take_quota(root, more.0, more.1) == (0, 0) {
+        if self.charge_quota(root, more.0, more.1) == (0, 0) {
             return Ok(());
         }
         let others = self.others_of_quota(root);
@@ -154,11 +154,11 @@ impl FsCall<'_> {
     /// The quota of which a directory is the root.
     pub(super) async fn quota(&mut self, root: u64) -> Result<Option<Quota>, FsError> {
         self.directory(root).await?;
-        self.quota_now(root).await
+        self.find_quota(root).await
     }
 
     /// The same, whether or not the root is still there.
-    pub(super) async fn quota_now(&mut self, root: u64) -> Result<Option<Quota>, FsError> {
+    pub(super) async fn find_quota(&mut self, root: u64) -> Result<Option<Quota>, FsError> {
         let Some(limits) = self.limits(root).await? else { return Ok(None) };
         let (blocks, inodes) = self.usage(root).await?;
         Ok(Some(Quota {

@@ -86,7 +86,7 @@ impl Reservation {
             done => return done,
         }
         if inner.is_freeing() {
-            inner.do_duties().await?;
+            inner.run_deferred_work().await?;
             inner.finish_freed().await?;
         }
         self.try_reserve(inner, txn, goal, least).await
@@ -222,14 +222,14 @@ impl FsCall<'_> {
         lists: &mut Lists,
         (goal, blocks): (u64, u64),
     ) -> Result<Vec<Run>, FsError> {
-        let mut runs = self.take_blocks(0, goal, blocks, 0).await?;
+        let mut runs = self.allocate_blocks(0, goal, blocks, 0).await?;
         // Full blocks of the list need not be written again.
         let full = lists.entries.len() / LIST_ENTRIES;
         lists.entries.extend(&runs);
         let needed = lists.entries.len().div_ceil(LIST_ENTRIES);
         let linked = (lists.list.len() < needed).then(|| lists.list.len().saturating_sub(1));
         while lists.list.len() < needed {
-            let more = self.take_blocks(0, goal, 1, 0).await?;
+            let more = self.allocate_blocks(0, goal, 1, 0).await?;
             lists.list.extend(more.iter().map(|run| run.start));
         }
         assert!(needed <= lists.list.len(), "a list of {} blocks needs {needed}", lists.list.len());

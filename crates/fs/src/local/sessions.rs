@@ -322,7 +322,7 @@ impl SessionTable for LocalFs {
     async fn release_orphans(&self) -> Result<(), FsError> {
         if !self.inner.options.read_only {
             self.inner.keeps_orphans.store(false, Ordering::Relaxed);
-            self.inner.take_over(self.inner.stored_orphans().await?);
+            self.inner.resume_deferred_work(self.inner.stored_orphans().await?);
         }
         Ok(())
     }

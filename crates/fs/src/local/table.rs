@@ -97,7 +97,7 @@ impl FsState {
             .change(async |txn| {
                 let mut op = FsCall::new(self, &txn, false);
                 if op.stored_table().await?.is_none() {
-                    let runs = op.take_blocks(0, 0, 1, 0).await?;
+                    let runs = op.allocate_blocks(0, 0, 1, 0).await?;
                     let block = runs.first().map_or(0, |run| run.start);
                     let tag = self.area.tag();
                     let page = ListPage::new(ListKind::Table, tag, NO_OWNER, None);

@@ -99,8 +99,8 @@ pub(super) async fn repair(
 /// Finishes the work that a crash has left, and updates the copies of the superblock.
 pub(super) async fn finish(inner: &FsState) -> Result<(), FsError> {
     inner.copies.refresh(&*inner.volume).await?;
-    inner.take_over(inner.stored_orphans().await?);
-    inner.do_duties().await?;
+    inner.resume_deferred_work(inner.stored_orphans().await?);
+    inner.run_deferred_work().await?;
     inner.finish_deferred_removals().await
 }
 
@@ -222,7 +222,7 @@ impl FsCall<'_> {
             }
             Damage::DoubleName { directory, position, name }
             | Damage::MisplacedName { directory, position, name } => {
-                self.put_right(scan, *directory, *position, name).await
+                self.move_to_its_slot(scan, *directory, *position, name).await
             }
             Damage::WrongKind { directory, position, ino, .. } => {
                 let kind = kind_of(*ino, &self.inode(*ino).await?)?;
@@ -428,7 +428,7 @@ impl FsCall<'_> {
     }
 
     /// Moves a name to where it is looked for; it goes if there is one already.
-    async fn put_right(
+    async fn move_to_its_slot(
         &mut self,
         scan: &Scan,
         directory: u64,

@@ -99,10 +99,7 @@ impl Rules<'_> {
     /// # Errors
     /// [`FsError::Denied`]
     pub async fn check(&self, it: &Attributes, wanted: u16) -> Result<(), FsError> {
-        match self.permits(it, wanted).await? {
-            true => Ok(()),
-            false => Err(FsError::Denied),
-        }
+        if self.permits(it, wanted).await? { Ok(()) } else { Err(FsError::Denied) }
     }
 
     /// Whether the user may do all of `wanted`.
@@ -216,9 +213,10 @@ impl Rules<'_> {
         let mode = mode & 0o7777;
         let inherits = parent.mode & SET_GROUP_ID != 0 && *node != Node::Directory;
         let is_privileged = mode & !umask & GROUP_PRIVILEGES == GROUP_PRIVILEGES;
-        match is_privileged && inherits && !self.may_keep_set_group_id(parent) {
-            true => mode & !SET_GROUP_ID,
-            false => mode,
+        if is_privileged && inherits && !self.may_keep_set_group_id(parent) {
+            mode & !SET_GROUP_ID
+        } else {
+            mode
         }
     }
 
@@ -284,10 +282,8 @@ impl Rules<'_> {
         name: &[u8],
         changes: bool,
     ) -> Result<(), FsError> {
-        let refused = || match changes {
-            true => Err(FsError::NotPermitted),
-            false => Err(FsError::NoAttribute),
-        };
+        let refused =
+            || if changes { Err(FsError::NotPermitted) } else { Err(FsError::NoAttribute) };
         let is_root = self.user.is_root();
         if name.starts_with(b"security.") {
             return if changes && !is_root { refused() } else { Ok(()) };

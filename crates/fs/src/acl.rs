@@ -45,10 +45,7 @@ impl Acl {
             id: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
         };
         let acl = Acl(rest.chunks_exact(ENTRY).map(entry).collect());
-        match acl.0.is_empty() || acl.is_valid() {
-            true => Ok(acl),
-            false => Err(refused),
-        }
+        if acl.0.is_empty() || acl.is_valid() { Ok(acl) } else { Err(refused) }
     }
 
     /// Whether it says nothing at all, which takes a list away.

@@ -165,10 +165,7 @@ impl LocalFs {
     /// # Errors
     /// Those of the transaction.
     pub async fn prepare(&self) -> Result<(), FsError> {
-        match self.inner.options.read_only {
-            true => Ok(()),
-            false => self.inner.prepare_numbers().await,
-        }
+        if self.inner.options.read_only { Ok(()) } else { self.inner.prepare_numbers().await }
     }
 
     /// Commits the transaction of a handle from [`LocalFs::within`].
@@ -342,10 +339,7 @@ impl LocalFs {
                 Ok((walk, op.finish().await?))
             })
             .await?;
-        match walk {
-            true => self.inner.count_tree(directory.0).await,
-            false => Ok(()),
-        }
+        if walk { self.inner.count_tree(directory.0).await } else { Ok(()) }
     }
 
     /// Sets how reads of inodes are noted from now on.

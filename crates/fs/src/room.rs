@@ -162,10 +162,7 @@ pub fn add_share(shares: &mut Vec<RoomShare>, quota: u64, room: Room) {
 
 /// The number of blocks that a range of bytes touches.
 pub fn blocks_of(bytes: Range<u64>) -> u64 {
-    match bytes.is_empty() {
-        true => 0,
-        false => bytes.end.div_ceil(BLOCK) - bytes.start / BLOCK,
-    }
+    if bytes.is_empty() { 0 } else { bytes.end.div_ceil(BLOCK) - bytes.start / BLOCK }
 }
 
 #[cfg(test)]

@@ -200,9 +200,10 @@ impl DataArea {
     pub(crate) fn covered(&self, page: u64) -> Range<u64> {
         let start = page * BITS_PER_PAGE;
         let segment = self.segment_of_page(page);
-        match start < segment.start {
-            true => start..start,
-            false => start..(start + BITS_PER_PAGE).min(segment.end),
+        if start < segment.start {
+            start..start
+        } else {
+            start..(start + BITS_PER_PAGE).min(segment.end)
         }
     }
 }
@@ -296,12 +297,11 @@ impl BitmapPage {
                 continue;
             }
             self.bytes[BITMAP_HEADER + (bit / 8) as usize] ^= 1 << (bit % 8);
-            match used {
-                true => self.used += 1,
-                false => {
-                    assert!(self.used > 0, "more blocks are freed than are used");
-                    self.used -= 1;
-                }
+            if used {
+                self.used += 1
+            } else {
+                assert!(self.used > 0, "more blocks are freed than are used");
+                self.used -= 1;
             }
         }
         if bits.start < bits.end {

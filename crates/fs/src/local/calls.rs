@@ -192,10 +192,7 @@ impl Filesystem for LocalFs {
         if let Some(external_contents) = self.external_to_change()? {
             return self.write_external(external_contents, ino, at, data, how).await;
         }
-        let durable = match how.sync {
-            true => Durability::Synced,
-            false => Durability::Visible,
-        };
+        let durable = if how.sync { Durability::Synced } else { Durability::Visible };
         let len: usize = data.iter().map(Bytes::len).sum();
         if len as u64 <= MAX_ATOMIC_WRITE || self.within.is_some() {
             return self.write_piece(ino, at, data, how.clear_suid, durable).await;
@@ -327,9 +324,10 @@ impl Filesystem for LocalFs {
     ) -> Result<(), FsError> {
         if quota::is_attribute(name) {
             let limit = Some(quota::parse_limit(&value)?);
-            return match name == quota::MAX_BYTES {
-                true => self.set_quota(ino, limit, None).await,
-                false => self.set_quota(ino, None, limit).await,
+            return if name == quota::MAX_BYTES {
+                self.set_quota(ino, limit, None).await
+            } else {
+                self.set_quota(ino, None, limit).await
             };
         }
         self.change(async |txn| {
@@ -347,9 +345,10 @@ impl Filesystem for LocalFs {
     async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
         if quota::is_attribute(name) {
             self.xattr(ino, name).await?;
-            return match name == quota::MAX_BYTES {
-                true => self.set_quota(ino, Some(0), None).await,
-                false => self.set_quota(ino, None, Some(0)).await,
+            return if name == quota::MAX_BYTES {
+                self.set_quota(ino, Some(0), None).await
+            } else {
+                self.set_quota(ino, None, Some(0)).await
             };
         }
         self.change(async |txn| {
@@ -394,9 +393,10 @@ impl Filesystem for LocalFs {
     }
 
     async fn open(&self, _caller: &Caller, _ino: Ino, flags: OpenFlags) -> Result<Opened, FsError> {
-        match flags.write && self.is_read_only() {
-            true => Err(FsError::ReadOnly),
-            false => Ok(Opened { handle: self.inner.handle(), ..Opened::default() }),
+        if flags.write && self.is_read_only() {
+            Err(FsError::ReadOnly)
+        } else {
+            Ok(Opened { handle: self.inner.handle(), ..Opened::default() })
         }
     }
 

@@ -71,9 +71,10 @@ impl FsCall<'_> {
         if next >= range.end {
             return Ok(found);
         }
-        let last = match range.end >= MAX_BLOCK {
-            true => super::format::key_behind(ino, Tag::Extent),
-            false => extent_key(ino, range.end),
+        let last = if range.end >= MAX_BLOCK {
+            super::format::key_behind(ino, Tag::Extent)
+        } else {
+            extent_key(ino, range.end)
         };
         for (key, value) in self.range(extent_key(ino, next)..last, usize::MAX).await? {
             let extent = self.extent(ino, &key, &value)?;
@@ -190,9 +191,10 @@ impl FsCall<'_> {
             let is_fresh = fresh.iter().any(|hole| hole.contains(&block));
             let place = layout.block(block).ok_or(FsError::NoSpace)?;
             let bytes = source.take(range.len());
-            let before = match is_fresh {
-                true => Some(&ZEROS[..BLOCK_SIZE]),
-                false => before.get(&block).map(|content| &content[..]),
+            let before = if is_fresh {
+                Some(&ZEROS[..BLOCK_SIZE])
+            } else {
+                before.get(&block).map(|content| &content[..])
             };
             self.write_part(place, before, range, bytes).await?;
         }
@@ -335,12 +337,11 @@ impl FsCall<'_> {
         if record.flags & TRUNCATING == 0 || end <= record.size.get() {
             return Ok(());
         }
-        match self.is_within {
-            true => self.truncate_tail(ino, record, usize::MAX).await.map(|_| ()),
-            false => {
-                self.inner.finish_orphan(ino).await?;
-                Err(FsError::Conflict)
-            }
+        if self.is_within {
+            self.truncate_tail(ino, record, usize::MAX).await.map(|_| ())
+        } else {
+            self.inner.finish_orphan(ino).await?;
+            Err(FsError::Conflict)
         }
     }
 

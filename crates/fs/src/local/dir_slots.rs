@@ -166,9 +166,10 @@ impl FsCall<'_> {
         there: PlacedEntry,
     ) -> Result<(), FsError> {
         let PlacedEntry { position, entry } = there;
-        match entry.chained || !position.is_multiple_of(MAX_SLOTS) {
-            true => self.put_dir_slot(directory, position, &DirSlot::Vacant),
-            false => self.delete(place_key(directory, position)),
+        if entry.chained || !position.is_multiple_of(MAX_SLOTS) {
+            self.put_dir_slot(directory, position, &DirSlot::Vacant)
+        } else {
+            self.delete(place_key(directory, position))
         }
         let mut record = self.directory(directory).await?;
         let names = record.size.get().checked_sub(1);

@@ -147,9 +147,10 @@ impl DirectContents for LocalFs {
             if op.get(&session_key(session)).await?.is_none() {
                 return Err(FsError::Stale);
             }
-            match address.is_empty() {
-                true => op.delete(address_key(session)),
-                false => op.put(address_key(session), address.as_bytes().to_vec()),
+            if address.is_empty() {
+                op.delete(address_key(session))
+            } else {
+                op.put(address_key(session), address.as_bytes().to_vec())
             }
             Ok(((), op.finish().await?))
         })

@@ -49,9 +49,10 @@ impl Effects {
     /// Adds the effects of a later call.
     pub(super) fn add(&mut self, later: Effects) {
         // A bulk of calls changes many.
-        let inodes = match self.inodes.is_empty() {
-            true => std::mem::replace(&mut self.inodes, later.inodes),
-            false => later.inodes,
+        let inodes = if self.inodes.is_empty() {
+            std::mem::replace(&mut self.inodes, later.inodes)
+        } else {
+            later.inodes
         };
         for (ino, content) in inodes {
             *self.inodes.entry(ino).or_default() |= content;

@@ -104,10 +104,7 @@ impl FsCall<'_> {
             reserved => (reserved - 1, ListKind::Reserved),
         };
         let (mut blocks, last) = self.walk(first, kind).await?;
-        let runs: Vec<Run> = match is_open {
-            true => Vec::new(),
-            false => last.runs(&self.inner.area)?,
-        };
+        let runs: Vec<Run> = if is_open { Vec::new() } else { last.runs(&self.inner.area)? };
         if !runs.is_empty() && !matches!(before, Step::Empty(_)) {
             return Ok(Step::Empty(runs));
         }

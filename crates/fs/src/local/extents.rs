@@ -97,10 +97,7 @@ impl Layout {
                 continue;
             };
             let joined = a.blocks + b.blocks;
-            let is_next = match a.is_lost() {
-                true => b.is_lost(),
-                false => a.start + a.blocks == b.start,
-            };
+            let is_next = if a.is_lost() { b.is_lost() } else { a.start + a.blocks == b.start };
             let follows = a.end() == b.at && is_next;
             if follows && joined <= u64::from(u32::MAX) {
                 self.now[left].blocks = joined;

@@ -128,9 +128,10 @@ impl<'a> FsCall<'a> {
 
     /// The call in a caller's transaction, which has blocks to itself where that is possible.
     pub(super) fn with(self, own: &'a Reservation) -> FsCall<'a> {
-        match self.txn.aside().is_some() && self.inner.table.get().is_some() {
-            true => FsCall { own: Some(own), claim: own.claim(), ..self },
-            false => self,
+        if self.txn.aside().is_some() && self.inner.table.get().is_some() {
+            FsCall { own: Some(own), claim: own.claim(), ..self }
+        } else {
+            self
         }
     }
 
@@ -355,9 +356,10 @@ impl<'a> FsCall<'a> {
         };
         let mut blocks = Vec::with_capacity(run.blocks as usize);
         for (part, is_own) in own.parts(run) {
-            blocks.extend(match is_own {
-                true => private_blocks::read(self.inner, self.txn, part).await?,
-                false => self.txn.read_run(self.inner.area.lba(part.start), part.blocks).await?,
+            blocks.extend(if is_own {
+                private_blocks::read(self.inner, self.txn, part).await?
+            } else {
+                self.txn.read_run(self.inner.area.lba(part.start), part.blocks).await?
             });
         }
         Ok(blocks)

@@ -170,10 +170,7 @@ impl FsState {
         let txn = self.volume.begin(Begin::SNAPSHOT).await?;
         let pages = count_free(&*txn, &self.area, self.space.pages()).await?;
         self.space.grow(self.area.end(), pages);
-        match self.rooms.are_counted() {
-            true => self.recount_pages().await,
-            false => Ok(()),
-        }
+        if self.rooms.are_counted() { self.recount_pages().await } else { Ok(()) }
     }
 }
 

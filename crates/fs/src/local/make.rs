@@ -400,10 +400,8 @@ impl LocalFs {
         let inner = Arc::new(FsState::new(env, volume, found, options));
         if !options.read_only {
             inner.make_table().await?;
-            let orphans = match options.keep_orphans {
-                true => Vec::new(),
-                false => inner.stored_orphans().await?,
-            };
+            let orphans =
+                if options.keep_orphans { Vec::new() } else { inner.stored_orphans().await? };
             inner.resume_deferred_work(orphans);
         }
         let background = env.spawn(inner.clone().keep());

@@ -81,13 +81,12 @@ impl LocalFs {
         let made: HashSet<Ino> =
             mutations.iter().filter_map(|mutation| mutation.kind.made()).collect();
         for (ino, runs) in stored {
-            let (size, write_bound) = match made.contains(&ino) {
-                true => (0, REACH),
-                false => {
-                    let record = self.inner.external_file(ino.0).await?;
-                    let is_cut = record.flags & TRUNCATING != 0;
-                    (record.size.get(), if is_cut { 0 } else { write_bound_of(&record) })
-                }
+            let (size, write_bound) = if made.contains(&ino) {
+                (0, REACH)
+            } else {
+                let record = self.inner.external_file(ino.0).await?;
+                let is_cut = record.flags & TRUNCATING != 0;
+                (record.size.get(), if is_cut { 0 } else { write_bound_of(&record) })
             };
             let has_bytes = runs.iter().any(|run| !run.data.is_empty());
             if has_bytes || end_of(&runs) > write_bound || last_gap(&runs, size).is_some() {
@@ -110,21 +109,16 @@ impl LocalFs {
         let storing = runs.into_iter().map(|(ino, runs)| {
             let is_new = made.contains(&ino);
             async move {
-                match is_new {
-                    true => self.prepare_new(external_contents, ino, &runs).await?,
-                    false => self.prepare_old(external_contents, ino, &runs, cover).await?,
+                if is_new {
+                    self.prepare_new(external_contents, ino, &runs).await?
+                } else {
+                    self.prepare_old(external_contents, ino, &runs, cover).await?
                 }
                 for (number, run) in runs.iter().enumerate() {
-                    match is_new && number == 0 {
-                        true => {
-                            external_contents
-                                .contents
-                                .write_first(ino, run.offset, &run.data)
-                                .await?
-                        }
-                        false => {
-                            external_contents.contents.write(ino, run.offset, &run.data).await?
-                        }
+                    if is_new && number == 0 {
+                        external_contents.contents.write_first(ino, run.offset, &run.data).await?
+                    } else {
+                        external_contents.contents.write(ino, run.offset, &run.data).await?
                     }
                 }
                 Ok(())

@@ -154,9 +154,10 @@ impl FsCall<'_> {
         if kind == Kind::Symlink {
             return Ok(());
         }
-        let default = match directory.flags & HAS_DEFAULT_ACL != 0 {
-            true => self.get(&xattrs::xattr_key(parent, xattrs::DEFAULT_ACL)).await?,
-            false => None,
+        let default = if directory.flags & HAS_DEFAULT_ACL != 0 {
+            self.get(&xattrs::xattr_key(parent, xattrs::DEFAULT_ACL)).await?
+        } else {
+            None
         };
         let Some(default) = default else {
             record.mode = (record.mode.get() & !(umask & 0o777)).into();
@@ -351,9 +352,10 @@ impl FsCall<'_> {
             self.recount(ino, &mut record, quota).await?;
         }
         if kind != Kind::Directory || from == to {
-            return match ino == to {
-                true => Err(FsError::Invalid("a directory cannot go below itself")),
-                false => Ok(()),
+            return if ino == to {
+                Err(FsError::Invalid("a directory cannot go below itself"))
+            } else {
+                Ok(())
             };
         }
         let (mut at, mut steps) = (to, 0u64);
@@ -415,9 +417,10 @@ impl FsCall<'_> {
             last = position;
             let place = DirSlot::decode(&value).ok_or_else(|| damaged_place(ino))?;
             let DirSlot::Taken(entry) = place else { continue };
-            let attributes = match attributes {
-                true => Some(attributes_of(entry.ino, &self.named_inode(entry.ino).await?)?),
-                false => None,
+            let attributes = if attributes {
+                Some(attributes_of(entry.ino, &self.named_inode(entry.ino).await?)?)
+            } else {
+                None
             };
             let attributes = attributes.map(Answer::until_changed);
             let (name, cookie) = (entry.name, Cookie(position));

@@ -37,9 +37,10 @@ fn wanted(own: Room) -> Room {
 #[async_trait]
 impl Promises for LocalFs {
     async fn promise(&self, session: u64, quota: u64) -> Result<Vec<RoomShare>, FsError> {
-        match self.inner.options.read_only {
-            true => Ok(Vec::new()),
-            false => self.inner.promise(session, quota).await,
+        if self.inner.options.read_only {
+            Ok(Vec::new())
+        } else {
+            self.inner.promise(session, quota).await
         }
     }
 
@@ -126,9 +127,10 @@ impl FsState {
         self.count_rooms().await?;
         let mut granted = Vec::new();
         let wanted = wanted(self.rooms.promised(session, VOLUME));
-        let room = match wanted.is_none() {
-            true => Room::NONE,
-            false => self.promise_of_volume(session, wanted).await?,
+        let room = if wanted.is_none() {
+            Room::NONE
+        } else {
+            self.promise_of_volume(session, wanted).await?
         };
         if !room.is_none() {
             granted.push(RoomShare { quota: VOLUME, room });
@@ -246,10 +248,7 @@ impl FsCall<'_> {
             let others = accounts.sum(VOLUME).blocks + accounts.taken(VOLUME).blocks;
             inner.space.free() >= others + accounts.freed(VOLUME).blocks
         };
-        match self.ticket().enter(VOLUME, more, fits) {
-            true => Ok(()),
-            false => Err(FsError::NoSpace),
-        }
+        if self.ticket().enter(VOLUME, more, fits) { Ok(()) } else { Err(FsError::NoSpace) }
     }
 
     /// Takes blocks of metadata, of which the call has allocated so many.
@@ -269,10 +268,7 @@ impl FsCall<'_> {
         let more = Taken { pages, ..Taken::default() };
         let fits =
             |accounts: &Accounts| accounts.metadata().0 >= accounts.pages_of_others(Room::NONE);
-        match self.ticket().enter(VOLUME, more, fits) {
-            true => Ok(()),
-            false => Err(FsError::NoSpace),
-        }
+        if self.ticket().enter(VOLUME, more, fits) { Ok(()) } else { Err(FsError::NoSpace) }
     }
 
     /// Takes blocks and inodes below the root of a quota. Returns those that the promise of the session does not cover.

@@ -126,10 +126,7 @@ impl FsCall<'_> {
         }
         let used = self.usage(root).await?;
         self.inner.see_usage(root, used);
-        match fits(used) {
-            true => Ok(()),
-            false => Err(FsError::QuotaExceeded),
-        }
+        if fits(used) { Ok(()) } else { Err(FsError::QuotaExceeded) }
     }
 
     /// Records the charges.

@@ -118,14 +118,13 @@ impl Drop for Claim<'_> {
         let Some(reservation) = self.of.filter(|_| !self.steps.is_empty()) else { return };
         let mut state = reservation.state.lock();
         for (taken, run) in std::mem::take(&mut self.steps).into_iter().rev() {
-            match taken {
-                true => {
-                    state.put(run);
-                    if self.dirties {
-                        state.dirtied.push(run);
-                    }
+            if taken {
+                state.put(run);
+                if self.dirties {
+                    state.dirtied.push(run);
                 }
-                false => state.take(run.start),
+            } else {
+                state.take(run.start)
             }
         }
     }

@@ -168,10 +168,7 @@ impl Space {
     /// Keeps the blocks behind a growing file for it.
     pub(super) fn reserve(&self, ino: u64, range: Range<u64>) {
         let windows = &mut self.hints.lock().windows;
-        match range.is_empty() {
-            true => windows.remove(ino),
-            false => windows.add(ino, range),
-        }
+        if range.is_empty() { windows.remove(ino) } else { windows.add(ino, range) }
     }
 
     /// A file grows no longer.

@@ -143,9 +143,10 @@ impl Copies {
             let [label, block] = self.read(&*txn).await?;
             let is_same =
                 |copy: &Option<Bytes>| copy.as_ref().is_some_and(|it| it == record.as_bytes());
-            match is_same(&label) && (self.block.is_none() || is_same(&block)) {
-                true => Ok(()),
-                false => self.write_copies(&*txn, &record).await,
+            if is_same(&label) && (self.block.is_none() || is_same(&block)) {
+                Ok(())
+            } else {
+                self.write_copies(&*txn, &record).await
             }
         })
         .await

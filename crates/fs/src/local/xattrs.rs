@@ -41,9 +41,10 @@ fn check_name(kind: Kind, name: &[u8]) -> Result<(), FsError> {
         return Err(FsError::Invalid("an attribute needs a name"));
     }
     // As in the kernel: only files and directories have attributes of users.
-    match *space == b"user." && !matches!(kind, Kind::File | Kind::Directory) {
-        true => Err(FsError::NotPermitted),
-        false => Ok(()),
+    if *space == b"user." && !matches!(kind, Kind::File | Kind::Directory) {
+        Err(FsError::NotPermitted)
+    } else {
+        Ok(())
     }
 }
 
@@ -117,10 +118,7 @@ impl FsCall<'_> {
     async fn check_names(&mut self, ino: u64, name: &[u8]) -> Result<(), FsError> {
         let names = self.xattrs(ino).await?;
         let bytes: usize = names.iter().map(|name| name.len() + 1).sum();
-        match bytes + name.len() < MAX_NAMES {
-            true => Ok(()),
-            false => Err(FsError::AttributeTooLarge),
-        }
+        if bytes + name.len() < MAX_NAMES { Ok(()) } else { Err(FsError::AttributeTooLarge) }
     }
 
     /// Applies an access control list to the inode; returns the value to store.
@@ -143,9 +141,10 @@ impl FsCall<'_> {
             }
             (HAS_DEFAULT_ACL, !acl.is_empty())
         };
-        match stored {
-            true => record.flags |= flag,
-            false => record.flags &= !flag,
+        if stored {
+            record.flags |= flag
+        } else {
+            record.flags &= !flag
         }
         Ok(stored.then(|| acl.encode().into()))
     }

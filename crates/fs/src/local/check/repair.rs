@@ -187,9 +187,10 @@ async fn mend_blocks(inner: &FsState, ino: u64, missing: &Missing) -> Result<Out
             break;
         }
     }
-    Ok(match lost.is_empty() {
-        true => Outcome::Repaired,
-        false => Outcome::Lost(lost_bytes(ino, &lost, record.size.get())),
+    Ok(if lost.is_empty() {
+        Outcome::Repaired
+    } else {
+        Outcome::Lost(lost_bytes(ino, &lost, record.size.get()))
     })
 }
 
@@ -352,9 +353,10 @@ impl FsCall<'_> {
         };
         if kind == Kind::File {
             let holes = lost::holes(&extents, end);
-            blocks += match is_known {
-                true => lost::blocks_of(&lost::suspects(&holes, &missing.beginnings(ino))),
-                false => lost::blocks_of(&holes),
+            blocks += if is_known {
+                lost::blocks_of(&lost::suspects(&holes, &missing.beginnings(ino)))
+            } else {
+                lost::blocks_of(&holes)
             };
         }
         let flags = if extents.iter().any(Extent::is_lost) { HAS_LOST } else { 0 };
@@ -380,9 +382,10 @@ impl FsCall<'_> {
         if extent.blocks > blocks {
             let rest = extent.part(gone.end..extent.end());
             // Where another one begins there already, this one is lost as a whole.
-            match others.iter().any(|other| other.at == rest.at) {
-                true => gone.end = extent.end(),
-                false => self.put(rest.key(ino), rest.encode()),
+            if others.iter().any(|other| other.at == rest.at) {
+                gone.end = extent.end()
+            } else {
+                self.put(rest.key(ino), rest.encode())
             }
         }
         let mut lost = lost::holes(&others, gone.end);

@@ -43,13 +43,14 @@ pub(super) async fn find(
     while let Some(damage) = look(env, volume, name).await? {
         let outcome = match &damage {
             _ if !how.salvage || repairs.next().is_none() => Outcome::Left,
-            Damage::NoSuper => match restore_super(env, volume, name).await? {
-                true => Outcome::Repaired,
-                false => {
+            Damage::NoSuper => {
+                if restore_super(env, volume, name).await? {
+                    Outcome::Repaired
+                } else {
                     make_super(env, volume, name, is_external).await?;
                     Outcome::Lost("the superblock; all names were rehashed".to_owned())
                 }
-            },
+            }
             _ => match salvage(env, volume.clone(), &meta, missing).await {
                 Err(FsError::NoSpace) => Outcome::Left,
                 Err(error) if error.is_damage_below() => Outcome::Left,
@@ -110,10 +111,7 @@ pub(super) async fn salvage(
 ) -> Result<Outcome, FsError> {
     let salvage = Store::salvage(env, volume, meta).await?;
     missing.add(&salvage);
-    Ok(match salvage.is_whole() {
-        true => Outcome::Repaired,
-        false => Outcome::Lost(lost(&salvage)),
-    })
+    Ok(if salvage.is_whole() { Outcome::Repaired } else { Outcome::Lost(lost(&salvage)) })
 }
 
 /// Lists the losses.

@@ -169,10 +169,7 @@ pub(super) async fn scan(fs: &FsState, data: bool) -> Result<Scan, FsError> {
 
 /// The damage of the tree that an error stands for; other errors are returned.
 pub(super) fn tree_damage(error: FsError) -> Result<Damage, FsError> {
-    match error.is_damage_below() {
-        true => Ok(Damage::Tree(error.to_string())),
-        false => Err(error),
-    }
+    if error.is_damage_below() { Ok(Damage::Tree(error.to_string())) } else { Err(error) }
 }
 
 impl Scan {
@@ -281,15 +278,11 @@ impl Scan {
                 group.flags |= HAS_XATTRS;
                 if rest == ACCESS_ACL || rest == DEFAULT_ACL {
                     let sound = Acl::decode(value).is_ok_and(|acl| !acl.is_empty());
-                    match sound {
-                        true => {
-                            group.flags |=
-                                if rest == ACCESS_ACL { HAS_ACL } else { HAS_DEFAULT_ACL }
-                        }
-                        false => {
-                            let name = key.slice(9..);
-                            self.damages.push(Damage::BadList { ino: group.ino, name });
-                        }
+                    if sound {
+                        group.flags |= if rest == ACCESS_ACL { HAS_ACL } else { HAS_DEFAULT_ACL }
+                    } else {
+                        let name = key.slice(9..);
+                        self.damages.push(Damage::BadList { ino: group.ino, name });
                     }
                 }
                 !rest.is_empty()
@@ -328,13 +321,12 @@ impl Scan {
         self.extents += group.extents.len() as u64;
         let mut end = 0;
         for extent in &group.extents {
-            match extent.is_lost() {
-                true => self.lost.push((ino, extent.at..extent.end())),
-                false => {
-                    let run = Run { start: extent.start, blocks: extent.blocks };
-                    self.owners.push((run, ino, extent.at));
-                    self.blocks += extent.blocks;
-                }
+            if extent.is_lost() {
+                self.lost.push((ino, extent.at..extent.end()))
+            } else {
+                let run = Run { start: extent.start, blocks: extent.blocks };
+                self.owners.push((run, ino, extent.at));
+                self.blocks += extent.blocks;
             }
             if extent.at < end {
                 let blocks = (end - extent.at).min(extent.blocks);
@@ -579,9 +571,10 @@ impl Scan {
         let roots: BTreeSet<u64> = self.quotas.iter().chain(self.usage.keys()).copied().collect();
         for root in roots {
             let stored = self.usage.get(&root).copied().unwrap_or_default();
-            let found = match self.quotas.contains(&root) {
-                true => found.get(&root).copied().unwrap_or_default(),
-                false => (0, 0),
+            let found = if self.quotas.contains(&root) {
+                found.get(&root).copied().unwrap_or_default()
+            } else {
+                (0, 0)
             };
             if stored != found {
                 self.damages.push(Damage::WrongUsage { root, stored, found });
@@ -663,9 +656,10 @@ impl Scan {
             let last = self.owners[..end].last();
             last.is_some_and(|(it, ..)| it.start + it.blocks > run.start)
         };
-        match runs.iter().any(meets) {
-            true => self.damages.push(Damage::BadRecord(table_key().into())),
-            false => (self.reserved, self.reservations) = (runs, count),
+        if runs.iter().any(meets) {
+            self.damages.push(Damage::BadRecord(table_key().into()))
+        } else {
+            (self.reserved, self.reservations) = (runs, count)
         }
         Ok(())
     }

@@ -191,11 +191,8 @@ impl FsCall<'_> {
             let is_fresh = fresh.iter().any(|hole| hole.contains(&block));
             let place = layout.block(block).ok_or(FsError::NoSpace)?;
             let bytes = source.take(range.len());
-            let before = if is_fresh {
-                Some(&ZEROS[..BLOCK_SIZE])
-            } else {
-                before.get(&block).map(|content| &content[..])
-            };
+            let before = before.get(&block).map(|content| &content[..]);
+            let before = if is_fresh { Some(&ZEROS[..BLOCK_SIZE]) } else { before };
             self.write_part(place, before, range, bytes).await?;
         }
         assert!(source.is_empty(), "bytes are left that belong to no block");

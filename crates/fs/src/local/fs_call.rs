@@ -128,11 +128,8 @@ impl<'a> FsCall<'a> {
 
     /// The call in a caller's transaction, which has blocks to itself where that is possible.
     pub(super) fn with(self, own: &'a Reservation) -> FsCall<'a> {
-        if self.txn.aside().is_some() && self.inner.table.get().is_some() {
-            FsCall { own: Some(own), claim: own.claim(), ..self }
-        } else {
-            self
-        }
+        let may_own = self.txn.aside().is_some() && self.inner.table.get().is_some();
+        if may_own { FsCall { own: Some(own), claim: own.claim(), ..self } } else { self }
     }
 
     /// The call is recorded. One that was made before has the time that it had.
@@ -356,11 +353,12 @@ impl<'a> FsCall<'a> {
         };
         let mut blocks = Vec::with_capacity(run.blocks as usize);
         for (part, is_own) in own.parts(run) {
-            blocks.extend(if is_own {
-                private_blocks::read(self.inner, self.txn, part).await?
-            } else {
-                self.txn.read_run(self.inner.area.lba(part.start), part.blocks).await?
-            });
+            if is_own {
+                blocks.extend(private_blocks::read(self.inner, self.txn, part).await?);
+                continue;
+            }
+            let lba = self.inner.area.lba(part.start);
+            blocks.extend(self.txn.read_run(lba, part.blocks).await?);
         }
         Ok(blocks)
     }

@@ -353,11 +353,8 @@ impl FsCall<'_> {
         };
         if kind == Kind::File {
             let holes = lost::holes(&extents, end);
-            blocks += if is_known {
-                lost::blocks_of(&lost::suspects(&holes, &missing.beginnings(ino)))
-            } else {
-                lost::blocks_of(&holes)
-            };
+            let known = is_known.then(|| lost::suspects(&holes, &missing.beginnings(ino)));
+            blocks += lost::blocks_of(known.as_ref().unwrap_or(&holes));
         }
         let flags = if extents.iter().any(Extent::is_lost) { HAS_LOST } else { 0 };
         self.put_made(ino, (kind, flags), (size, blocks), 0);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
     Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations,
-    Retention, StoreError, Throttle, Version, Write, WriteList,
+    Position, Retention, StoreError, Throttle, Version, Write, WriteList,
 };
 
 /// A requested change.
@@ -61,6 +61,23 @@ impl<A: Around> Passing<A> {
     /// Wraps `store`.
     pub fn new(store: Arc<dyn BlockStore>, around: A) -> Passing<A> {
         Passing { store, around: Arc::new(around) }
+    }
+
+    /// Runs the hooks around `submit`, which applies `writes` below.
+    async fn apply_around(
+        &self,
+        writes: &[Write],
+        submit: impl Future<Output = Result<Applied, StoreError>>,
+    ) -> Result<Applied, StoreError> {
+        self.around.before_change(Change::Apply(writes)).await?;
+        let applied = submit.await.map(Applied::into_parts);
+        if let Ok((version, ..)) = &applied {
+            self.around.applied(*version, writes);
+        }
+        self.around.after_change().await;
+        let (version, hold, backpressure) = applied?;
+        let throttle = Delayed { around: self.around.clone(), own: Mutex::new(Some(backpressure)) };
+        Ok(Applied::new(version, hold, Backpressure::new(Arc::new(throttle), 0)))
     }
 }
 
@@ -119,16 +136,21 @@ impl<A: Around> BlockStore for Passing<A> {
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
-        self.around.before_change(Change::Apply(&writes)).await?;
-        let applied = self.store.submit(writes.clone(), retention).await;
-        let applied = applied.map(Applied::into_parts);
-        if let Ok((version, ..)) = &applied {
-            self.around.applied(*version, &writes);
-        }
-        self.around.after_change().await;
-        let (version, hold, backpressure) = applied?;
-        let throttle = Delayed { around: self.around.clone(), own: Mutex::new(Some(backpressure)) };
-        Ok(Applied::new(version, hold, Backpressure::new(Arc::new(throttle), 0)))
+        self.apply_around(&writes, self.store.submit(writes.clone(), retention)).await
+    }
+
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.apply_around(&writes, self.store.submit_at(version, writes.clone(), retention)).await
+    }
+
+    /// Nothing is found at once: the hooks see every read.
+    fn peek(&self, _lba: Lba, _at: Version) -> Option<Option<Bytes>> {
+        None
     }
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
@@ -173,6 +195,30 @@ impl<A: Around> BlockStore for Passing<A> {
 
     fn lineage(&self) -> Option<&dyn Lineage> {
         self.store.lineage()
+    }
+
+    fn position(&self) -> Option<Position> {
+        self.store.position()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.store.is_read_only()
+    }
+
+    fn holds_take_room(&self) -> bool {
+        self.store.holds_take_room()
+    }
+
+    fn room(&self) -> Option<u64> {
+        self.store.room()
+    }
+
+    fn max_transaction(&self) -> usize {
+        self.store.max_transaction()
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.store.please_cache(lba);
     }
 
     fn lapse_point(&self, most: usize) -> Option<Version> {

@@ -93,10 +93,25 @@ impl BlockStore for Frozen {
         Ok((self.now(), blocks))
     }
 
+    /// As a read, from memory.
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        let is_here = at == self.now() && self.check(lba, 1).is_ok();
+        is_here.then(|| self.store.peek(lba, at)).flatten()
+    }
+
     async fn submit(
         &self,
         _writes: WriteList,
         _retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+
+    async fn submit_at(
+        &self,
+        _: Version,
+        _: WriteList,
+        _: Retention,
     ) -> Result<Applied, StoreError> {
         Err(StoreError::ReadOnly)
     }

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use thalweg_env::{Env, Task, Time};
 
 use super::{
-    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Retention,
-    StoreError, Version, WriteList,
+    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Position,
+    Retention, StoreError, Version, WriteList,
 };
 
 /// How exactly the age of versions is known, as a part of the age allowed.
@@ -319,6 +319,10 @@ impl BlockStore for Retained {
 
     fn lineage(&self) -> Option<&dyn Lineage> {
         self.store.lineage()
+    }
+
+    fn position(&self) -> Option<Position> {
+        self.store.position()
     }
 
     fn hold_since(&self, version: Version) -> Option<Hold> {

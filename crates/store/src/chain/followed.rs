@@ -107,6 +107,16 @@ impl BlockStore for Followed {
         Err(StoreError::ReadOnly)
     }
 
+    /// Its primary's commits are applied to the chain itself.
+    async fn submit_at(
+        &self,
+        _: Version,
+        _: WriteList,
+        _: Retention,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+
     async fn discard(&self, _: Lba, _: u64) -> Result<Version, StoreError> {
         Err(StoreError::ReadOnly)
     }
@@ -166,6 +176,18 @@ impl BlockStore for Followed {
 
     fn lapse_point(&self, most: usize) -> Option<Version> {
         self.chain.lapse_point(most)
+    }
+
+    fn holds_take_room(&self) -> bool {
+        self.chain.holds_take_room()
+    }
+
+    fn room(&self) -> Option<u64> {
+        self.chain.room()
+    }
+
+    fn max_transaction(&self) -> usize {
+        self.chain.max_transaction()
     }
 
     fn please_cache(&self, lba: Lba) {

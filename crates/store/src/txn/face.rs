@@ -66,6 +66,22 @@ impl BlockStore for TransactionManager {
         self.inner.store.sync(version).await
     }
 
+    fn position(&self) -> Option<Position> {
+        self.inner.store.position()
+    }
+
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        self.inner.store.peek(lba, at)
+    }
+
+    fn holds_take_room(&self) -> bool {
+        self.inner.store.holds_take_room()
+    }
+
+    fn max_transaction(&self) -> usize {
+        self.inner.store.max_transaction()
+    }
+
     fn hold(&self, version: Version) -> Option<Hold> {
         self.inner.store.hold(version)
     }

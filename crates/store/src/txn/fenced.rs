@@ -10,8 +10,8 @@ use super::inner::Inner;
 use super::manager::TransactionManager;
 use super::past::{self, Past};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError, Version,
-    WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Position, Retention,
+    StoreError, Version, WriteList,
 };
 
 /// Excludes a structure that would raise the fence, until dropped.
@@ -114,6 +114,26 @@ impl BlockStore for Fenced {
 
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
         self.manager.sync(version).await
+    }
+
+    fn lineage(&self) -> Option<&dyn Lineage> {
+        self.manager.lineage()
+    }
+
+    fn position(&self) -> Option<Position> {
+        BlockStore::position(&self.manager)
+    }
+
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        self.manager.peek(lba, at)
+    }
+
+    fn holds_take_room(&self) -> bool {
+        self.manager.holds_take_room()
+    }
+
+    fn max_transaction(&self) -> usize {
+        self.manager.max_transaction()
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {

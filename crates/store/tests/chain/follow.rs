@@ -274,6 +274,22 @@ fn versions_of_a_copy_are_no_states_of_the_primary_before_and_after_the_next_one
 }
 
 #[test]
+fn readers_of_a_follower_are_told_the_limits_of_its_chain_and_write_nothing() {
+    run(5, |env| async move {
+        let devices = devices(&env, true).await;
+        let chain = Arc::new(open(&env, &devices, true).await.unwrap());
+        let followed = Followed::new(chain.clone());
+        submit(&chain, 1, 1).await.unwrap();
+        let limits = |store: &dyn BlockStore| {
+            (store.blocks(), store.room(), store.max_transaction(), store.holds_take_room())
+        };
+        assert_eq!(limits(&followed), limits(&*chain));
+        let refused = followed.submit_at(Version(2), list(1, 2), Retention::Newest).await;
+        assert!(matches!(refused, Err(StoreError::ReadOnly)), "{refused:?}");
+    });
+}
+
+#[test]
 fn readers_of_a_follower_without_a_whole_state_are_told_and_see_each_newer_one() {
     run(5, |env| async move {
         let devices = devices(&env, true).await;

@@ -5,6 +5,7 @@
 mod contract;
 mod counting;
 mod fence;
+mod layers;
 mod retained;
 mod stale;
 #[path = "../support/mod.rs"]

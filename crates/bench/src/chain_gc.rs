@@ -12,7 +12,7 @@ use std::time::Duration;
 use rand::RngExt;
 use thalweg_env::{Env, Task, Time};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt};
 use thalweg_store::chain::{Chain, Cleaning, Options as ChainOptions};
 use thalweg_store::device::{DeviceRef, Purpose, Stripe};
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_env::Env;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Retained};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt, Keep, Retained};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{
     Counters, Device, DeviceError, DeviceRef, Geometry, MemoryDevice, Purpose, QueueDepth, Tallies,

@@ -5,10 +5,11 @@
 //! amount of data in the volume.
 
 use std::time::Duration;
+use thalweg_store::block::BlocksExt;
 
 use rand::RngExt;
 use thalweg_env::Env;
-use thalweg_store::block::BlockStore;
+
 use thalweg_store::chain::{Cleaning, Options as ChainOptions};
 
 use crate::rig::{self, Placement, Plan, Restart, Rig, SEGMENT, failed, rounded};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::Env;
-use thalweg_store::block::{BlockStore, Lba, StoreError};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, StoreError};
 use thalweg_store::chain::Chain;
 
 use crate::BenchError;

@@ -24,7 +24,7 @@ use thalweg_env::{Env, Rng, Task};
 use thalweg_replica::{Follower, Primary, PrimaryOptions, Room};
 use thalweg_sim::net::{Host, LinkSpec, Network};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Lba, Version, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{DeviceRef, Partition};
 use uuid::Uuid;

@@ -25,7 +25,7 @@ use thalweg_env::{Env, Task};
 use thalweg_net::keys::Key;
 use thalweg_net::tls::{TlsClient, TlsServer};
 use thalweg_replica::{Follower, Primary, PrimaryOptions};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{AlignedBuf, DeviceRef, FileDevice, FileOptions, Purpose};
 use thalweg_store::tree::{Kind, NewPartition, Store, catalogue};

@@ -10,7 +10,7 @@ use thalweg_env::{Env, Task};
 use thalweg_sim::busy::{BusyTimes, Kind};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Mirror, Side, Stripe};
 use uuid::Uuid;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use futures::stream::{self, StreamExt};
 use thalweg_env::Env;
 use thalweg_ipc::{Config, Connection, Server};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Lba, Retained, Version};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Keep, Lba, Retained, Version};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::MemoryDevice;
 use thalweg_store::stale::{VersionRange, Versioned};

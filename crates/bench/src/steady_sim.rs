@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt};
 use thalweg_store::chain::{Chain, Status};
 use tokio::sync::{Notify, Semaphore};
 

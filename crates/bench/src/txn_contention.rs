@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::{Env, Time};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, Lba};
 use thalweg_store::chain::{Cleaning, Options as ChainOptions};
 use thalweg_store::device::{AlignedBuf, DeviceRef};
 use thalweg_store::txn::{
@@ -331,7 +331,7 @@ impl Client {
         };
         let answered = self.account.lock().event();
         if committed {
-            BlockStore::sync(&self.manager, self.manager.now()).await?;
+            Blocks::sync(&self.manager, self.manager.now()).await?;
         }
         let at = self.env.now();
         let attempt = Attempt { segments, began, asked, answered, committed, at };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use thalweg_env::Env;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Blocks, BlocksExt, Lba};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options as ChainOptions, Parts};
 use thalweg_store::device::{AlignedBuf, Device, DeviceRef, MemoryDevice, Purpose};
 use thalweg_store::inplace::{
@@ -170,7 +170,7 @@ async fn in_place(env: &Env) -> Result<Arc<InPlace>, BenchError> {
 }
 
 /// Writes every block once.
-async fn fill(store: &dyn BlockStore) -> Result<(), BenchError> {
+async fn fill(store: &dyn Blocks) -> Result<(), BenchError> {
     for first in (0..BLOCKS).step_by(128) {
         let writes = (first..first + 128).map(|lba| rig::block(lba, 0)).collect();
         store.apply(writes).await.map_err(failed)?;

@@ -21,7 +21,7 @@ use thalweg_ipc::{Config, Server};
 use thalweg_net::entry::Service;
 use thalweg_net::gate::Gate;
 use thalweg_net::keys::{Access, Authorized, Client, Home, Key};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Write};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, Follows, LinkSpec, NewVolume, OpenOptions, Pool};

@@ -6,7 +6,7 @@ use thalweg_env::watch;
 
 use bytes::Bytes;
 use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, ByteRanges, Lba, Retention, StoreError, Version, Write, WriteList,
+    BLOCK_SIZE, Blocks, ByteRanges, Lba, Lineage, Retention, StoreError, Version, Write, WriteList,
 };
 use thalweg_store::chain::{BEFORE_COPY, Chain};
 use thalweg_store::checksum::crc32c;

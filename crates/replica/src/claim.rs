@@ -1,11 +1,12 @@
 //! Which of two primaries of a volume goes on.
 
 use std::io;
+use thalweg_store::block::Blocks;
 
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::channel::{Channel, Limits, NoCalls, Side};
-use thalweg_store::block::BlockStore;
+
 use thalweg_store::chain::{Chain, ChainError, Fence};
 
 use super::following::{PATIENCE, Stopped, lost};

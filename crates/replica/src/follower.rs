@@ -10,7 +10,7 @@ use thalweg_env::connection::Stream;
 use thalweg_env::{Env, Time, watch};
 use thalweg_net::Traffic;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, NoCalls, Side};
-use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::block::{Blocks, Version};
 use thalweg_store::chain::{BEFORE_COPY, Chain, Position};
 use tokio::sync::{Notify, mpsc};
 

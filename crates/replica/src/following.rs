@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use thalweg_env::Env;
 use thalweg_net::Traffic;
 use thalweg_net::channel::CallError;
-use thalweg_store::block::{BlockStore, StoreError};
+use thalweg_store::block::{Blocks, StoreError};
 use thalweg_store::chain::{Chain, ChainError};
 use tokio::sync::oneshot;
 

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesOrdered;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use thalweg_net::channel::Channel;
-use thalweg_store::block::{BlockStore, Lba, StoreError, Version, Write, WriteList};
+use thalweg_store::block::{Blocks, Lba, StoreError, Version, Write, WriteList};
 use thalweg_store::chain::{Change, Changed, YieldingHold};
 use thalweg_store::checksum::crc32c;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_net::Traffic;
-use thalweg_store::block::{BlockStore, Lba, Version};
+use thalweg_store::block::{Blocks, Lba, Version};
 use thalweg_store::chain::format::block_checksum;
 use thalweg_store::chain::{Chain, Relation};
 

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations,
-    Position, Retention, StoreError, Throttle, Version, Write, WriteList,
+    Applied, Backpressure, BlockStore, Layer, Lba, Retention, StoreError, Throttle, Version, Write,
+    WriteList,
 };
 
 /// A requested change.
@@ -99,17 +99,9 @@ impl<A: Around> Throttle for Delayed<A> {
 }
 
 #[async_trait]
-impl<A: Around> BlockStore for Passing<A> {
-    fn blocks(&self) -> u64 {
-        self.store.blocks()
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.store.epoch()
-    }
-
-    fn now(&self) -> Version {
-        self.store.now()
+impl<A: Around> Layer for Passing<A> {
+    fn below(&self) -> &dyn BlockStore {
+        &*self.store
     }
 
     async fn read(
@@ -163,69 +155,5 @@ impl<A: Around> BlockStore for Passing<A> {
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
         self.around.before_sync().await;
         self.store.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.store.hold(version)
-    }
-
-    fn hold_synced(&self) -> Option<Hold> {
-        self.store.hold_synced()
-    }
-
-    fn synced(&self) -> Option<Version> {
-        self.store.synced()
-    }
-
-    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.store.versions(lba).await
-    }
-
-    fn hold_since(&self, version: Version) -> Option<Hold> {
-        self.store.hold_since(version)
-    }
-
-    fn oldest(&self) -> Version {
-        self.store.oldest()
-    }
-
-    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
-        self.store.locate(lba, oldest, newest)
-    }
-
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        self.store.lineage()
-    }
-
-    fn position(&self) -> Option<Position> {
-        self.store.position()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.store.is_read_only()
-    }
-
-    fn holds_take_room(&self) -> bool {
-        self.store.holds_take_room()
-    }
-
-    fn room(&self) -> Option<u64> {
-        self.store.room()
-    }
-
-    fn max_transaction(&self) -> usize {
-        self.store.max_transaction()
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.store.please_cache(lba);
-    }
-
-    fn lapse_point(&self, most: usize) -> Option<Version> {
-        self.store.lapse_point(most)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.store.allocation(lba, count, at)
     }
 }

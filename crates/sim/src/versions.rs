@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_store::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Located,
-    Locations, Residence, Retention, StoreError, Version, Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, BlockVersion, Blocks, Epoch, Hints, Hold, Lba, Lineage,
+    Located, Locations, Residence, Retention, StoreError, Version, Versions, Write, WriteList,
 };
 
 type History = Vec<(Version, Option<Bytes>)>;
@@ -171,7 +171,7 @@ impl State {
 }
 
 #[async_trait]
-impl BlockStore for VersionedMemory {
+impl Blocks for VersionedMemory {
     fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -214,15 +214,6 @@ impl BlockStore for VersionedMemory {
         self.apply_as(None, &writes, retention)
     }
 
-    async fn submit_at(
-        &self,
-        version: Version,
-        writes: WriteList,
-        retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        self.apply_as(Some(version), &writes, retention)
-    }
-
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
         self.check(lba, count)?;
         let mut state = self.state.lock();
@@ -242,6 +233,27 @@ impl BlockStore for VersionedMemory {
         }
     }
 
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        let state = self.state.lock();
+        let at = at.unwrap_or(state.now);
+        (lba.0..lba.0 + count).map(|lba| (1, state.get(lba, at).is_some())).collect()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn room(&self) -> Option<u64> {
+        None
+    }
+
+    fn max_transaction(&self) -> usize {
+        usize::MAX
+    }
+}
+
+#[async_trait]
+impl Versions for VersionedMemory {
     fn hold(&self, version: Version) -> Option<Hold> {
         let mut state = self.state.lock();
         if !state.is_kept(version) {
@@ -303,12 +315,28 @@ impl BlockStore for VersionedMemory {
         Ok(located.filter(|it| it.newest >= oldest && it.oldest <= newest).collect())
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        let state = self.state.lock();
-        let at = at.unwrap_or(state.now);
-        (lba.0..lba.0 + count).map(|lba| (1, state.get(lba, at).is_some())).collect()
+    fn lapse_point(&self, _most: usize) -> Option<Version> {
+        None
+    }
+
+    fn holds_take_room(&self) -> bool {
+        true
     }
 }
+
+#[async_trait]
+impl Lineage for VersionedMemory {
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.apply_as(Some(version), &writes, retention)
+    }
+}
+
+impl Hints for VersionedMemory {}
 
 fn not_yet(version: Version) -> StoreError {
     StoreError::Invalid(format!("version {version} does not exist yet"))

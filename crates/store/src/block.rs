@@ -4,15 +4,17 @@
 //! applied here and becomes visible at once, in version order.
 //!
 //! **The crash rule.** After a crash a store recovers to the state of one version, no older than
-//! any version that [`BlockStore::sync`] acknowledged: a prefix of the commit order, and no
+//! any version that [`Blocks::sync`] acknowledged: a prefix of the commit order, and no
 //! transaction in part.
 
 mod ages;
 mod backpressure;
+mod contract;
 mod damage;
 mod difference;
 mod frozen;
 mod holds;
+mod layer;
 mod lineage;
 mod list;
 mod located;
@@ -23,17 +25,19 @@ mod retained;
 use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use crate::device::BLOCK_SIZE;
 use crate::device::DeviceError;
 pub use ages::Ages;
 pub use backpressure::{Applied, Backpressure, Throttle};
+pub(crate) use contract::numbers_itself;
+pub use contract::{BlockStore, Blocks, BlocksExt, Hints, Lineage, Versions};
 pub(crate) use difference::difference;
 pub use frozen::Frozen;
 pub(crate) use holds::Holds;
-pub use lineage::{Lineage, Relation};
+pub use layer::Layer;
+pub use lineage::Relation;
 pub use list::WriteList;
 pub use located::{BlockVersion, Located, Locations, Residence};
 pub use position::{NoPosition, Position};
@@ -56,7 +60,7 @@ pub use retained::{Keep, Paused, Retained};
 )]
 pub struct Lba(pub u64);
 
-/// A commit timestamp. Versions are contiguous, except for those of [`BlockStore::submit_at`]; version 0 is the
+/// A commit timestamp. Versions are contiguous, except for those of [`Lineage::submit_at`]; version 0 is the
 /// empty store.
 ///
 /// A version names one state as long as the store is open. A crash loses versions that were visible and not yet
@@ -217,181 +221,6 @@ pub enum Retention {
     /// No reader of an older version needs the former content of the blocks, since they held nothing. Such
     /// a reader may find the new content instead, so the store need not remember when they were written.
     Unversioned,
-}
-
-/// Blocks with versions, applied atomically and made durable on request.
-#[async_trait]
-pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
-    /// The number of logical blocks.
-    fn blocks(&self) -> u64;
-
-    /// The epoch of every version while the store is open.
-    fn epoch(&self) -> Epoch;
-
-    /// The newest version that a new reader sees. A commit that has been acknowledged is in it.
-    fn now(&self) -> Version;
-
-    /// The name of a version for ever.
-    fn name(&self, version: Version) -> EpochVersion {
-        EpochVersion { epoch: self.epoch(), version }
-    }
-
-    /// Whether every change is refused with [`StoreError::ReadOnly`].
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    /// `count` blocks from `lba` on as of version `at`: one buffer for each block, `None` where nothing is
-    /// stored and the block reads as zeros. `at` is the newest version or one that is held (also by another
-    /// reader).
-    ///
-    /// # Errors
-    /// [`StoreError::Gone`] when `at` is not kept, also when a newer version comes during the read;
-    /// [`StoreError::Corrupt`] when no copy of a block matches its checksum.
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError>;
-
-    /// [`BlockStore::read`] of the newest version, and which one that is. It never fails with
-    /// [`StoreError::Gone`]: all blocks are of one version, also during commits.
-    ///
-    /// # Errors
-    /// [`StoreError::Corrupt`] when no copy of a block matches its checksum.
-    async fn read_newest(
-        &self,
-        lba: Lba,
-        count: u64,
-    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError>;
-
-    /// One block as of version `at`, as [`BlockStore::read`] would return it, if the store finds it in memory at
-    /// once. `None` also when `at` is not kept: a read says why.
-    fn peek(&self, _lba: Lba, _at: Version) -> Option<Option<Bytes>> {
-        None
-    }
-
-    /// Applies one transaction's writes as the next version, atomically. The version is visible when this
-    /// returns, and durable after a [`BlockStore::sync`]. The caller waits for the [`Backpressure`] that is
-    /// returned before it writes more.
-    ///
-    /// # Errors
-    /// [`StoreError`]: nothing was applied.
-    async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError>;
-
-    /// [`BlockStore::submit`] as a given version, for a store that follows another one: versions may be left out.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] unless `version` is newer than the newest, and from a store that numbers its
-    /// versions itself.
-    async fn submit_at(
-        &self,
-        version: Version,
-        _writes: WriteList,
-        _retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        Err(StoreError::Invalid(format!("this store numbers its versions; {version} was given")))
-    }
-
-    /// [`BlockStore::submit`] and its backpressure, for a caller that nothing else waits for. A block may be
-    /// written several times: see [`WriteList`].
-    ///
-    /// # Errors
-    /// As [`BlockStore::submit`], and [`WriteList::new`].
-    async fn apply(&self, writes: Vec<Write>) -> Result<Version, StoreError> {
-        let applied = self.submit(WriteList::new(writes)?, Retention::Newest).await?;
-        Ok(applied.settle().await)
-    }
-
-    /// Whether a write may lack room because older versions are held. False while a write only waits for work that
-    /// the store ends by itself, with these versions.
-    fn holds_take_room(&self) -> bool {
-        true
-    }
-
-    /// How many more blocks can be written where nothing is stored: fewer than hold nothing while snapshots keep contents that
-    /// newer ones have replaced. `None` when each block of the store can be written. Versions that are given up before a
-    /// write fails for lack of room do not count.
-    fn room(&self) -> Option<u64> {
-        None
-    }
-
-    /// The most blocks that [`BlockStore::apply`] takes at once.
-    fn max_transaction(&self) -> usize {
-        usize::MAX
-    }
-
-    /// Discards `count` blocks from `lba` on as the next version: they read as zeros, and their
-    /// space may be reclaimed.
-    async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError>;
-
-    /// Makes everything up to `version` survive a crash. Concurrent callers share a flush.
-    async fn sync(&self, version: Version) -> Result<(), StoreError>;
-
-    /// Keeps `version` readable until the guard is dropped. `None` when it is gone already.
-    fn hold(&self, version: Version) -> Option<Hold>;
-
-    /// Keeps `version` and all that are newer readable until the guard is dropped. `None` when one of them is gone
-    /// already, and from a store that cannot.
-    fn hold_since(&self, _version: Version) -> Option<Hold> {
-        None
-    }
-
-    /// The version from which on all can be read.
-    fn oldest(&self) -> Version {
-        self.now()
-    }
-
-    /// Keeps the newest version that survives a crash readable. It contains everything that
-    /// [`BlockStore::sync`] acknowledged. `None` when the store has not kept that version; the call asks it
-    /// to from now on.
-    fn hold_synced(&self) -> Option<Hold> {
-        None
-    }
-
-    /// The version that [`BlockStore::hold_synced`] would keep now, without keeping it.
-    fn synced(&self) -> Option<Version> {
-        None
-    }
-
-    /// The history that the store shares with its replicas; `None` for a store of a kind that has none.
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        None
-    }
-
-    /// The name of the newest version on every machine; `None` for a store that no other one follows.
-    fn position(&self) -> Option<Position> {
-        self.lineage()?.position_of(self.now())
-    }
-
-    /// The contents of a block that can be read, oldest first; the last one is the newest. Versions that are not
-    /// held themselves are left out, except for the newest.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] outside of the store.
-    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError>;
-
-    /// The contents that a block has in the versions from `oldest` to `newest` that can be read, and where each of them
-    /// would be read from. Neither version need be one that can be read. Never waits.
-    ///
-    /// # Errors
-    /// [`StoreError::Invalid`] outside of the store.
-    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError>;
-
-    /// The version from which on [`BlockStore::hold_since`] keeps at most `most` contents of blocks that have newer
-    /// ones; `None` when it keeps no more now.
-    fn lapse_point(&self, _most: usize) -> Option<Version> {
-        None
-    }
-
-    /// Asks for a block to be kept in memory. A hint, and bounded: beyond the bound the most recently read
-    /// blocks stay.
-    fn please_cache(&self, _lba: Lba) {}
-
-    /// Which of `count` blocks from `lba` on hold data at a version that is kept, or else the newest one, as runs of
-    /// (length, stored).
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)>;
 }
 
 /// Keeps a version readable; released when dropped.

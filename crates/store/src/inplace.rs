@@ -70,8 +70,8 @@ pub use state::Counts;
 pub use status::InPlaceStatus;
 
 use crate::block::{
-    Applied, BLOCK_SIZE, Backpressure, BlockStore, Epoch, Lba, Retention, StoreError, Version,
-    Write, WriteList,
+    Applied, BLOCK_SIZE, Backpressure, Blocks, Epoch, Lba, Retention, StoreError, Version, Write,
+    WriteList,
 };
 use crate::device::{DeviceError, DeviceRef};
 use crate::journal::log::Callers;

@@ -52,7 +52,7 @@ pub use settings::OpenOptions;
 pub use spec::{CacheSpec, DeviceSpec, Follows, LinkSpec, NewVolume, Preallocation};
 pub use status::{MemberState, MemberStatus, PoolStatus};
 
-use crate::block::{BlockStore, Frozen, Hold, Retained, StoreError};
+use crate::block::{BlockStore, Blocks, Frozen, Hold, Retained, StoreError, Versions};
 use crate::chain::{
     Chain, ChainError, Followed, Growth, Position, Rebuild, RebuildReport, Recovered,
 };

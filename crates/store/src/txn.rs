@@ -137,13 +137,13 @@ pub trait Transact: Send + Sync + fmt::Debug + 'static {
     }
 
     /// How many more blocks can be written where nothing is stored; see
-    /// [`BlockStore::room`](crate::block::BlockStore::room). `None` when each block can be, and where that is not known.
+    /// [`Blocks::room`](crate::block::Blocks::room). `None` when each block can be, and where that is not known.
     fn room(&self) -> Option<u64> {
         None
     }
 
     /// The contents of a block that can be read, oldest first, and the epoch of their versions; see
-    /// [`BlockStore::versions`](crate::block::BlockStore::versions). A transaction can begin on the oldest and on
+    /// [`Versions::versions`](crate::block::Versions::versions). A transaction can begin on the oldest and on
     /// the newest version of each.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{Filesystem, Ino, NewNode, Node, WriteAt, WriteHow};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
-use thalweg_store::block::{BlockStore, StoreError};
+use thalweg_store::block::{Blocks, StoreError};
 use thalweg_store::device::{Device, DeviceRef, Purpose};
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options, Parts, Recovered};
 use thalweg_store::txn::{self, TransactionManager};

@@ -7,7 +7,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Task};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Lba, Residence, Retained};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Keep, Lba, Residence, Retained};
 use thalweg_store::chain::{
     Chain, Cleaning, Create, Link, Options as ChainOptions, Parts, Placement,
 };

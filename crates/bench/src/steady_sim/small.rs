@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use rand::{RngExt, SeedableRng};
 use thalweg_env::{Env, Rng};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Class, Lba, Write};
 use thalweg_store::chain::Chain;
 use thalweg_store::device::Tally;
 

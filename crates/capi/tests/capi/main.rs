@@ -19,7 +19,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use thalweg_env::Env;
 use thalweg_ipc::{Config, Server};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, EpochVersion, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, EpochVersion, Lba};
 use thalweg_store::device::{FileDevice, FileOptions};
 use thalweg_store::inplace::{InPlace, NewInPlace, Parts};
 use thalweg_store::pool::{self, DeviceSpec, LinkSpec, NewVolume, OpenOptions, Pool};

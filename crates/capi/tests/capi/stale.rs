@@ -6,7 +6,7 @@ use std::process::Command;
 use bytes::Bytes;
 use tempfile::TempDir;
 use thalweg_env::Env;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt, Lba, Write};
 use thalweg_store::pool::{Follows, OpenOptions, Pool};
 use uuid::Uuid;
 

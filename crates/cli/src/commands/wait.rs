@@ -10,7 +10,7 @@ use thalweg_env::Env;
 use thalweg_fs::Level;
 use thalweg_ipc::Connection;
 use thalweg_ipc::remote::Remote;
-use thalweg_store::block::{BlockStore, Lineage, NoPosition, Position};
+use thalweg_store::block::{Blocks, Lineage, NoPosition, Position};
 use thalweg_store::chain::ChainError;
 use thalweg_store::txn::Transact;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use thalweg_store::block::Blocks;
 
 use serde_json::{Value, json};
 use thalweg_env::connection::Stream;
@@ -11,7 +12,6 @@ use thalweg_ipc::remote::{Advice, Remote, RemoteError};
 use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
 use thalweg_replica::{Follower, Primary, PrimaryOptions, Stopped, announce};
-use thalweg_store::block::BlockStore;
 
 use super::heard::HeardFile;
 use crate::attention::{Followers, Upstream};

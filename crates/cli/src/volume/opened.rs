@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use thalweg_env::Env;
 use thalweg_fs::Contents;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore};
+use thalweg_store::block::{BLOCK_SIZE, Blocks};
 use thalweg_store::chain::ChainError;
 use thalweg_store::device::Access;
 use thalweg_store::device::kinds::kind_of;

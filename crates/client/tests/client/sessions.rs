@@ -1,7 +1,7 @@
 //! Sessions and snapshots with blocking calls, over a socket.
 
 use thalweg_client::{SessionCell, SessionError, Volume};
-use thalweg_store::block::{BlockStore, Hold, Lba, Version};
+use thalweg_store::block::{Blocks, Hold, Lba, Version, Versions};
 use thalweg_store::stale::{Cost, Unserved, VersionRange};
 use thalweg_store::tree::{Kind, TreeError};
 use thalweg_store::txn::{Begin, Transact, TxnError};

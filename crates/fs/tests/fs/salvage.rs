@@ -11,7 +11,7 @@ use thalweg_fs::local::LocalFs;
 use thalweg_fs::local::format::{Tag, key, parse_key};
 use thalweg_fs::{Filesystem, FsError, Ino, Kind, Node, SetXattr};
 use thalweg_sim::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt, Lba, Write};
 use thalweg_store::tree::format::{PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{Store, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_ipc::Config;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Versions, Write};
 use thalweg_store::txn::{
     self, Begin, Durability, Handle, Options, Transact, Transaction, TxnError,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use thalweg_ipc::protocol::{self, Answer, Frame, MAX_ANSWER_PAYLOAD, Request, Welcome};
 use thalweg_ipc::{Connection, SOCKET, socket};
-use thalweg_store::block::{BlockStore, Lba};
+use thalweg_store::block::{Blocks, Lba};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 

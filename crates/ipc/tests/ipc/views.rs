@@ -1,6 +1,6 @@
 //! Reads that may be old over a socket.
 
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Version, Versions, Write};
 use thalweg_store::stale::{Cost, Needs, Unserved, VersionRange};
 use thalweg_store::txn::{Begin, Durability, Transact, TxnError};
 

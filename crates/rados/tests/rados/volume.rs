@@ -10,7 +10,7 @@ use thalweg_env::{Env, Time};
 use thalweg_rados::{ObjectStoreRef, Opening, RadosDevice, RadosOptions};
 use thalweg_sim::rados::{RadosSpec, SimRados};
 use thalweg_sim::{campaign, run};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Write};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, Mode, NewInPlace, Options, Parts};
 

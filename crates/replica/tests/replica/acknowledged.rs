@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::RngExt;
 use thalweg_replica::Room;
 use thalweg_sim::{campaign, run};
-use thalweg_store::block::{BlockStore, StoreError, Version};
+use thalweg_store::block::{Blocks, StoreError, Version};
 
 use crate::nodes::Nodes;
 

@@ -14,7 +14,9 @@ use thalweg_sim::faults::Faults;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 use thalweg_sim::recording::Recorder;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Lba, Version, Versions, Write,
+};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Create, Followed, Options, Position};
 use thalweg_store::device::{DeviceRef, Geometry};
 use uuid::Uuid;

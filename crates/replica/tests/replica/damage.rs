@@ -6,7 +6,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_replica::Room;
 use thalweg_sim::{campaign, run};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Version};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, Version, Versions};
 
 use crate::cluster::{BLOCKS, Cluster, DRIVE, Role};
 

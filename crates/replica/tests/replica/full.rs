@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thalweg_replica::Room;
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Versions, Write};
 
 use crate::cluster::{BLOCKS, Cluster, Role};
 

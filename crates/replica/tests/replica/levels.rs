@@ -3,6 +3,7 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 use std::time::Duration;
+use thalweg_store::block::Blocks;
 
 use bytes::Bytes;
 use thalweg_env::Env;
@@ -10,7 +11,7 @@ use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_fs::{Filesystem, FsError, Ino, Level, NewNode, Node, WriteAt, WriteHow};
 use thalweg_replica::Room;
 use thalweg_sim::run;
-use thalweg_store::block::BlockStore;
+
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
 
 use crate::nodes::Nodes;

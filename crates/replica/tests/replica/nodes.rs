@@ -10,7 +10,7 @@ use thalweg_env::{Env, HashMap, Rng};
 use thalweg_replica::Room;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::net::{Host, LinkSpec, Network};
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Version, Versions, Write};
 use uuid::Uuid;
 
 use crate::clients::Desk;

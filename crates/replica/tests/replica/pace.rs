@@ -6,7 +6,7 @@ use std::time::Duration;
 use thalweg_env::{Env, Time};
 use thalweg_replica::Room;
 use thalweg_sim::run;
-use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::block::{Blocks, Version};
 
 use crate::nodes::Nodes;
 

@@ -10,7 +10,7 @@ use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_replica::protocol::{Answer, FromFollower, FromPrimary, HELLO, Refusal, State};
 use thalweg_replica::{Follower, Stopped, record};
 use thalweg_sim::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write, WriteList};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, Lba, Version, Write, WriteList};
 use thalweg_store::chain::{Chain, Change, History, Shrink, Timeline};
 use thalweg_store::checksum::crc32c;
 use uuid::Uuid;

@@ -4,7 +4,7 @@ use thalweg_net::hello::Hello;
 use thalweg_replica::protocol::HELLO;
 use thalweg_replica::{Follower, Room, Stopped};
 use thalweg_sim::run;
-use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::block::{Blocks, Version};
 
 use crate::cluster::{Cluster, follower_chain};
 

@@ -11,7 +11,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_replica::Room;
 use thalweg_sim::net::{Host, LinkSpec};
 use thalweg_sim::{campaign, run};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore};
+use thalweg_store::block::{BLOCK_SIZE, Lineage};
 
 use crate::clients::{Client, Desk, Mistake, connect};
 use crate::cluster::{DRIVE, Machine};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::RngExt;
 use thalweg_replica::Room;
 use thalweg_sim::{campaign, run};
-use thalweg_store::block::{BlockStore, Lba};
+use thalweg_store::block::{Blocks, Lba, Versions};
 use thalweg_store::chain::ChainError;
 
 use crate::cluster::{BLOCKS, Cluster, MOST, Role};

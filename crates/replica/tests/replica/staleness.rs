@@ -7,7 +7,7 @@ use rand::RngExt;
 use thalweg_replica::{FollowerStatus, ReplicaStatus, Room};
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::{campaign, run};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt, Lba, Version, Write};
 
 use crate::cluster::{BEAT, Cluster, Role};
 

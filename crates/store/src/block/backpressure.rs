@@ -17,7 +17,7 @@ pub trait Throttle: Send + Sync + 'static {
 /// The delay that a writer owes for one transaction.
 ///
 /// Each writer waits for its own writes, outside of every lock and queue: a wait inside of
-/// [`BlockStore::submit`](super::BlockStore::submit) would delay the writers queued behind it too.
+/// [`Blocks::submit`](super::Blocks::submit) would delay the writers queued behind it too.
 #[must_use = "without `wait` the writer gets ahead of the store's background work"]
 pub struct Backpressure(Option<(Arc<dyn Throttle>, usize)>);
 

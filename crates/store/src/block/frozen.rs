@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Holds, Lba, Locations, Retention, StoreError,
-    Version, WriteList,
+    Applied, BlockStore, BlockVersion, Blocks, Epoch, Hints, Hold, Holds, Lba, Lineage, Locations,
+    Retention, StoreError, Version, Versions, WriteList,
 };
 
 /// A block store at one version: its newest, or that of a snapshot. Changes fail with
@@ -56,7 +56,7 @@ impl Frozen {
 }
 
 #[async_trait]
-impl BlockStore for Frozen {
+impl Blocks for Frozen {
     fn blocks(&self) -> u64 {
         self.blocks
     }
@@ -93,25 +93,10 @@ impl BlockStore for Frozen {
         Ok((self.now(), blocks))
     }
 
-    /// As a read, from memory.
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        let is_here = at == self.now() && self.check(lba, 1).is_ok();
-        is_here.then(|| self.store.peek(lba, at)).flatten()
-    }
-
     async fn submit(
         &self,
         _writes: WriteList,
         _retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        Err(StoreError::ReadOnly)
-    }
-
-    async fn submit_at(
-        &self,
-        _: Version,
-        _: WriteList,
-        _: Retention,
     ) -> Result<Applied, StoreError> {
         Err(StoreError::ReadOnly)
     }
@@ -125,6 +110,23 @@ impl BlockStore for Frozen {
         Ok(())
     }
 
+    fn allocation(&self, lba: Lba, count: u64, _at: Option<Version>) -> Vec<(u64, bool)> {
+        let count = count.min(self.blocks.saturating_sub(lba.0));
+        self.store.allocation(lba, count, Some(self.now()))
+    }
+
+    fn room(&self) -> Option<u64> {
+        None
+    }
+
+    /// No change is refused for its size, since each one is.
+    fn max_transaction(&self) -> usize {
+        usize::MAX
+    }
+}
+
+#[async_trait]
+impl Versions for Frozen {
     fn hold(&self, version: Version) -> Option<Hold> {
         (version == self.now()).then(|| self.another_hold())
     }
@@ -158,12 +160,45 @@ impl BlockStore for Frozen {
         Ok(located)
     }
 
-    fn please_cache(&self, lba: Lba) {
-        self.store.please_cache(lba);
+    /// Newer versions are not shown.
+    fn hold_since(&self, _version: Version) -> Option<Hold> {
+        None
     }
 
-    fn allocation(&self, lba: Lba, count: u64, _at: Option<Version>) -> Vec<(u64, bool)> {
-        let count = count.min(self.blocks.saturating_sub(lba.0));
-        self.store.allocation(lba, count, Some(self.now()))
+    fn oldest(&self) -> Version {
+        self.now()
+    }
+
+    fn lapse_point(&self, _most: usize) -> Option<Version> {
+        None
+    }
+
+    fn holds_take_room(&self) -> bool {
+        false
+    }
+}
+
+/// A view is no state that replicas follow.
+#[async_trait]
+impl Lineage for Frozen {
+    async fn submit_at(
+        &self,
+        _: Version,
+        _: WriteList,
+        _: Retention,
+    ) -> Result<Applied, StoreError> {
+        Err(StoreError::ReadOnly)
+    }
+}
+
+impl Hints for Frozen {
+    /// As a read, from memory.
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        let is_here = at == self.now() && self.check(lba, 1).is_ok();
+        is_here.then(|| self.store.peek(lba, at)).flatten()
+    }
+
+    fn please_cache(&self, lba: Lba) {
+        self.store.please_cache(lba);
     }
 }

@@ -4,13 +4,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task, Time};
 
 use super::{
-    Ages, Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Position,
-    Retention, StoreError, Version, WriteList,
+    Ages, Applied, BlockStore, Hold, Layer, Lba, Retention, StoreError, Version, Versions,
+    WriteList,
 };
 
 /// How exactly the age of versions is known, as a part of the age allowed.
@@ -73,7 +72,7 @@ impl Drop for Paused<'_> {
 
 impl Window {
     /// The first version to keep.
-    fn first(&self, store: &dyn BlockStore, newest: Version, now: Time) -> Version {
+    fn first(&self, store: &dyn Versions, newest: Version, now: Time) -> Version {
         let by_count = Version(newest.0.saturating_sub(self.keep.versions));
         let age = u64::try_from(self.keep.age.as_nanos()).unwrap_or(u64::MAX);
         let then = now.as_nanos().checked_sub(age).map(Time::from_nanos);
@@ -176,7 +175,7 @@ impl Retained {
 }
 
 /// Drops what is beyond the limits.
-fn advance(env: &Env, store: &dyn BlockStore, window: &Mutex<Window>) {
+fn advance(env: &Env, store: &dyn Versions, window: &Mutex<Window>) {
     let dropped = {
         let mut window = window.lock();
         if window.is_paused {
@@ -203,7 +202,7 @@ fn advance(env: &Env, store: &dyn BlockStore, window: &Mutex<Window>) {
 }
 
 /// Holds the newest version and all that will come; `None` from a store that cannot.
-fn hold_newest(store: &dyn BlockStore) -> Option<Hold> {
+fn hold_newest(store: &dyn Versions) -> Option<Hold> {
     loop {
         let newest = store.now();
         let hold = store.hold_since(newest);
@@ -226,42 +225,9 @@ async fn expire(env: Env, store: Arc<dyn BlockStore>, window: Weak<Mutex<Window>
 }
 
 #[async_trait]
-impl BlockStore for Retained {
-    fn blocks(&self) -> u64 {
-        self.store.blocks()
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.store.epoch()
-    }
-
-    fn now(&self) -> Version {
-        self.store.now()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.store.is_read_only()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        self.store.read(lba, count, at).await
-    }
-
-    async fn read_newest(
-        &self,
-        lba: Lba,
-        count: u64,
-    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
-        self.store.read_newest(lba, count).await
-    }
-
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        self.store.peek(lba, at)
+impl Layer for Retained {
+    fn below(&self) -> &dyn BlockStore {
+        &*self.store
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
@@ -277,71 +243,7 @@ impl BlockStore for Retained {
         self.with_room(|| self.store.submit_at(version, writes.clone(), retention)).await
     }
 
-    fn holds_take_room(&self) -> bool {
-        self.store.holds_take_room()
-    }
-
-    fn room(&self) -> Option<u64> {
-        self.store.room()
-    }
-
-    fn max_transaction(&self) -> usize {
-        self.store.max_transaction()
-    }
-
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
         self.with_room(|| self.store.discard(lba, count)).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.store.sync(version).await
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.store.hold(version)
-    }
-
-    fn hold_synced(&self) -> Option<Hold> {
-        self.store.hold_synced()
-    }
-
-    fn synced(&self) -> Option<Version> {
-        self.store.synced()
-    }
-
-    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.store.versions(lba).await
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.store.please_cache(lba);
-    }
-
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        self.store.lineage()
-    }
-
-    fn position(&self) -> Option<Position> {
-        self.store.position()
-    }
-
-    fn hold_since(&self, version: Version) -> Option<Hold> {
-        self.store.hold_since(version)
-    }
-
-    fn oldest(&self) -> Version {
-        self.store.oldest()
-    }
-
-    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
-        self.store.locate(lba, oldest, newest)
-    }
-
-    fn lapse_point(&self, most: usize) -> Option<Version> {
-        self.store.lapse_point(most)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.store.allocation(lba, count, at)
     }
 }

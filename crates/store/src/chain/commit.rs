@@ -94,7 +94,7 @@ pub(super) struct Rounds {
     apart: [Option<Together<()>>; 2],
 }
 
-/// See [`crate::block::BlockStore::sync`].
+/// See [`crate::block::Blocks::sync`].
 pub(super) async fn sync(inner: &Arc<Inner>, version: Version) -> Result<(), StoreError> {
     let is_durable = || inner.committed.load(Ordering::Acquire) >= version.0;
     let since = inner.env.now();

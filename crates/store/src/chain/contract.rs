@@ -5,12 +5,12 @@ use bytes::Bytes;
 
 use super::{Chain, Counts, State, commit, locate, read, write};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Retention, StoreError,
-    Version, WriteList,
+    Applied, BlockVersion, Blocks, Epoch, Hints, Hold, Lba, Locations, Retention, StoreError,
+    Version, Versions, WriteList,
 };
 
 #[async_trait]
-impl BlockStore for Chain {
+impl Blocks for Chain {
     fn blocks(&self) -> u64 {
         self.inner.blocks()
     }
@@ -40,10 +40,6 @@ impl BlockStore for Chain {
         read::read_newest(&self.inner, lba, count).await
     }
 
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        read::peek(&self.inner, lba, at)
-    }
-
     fn is_read_only(&self) -> bool {
         self.inner.options.read_only || self.inner.options.follow
     }
@@ -51,20 +47,6 @@ impl BlockStore for Chain {
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         self.inner.check_users()?;
         write::apply(&self.inner, &writes, retention, None).await
-    }
-
-    async fn submit_at(
-        &self,
-        version: Version,
-        writes: WriteList,
-        retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        self.inner.check_writable()?;
-        write::apply(&self.inner, &writes, retention, Some(version)).await
-    }
-
-    fn holds_take_room(&self) -> bool {
-        write::is_full(&self.inner)
     }
 
     fn room(&self) -> Option<u64> {
@@ -92,6 +74,17 @@ impl BlockStore for Chain {
         self.inner.check_fence().and(acknowledged)
     }
 
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        self.inner.state.lock().allocation(lba, count, at.unwrap_or(Version(u64::MAX)))
+    }
+}
+
+#[async_trait]
+impl Versions for Chain {
+    fn holds_take_room(&self) -> bool {
+        write::is_full(&self.inner)
+    }
+
     fn hold(&self, version: Version) -> Option<Hold> {
         let mut state = self.inner.state.lock();
         state.can_hold(version).then(|| state.holds.take(version))?;
@@ -113,10 +106,6 @@ impl BlockStore for Chain {
         self.inner.state.lock().synced()
     }
 
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        Some(self)
-    }
-
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.inner.check_range(lba, 1)?;
         Ok(self.inner.state.lock().versions(lba.0 as u32))
@@ -135,15 +124,17 @@ impl BlockStore for Chain {
     fn lapse_point(&self, most: usize) -> Option<Version> {
         self.inner.state.lock().index.lapse_point(most)
     }
+}
+
+impl Hints for Chain {
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        read::peek(&self.inner, lba, at)
+    }
 
     fn please_cache(&self, lba: Lba) {
         let mut state = self.inner.state.lock();
         if lba.0 < state.index.blocks() {
             state.wish(lba.0 as u32);
         }
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.inner.state.lock().allocation(lba, count, at.unwrap_or(Version(u64::MAX)))
     }
 }

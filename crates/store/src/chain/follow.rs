@@ -12,7 +12,7 @@ use super::stream::USERS;
 use super::tap::Tap;
 use super::write::{DISCARD_BLOCKS, discard_as};
 use super::{Chain, ChainError, Inner, Label, Options, Parts, Shrink, State, commit, fence};
-use crate::block::{BlockStore, Lba, Position, StoreError, Version};
+use crate::block::{Lba, Position, StoreError, Version, Versions};
 use crate::device::Purpose;
 
 /// Looks for the versions of blocks that move meanwhile, before the newest one is taken for theirs.
@@ -59,7 +59,7 @@ impl Chain {
         drop(tap);
     }
 
-    /// Makes everything up to `version` survive a crash of this machine, as [`BlockStore::sync`] does, which also waits for
+    /// Makes everything up to `version` survive a crash of this machine, as [`Blocks::sync`](crate::block::Blocks::sync) does, which also waits for
     /// what a tap wants.
     ///
     /// # Errors
@@ -141,11 +141,11 @@ impl Chain {
         Ok(drawn)
     }
 
-    /// [`BlockStore::discard`] as a given version, for a chain that follows another one. It is one version, whatever
+    /// [`Blocks::discard`](crate::block::Blocks::discard) as a given version, for a chain that follows another one. It is one version, whatever
     /// the number of blocks.
     ///
     /// # Errors
-    /// As [`BlockStore::submit_at`].
+    /// As [`Lineage::submit_at`](crate::block::Lineage::submit_at).
     pub async fn discard_at(
         &self,
         version: Version,

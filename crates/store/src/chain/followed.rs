@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::Chain;
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Position, Retention,
-    StoreError, Version, WriteList,
+    Applied, BlockStore, BlockVersion, Blocks, Hold, Layer, Lba, Locations, Position, Retention,
+    StoreError, Version, Versions, WriteList,
 };
 
 /// The snapshot that keeps the state that a follower had before a copy.
@@ -44,10 +44,17 @@ impl Followed {
         loop {
             let whole = self.whole().ok_or_else(nothing_yet)?;
             // A copy may begin or end, and newer versions may come, before the version is held.
-            if let Some(hold) = self.hold(whole) {
+            if let Some(hold) = self.hold_state(whole) {
                 return Ok(hold);
             }
         }
+    }
+
+    /// Holds a version that is a state of the other volume.
+    fn hold_state(&self, version: Version) -> Option<Hold> {
+        let hold = self.chain.hold(version)?;
+        // Looked at again under the hold: a copy that begins now keeps this state.
+        self.is_whole(version).then_some(hold)
     }
 
     /// Whether a version that is held is a state of the other volume.
@@ -63,13 +70,9 @@ fn nothing_yet() -> StoreError {
 }
 
 #[async_trait]
-impl BlockStore for Followed {
-    fn blocks(&self) -> u64 {
-        self.chain.blocks()
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.chain.epoch()
+impl Layer for Followed {
+    fn below(&self) -> &dyn BlockStore {
+        &*self.chain
     }
 
     fn now(&self) -> Version {
@@ -80,16 +83,6 @@ impl BlockStore for Followed {
         true
     }
 
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        // Readers know the versions that they asked for, and those were states of the other volume.
-        self.chain.read(lba, count, at).await
-    }
-
     async fn read_newest(
         &self,
         lba: Lba,
@@ -97,10 +90,6 @@ impl BlockStore for Followed {
     ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
         let hold = self.hold_whole()?;
         Ok((hold.version(), self.chain.read(lba, count, hold.version()).await?))
-    }
-
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        self.chain.peek(lba, at)
     }
 
     async fn submit(&self, _: WriteList, _: Retention) -> Result<Applied, StoreError> {
@@ -121,28 +110,18 @@ impl BlockStore for Followed {
         Err(StoreError::ReadOnly)
     }
 
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.chain.sync(version).await
-    }
-
     fn hold(&self, version: Version) -> Option<Hold> {
-        let hold = self.chain.hold(version)?;
-        // Looked at again under the hold: a copy that begins now keeps this state.
-        self.is_whole(version).then_some(hold)
+        self.hold_state(version)
     }
 
     fn hold_synced(&self) -> Option<Hold> {
         let hold = self.chain.hold_synced().filter(|hold| self.is_whole(hold.version()));
-        hold.or_else(|| self.hold(self.whole()?))
+        hold.or_else(|| self.hold_state(self.whole()?))
     }
 
     fn synced(&self) -> Option<Version> {
         let synced = self.chain.synced().filter(|version| self.is_whole(*version));
         synced.or_else(|| self.whole())
-    }
-
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        Some(&*self.chain)
     }
 
     fn position(&self) -> Option<Position> {
@@ -162,7 +141,7 @@ impl BlockStore for Followed {
     }
 
     fn oldest(&self) -> Version {
-        let now = self.now();
+        let now = Layer::now(self);
         let oldest = self.chain.oldest();
         if self.is_whole(oldest) { oldest.min(now) } else { now }
     }
@@ -172,26 +151,6 @@ impl BlockStore for Followed {
         let whole = self.chain.whole_states();
         located.retain(|content| whole.limit(content.oldest, &mut content.newest));
         Ok(located)
-    }
-
-    fn lapse_point(&self, most: usize) -> Option<Version> {
-        self.chain.lapse_point(most)
-    }
-
-    fn holds_take_room(&self) -> bool {
-        self.chain.holds_take_room()
-    }
-
-    fn room(&self) -> Option<u64> {
-        self.chain.room()
-    }
-
-    fn max_transaction(&self) -> usize {
-        self.chain.max_transaction()
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.chain.please_cache(lba);
     }
 
     fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {

@@ -3,12 +3,18 @@
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::Chain;
 use super::followed::BEFORE_COPY;
-use crate::block::{Lineage, Position, Relation, StoreError, Version};
+use super::{Chain, write};
+use crate::block::{
+    Applied, Blocks, Lineage, Position, Relation, Retention, StoreError, Version, WriteList,
+};
 
 #[async_trait]
 impl Lineage for Chain {
+    fn position(&self) -> Option<Position> {
+        Chain::position_of(self, self.now())
+    }
+
     fn position_of(&self, version: Version) -> Option<Position> {
         Chain::position_of(self, version)
     }
@@ -17,15 +23,13 @@ impl Lineage for Chain {
         self.inner.state.lock().label.history.timelines().last().map(|timeline| timeline.id)
     }
 
-    fn relation(&self, position: Position) -> Relation {
+    fn relation(&self, position: Position) -> Option<Relation> {
         let state = self.inner.state.lock();
-        match position.volume == state.label.volume {
-            true => {
-                let history = &state.label.history;
-                history.relation(position.timeline, position.version, state.version)
-            }
-            false => Relation::Strange,
+        if position.volume != state.label.volume {
+            return Some(Relation::Strange);
         }
+        let history = &state.label.history;
+        Some(history.relation(position.timeline, position.version, state.version))
     }
 
     /// A follower waits also for timelines that it has not heard of: its primary may have begun one since they last met.
@@ -54,6 +58,16 @@ impl Lineage for Chain {
 
     fn is_fenced(&self) -> bool {
         self.inner.check_fence().is_err()
+    }
+
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.inner.check_writable()?;
+        write::apply(&self.inner, &writes, retention, Some(version)).await
     }
 }
 

@@ -12,7 +12,7 @@ use crate::device::DeviceRef;
 const TAIL_CACHE: u16 = u16::MAX;
 const BODY_CACHE: u16 = u16::MAX - 1;
 
-/// See [`crate::block::BlockStore::locate`]. Each lock is taken once, and each device asked once, however many versions there
+/// See [`crate::block::Versions::locate`]. Each lock is taken once, and each device asked once, however many versions there
 /// are.
 pub(super) fn locate(inner: &Inner, lba: u32, within: (Version, Version)) -> Locations {
     let (mut located, mut wanted) = inner.state.lock().locate(lba, within);

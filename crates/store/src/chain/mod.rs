@@ -5,7 +5,7 @@
 //!
 //! # The write path
 //!
-//! 1. [`Chain::apply`](crate::block::BlockStore::apply) gives the transaction its version, a place in the
+//! 1. [`Chain::apply`](crate::block::BlocksExt::apply) gives the transaction its version, a place in the
 //!    users' log (`stream`), map entries and index slots (`index`): all of it in memory and under one lock.
 //!    It is visible now. A write that changes little of its block shares a physical block with others
 //!    (`minilog`).

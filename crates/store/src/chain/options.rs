@@ -62,7 +62,7 @@ pub struct Options {
     pub mini_slots: usize,
     /// Mini-log blocks after which a checkpoint is written: recovery reads that many.
     pub mini_blocks: u64,
-    /// Blocks of which [`please_cache`](crate::block::BlockStore::please_cache) keeps the newest
+    /// Blocks of which [`please_cache`](crate::block::Hints::please_cache) keeps the newest
     /// content in RAM.
     pub please_cache_blocks: usize,
     /// Whether the chain is only read, over devices that keep writes in memory: it refuses changes, and

@@ -2,7 +2,7 @@
 
 use super::followed::BEFORE_COPY;
 use super::{Chain, ChainError, commit};
-use crate::block::{BlockStore, Position, Version};
+use crate::block::{Blocks, Position, Version};
 
 impl Chain {
     /// Ends following: from the next opening on the volume is written here, on a timeline of its own, with a term above

@@ -28,7 +28,7 @@ struct Plan {
     wished: bool,
 }
 
-/// See [`crate::block::BlockStore::read`].
+/// See [`crate::block::Blocks::read`].
 pub(super) async fn read(
     inner: &Arc<Inner>,
     lba: Lba,
@@ -41,7 +41,7 @@ pub(super) async fn read(
     fetch(inner, lba, at, planned).await
 }
 
-/// See [`crate::block::BlockStore::read_newest`].
+/// See [`crate::block::Blocks::read_newest`].
 pub(super) async fn read_newest(
     inner: &Arc<Inner>,
     lba: Lba,
@@ -69,7 +69,7 @@ pub(super) async fn read_newest(
     Ok((hold.version(), fetch(inner, lba, hold.version(), planned).await?))
 }
 
-/// See [`crate::block::BlockStore::peek`].
+/// See [`crate::block::Hints::peek`].
 pub(super) fn peek(inner: &Inner, lba: Lba, at: Version) -> Option<Option<Bytes>> {
     inner.check_range(lba, 1).ok()?;
     let found = {

@@ -36,7 +36,7 @@ pub trait Tap: Send + Sync + fmt::Debug + 'static {
     /// No user's sync is acknowledged any more: the volume is fenced.
     fn fenced(&self) {}
 
-    /// What a user's [`sync`](crate::block::BlockStore::sync) of `version`, which survives a crash of this machine, still
+    /// What a user's [`sync`](crate::block::Blocks::sync) of `version`, which survives a crash of this machine, still
     /// waits for; `None` for nothing. Called without the chain's lock.
     fn acknowledged(
         &self,

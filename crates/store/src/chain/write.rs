@@ -31,7 +31,7 @@ const TRANSACTIONS: usize = 8;
 /// Maximum blocks in one discard record, which bounds the time under the lock.
 pub(super) const DISCARD_BLOCKS: u64 = 64 * 1024;
 
-/// See [`crate::block::BlockStore::submit`] and [`crate::block::BlockStore::submit_at`]. Writers wait for cleaning before they are applied, each in its
+/// See [`crate::block::Blocks::submit`] and [`crate::block::Lineage::submit_at`]. Writers wait for cleaning before they are applied, each in its
 /// turn, so that no backpressure is left for afterwards.
 pub(super) async fn apply(
     inner: &Arc<Inner>,
@@ -74,7 +74,7 @@ pub(super) async fn apply(
     Ok(Applied::new(version, hold, Backpressure::NONE))
 }
 
-/// See [`crate::block::BlockStore::discard`].
+/// See [`crate::block::Blocks::discard`].
 pub(super) async fn discard(
     inner: &Arc<Inner>,
     lba: Lba,
@@ -156,7 +156,7 @@ pub(super) fn is_full(inner: &Inner) -> bool {
     matches!(inner.state.lock().room(Need::whole(1)), Room::Full)
 }
 
-/// See [`crate::block::BlockStore::max_transaction`].
+/// See [`crate::block::Blocks::max_transaction`].
 pub(super) fn max_transaction(inner: &Inner) -> usize {
     let part = inner.state.lock().capacity() as usize / TRANSACTIONS;
     part.clamp(MIN_TRANSACTION, MAX_TRANSACTION)

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
 use super::{Chain, Inner, Label};
-use crate::block::{BlockStore, Hold, Version};
+use crate::block::{Hold, Version, Versions};
 
 /// Why writers are refused, or room is asked for them.
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ impl Drop for YieldingHold {
 }
 
 impl Chain {
-    /// As [`BlockStore::hold`], for a reader that can begin again.
+    /// As [`Versions::hold`], for a reader that can begin again.
     pub fn hold_yielding(&self, version: Version) -> Option<YieldingHold> {
         let hold = Some(self.hold(version)?);
         let chain = self.inner.clone();

@@ -5,7 +5,7 @@ use super::medium::Medium;
 use crate::block::{Located, Locations, Residence, Version};
 
 impl Medium {
-    /// See [`crate::block::BlockStore::locate`].
+    /// See [`crate::block::Versions::locate`].
     pub(super) fn locate(&self, lba: u64, within: (Version, Version)) -> Locations {
         let in_place = || Residence::Device {
             device: 0,

@@ -6,12 +6,12 @@ use bytes::Bytes;
 use super::state::BlockLookup;
 use super::{InPlace, Version};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Locations, Retention, StoreError,
-    WriteList,
+    Applied, BlockVersion, Blocks, Epoch, Hints, Hold, Lba, Lineage, Locations, Retention,
+    StoreError, Versions, WriteList,
 };
 
 #[async_trait]
-impl BlockStore for InPlace {
+impl Blocks for InPlace {
     fn blocks(&self) -> u64 {
         self.inner.medium.blocks()
     }
@@ -48,19 +48,6 @@ impl BlockStore for InPlace {
         self.inner.apply(writes, retention, None).await
     }
 
-    async fn submit_at(
-        &self,
-        version: Version,
-        writes: WriteList,
-        retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        self.inner.apply(writes, retention, Some(version)).await
-    }
-
-    fn holds_take_room(&self) -> bool {
-        false
-    }
-
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
         let range = self.inner.medium.check(lba, count)?;
         let mut at = range.start;
@@ -86,6 +73,44 @@ impl BlockStore for InPlace {
         inner.callers.wait(version.0, since, check).await?;
         inner.synced(since);
         Ok(())
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        let mut state = self.inner.medium.state.lock();
+        let at = at.unwrap_or(state.now);
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.medium.blocks()) {
+            let stored = match state.find(lba, at) {
+                Ok(BlockLookup::Page(found)) => found.is_allocated(),
+                // Only the device knows; the block counts as allocated.
+                Ok(BlockLookup::Unmapped) | Err(_) => true,
+            };
+            match runs.last_mut() {
+                Some((len, last)) if *last == stored => *len += 1,
+                _ => runs.push((1, stored)),
+            }
+        }
+        runs
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn room(&self) -> Option<u64> {
+        None
+    }
+
+    /// The journal limits bytes instead: [`StoreError::TooLarge`].
+    fn max_transaction(&self) -> usize {
+        usize::MAX
+    }
+}
+
+#[async_trait]
+impl Versions for InPlace {
+    fn holds_take_room(&self) -> bool {
+        false
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {
@@ -122,21 +147,25 @@ impl BlockStore for InPlace {
         (state.pages.aged() > most).then_some(state.now)
     }
 
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        let mut state = self.inner.medium.state.lock();
-        let at = at.unwrap_or(state.now);
-        let mut runs: Vec<(u64, bool)> = Vec::new();
-        for lba in lba.0..lba.0.saturating_add(count).min(self.inner.medium.blocks()) {
-            let stored = match state.find(lba, at) {
-                Ok(BlockLookup::Page(found)) => found.is_allocated(),
-                // Only the device knows; the block counts as allocated.
-                Ok(BlockLookup::Unmapped) | Err(_) => true,
-            };
-            match runs.last_mut() {
-                Some((len, last)) if *last == stored => *len += 1,
-                _ => runs.push((1, stored)),
-            }
-        }
-        runs
+    fn hold_synced(&self) -> Option<Hold> {
+        None
+    }
+
+    fn synced(&self) -> Option<Version> {
+        None
     }
 }
+
+#[async_trait]
+impl Lineage for InPlace {
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.inner.apply(writes, retention, Some(version)).await
+    }
+}
+
+impl Hints for InPlace {}

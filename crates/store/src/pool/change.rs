@@ -21,7 +21,7 @@ use super::manifest::{Manifest, Place};
 use super::prepare::{self, Claim, Progress};
 use super::spec::{DeviceSpec, LinkSpec};
 use super::{Member, Pool, PoolError, PoolMirror, destroy, format};
-use crate::block::{BLOCK_SIZE, BlockStore};
+use crate::block::{BLOCK_SIZE, Blocks};
 use crate::device::{SideState, kinds};
 use crate::tree::{TreeError, catalogue};
 use crate::txn::{Transact, TransactionManager};

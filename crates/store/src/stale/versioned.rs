@@ -16,7 +16,7 @@ use super::{
     VersionRange,
 };
 use crate::block::{
-    BlockStore, Lba, Lineage, Located, Position, Residence, Retained, Retention, StoreError,
+    BlockStore, BlocksExt, Lba, Located, Position, Residence, Retained, Retention, StoreError,
     Version, Write, WriteList,
 };
 
@@ -87,7 +87,7 @@ impl Versioned {
             (None, Some(retained)) => Some(retained.young_enough(age)),
             (None, None) => Some(self.store.now()),
         });
-        let relation = needs.after.and_then(|after| Some(self.store.lineage()?.relation(after)));
+        let relation = needs.after.and_then(|after| self.store.relation(after));
         let newest = self.store.now();
         let durable = self.durable().min(newest);
         Node { newest, durable, is_primary: self.is_primary(), young_enough, relation }
@@ -103,7 +103,7 @@ impl Versioned {
     }
 
     fn is_fenced(&self) -> bool {
-        self.store.lineage().is_some_and(Lineage::is_fenced)
+        self.store.is_fenced()
     }
 
     /// What it says of itself to clients that choose among nodes.
@@ -115,7 +115,7 @@ impl Versioned {
             newest,
             position: self.position_of(newest),
             durable: self.durable().min(newest),
-            term: self.store.lineage().map_or(0, Lineage::term),
+            term: self.store.term(),
             is_primary: self.is_primary(),
             age,
         }
@@ -123,7 +123,7 @@ impl Versioned {
 
     /// The timeline to which the next version will belong, if there is one.
     pub fn timeline(&self) -> Option<Uuid> {
-        self.store.lineage()?.timeline()
+        self.store.timeline()
     }
 
     /// Checks that it has not gone another way than a state that a session has seen.
@@ -137,7 +137,7 @@ impl Versioned {
 
     /// The name of a version on every machine; `None` where it has none.
     pub fn position_of(&self, version: Version) -> Option<Position> {
-        self.store.lineage()?.position_of(version)
+        self.store.position_of(version)
     }
 
     /// Gives a block a content as of a version (*WriteVersion*), which is newer than all before. The content has

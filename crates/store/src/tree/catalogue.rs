@@ -27,7 +27,7 @@ use super::format::{
 use super::page::Page;
 use super::partition::{NewPartition, Partition, Run};
 use super::work::Work;
-use crate::block::{BLOCK_SIZE, BlockStore, Class, Lba};
+use crate::block::{BLOCK_SIZE, Blocks, Class, Lba};
 use crate::txn::{Begin, Durability, Transact, Transaction, TransactionManager, newest, run};
 
 /// Blocks behind the catalogue that must be empty too before a volume counts as unused: some filesystems

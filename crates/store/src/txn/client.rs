@@ -14,7 +14,7 @@ use super::view::LocalView;
 use super::{
     Begin, Contention, Handle, Preempted, Reading, Transact, Transaction, TxnError, no_replicas,
 };
-use crate::block::{BlockVersion, Epoch, EpochVersion, Lba, Position, Version};
+use crate::block::{BlockVersion, BlocksExt, Epoch, EpochVersion, Lba, Position, Version};
 use crate::stale::{Cost, Needs, Standing, Unserved, VersionRange};
 
 /// A process, or a connection of one, that runs transactions. When the last clone is dropped, its
@@ -146,8 +146,10 @@ impl Transact for Client {
         within: Option<Duration>,
     ) -> Result<bool, TxnError> {
         let inner = &self.shared.inner;
-        let lineage = inner.store.lineage().ok_or_else(|| no_replicas(position))?;
-        let reached = lineage.reached(position);
+        if inner.store.relation(position).is_none() {
+            return Err(no_replicas(position));
+        }
+        let reached = inner.store.reached(position);
         match within {
             None => reached.await?,
             Some(within) => match inner.env.timeout(within, reached).await {
@@ -164,8 +166,7 @@ impl Transact for Client {
         within: Duration,
     ) -> Result<Option<bool>, TxnError> {
         let inner = &self.shared.inner;
-        let Some(lineage) = inner.store.lineage() else { return Ok(None) };
-        let replicated = inner.env.timeout(within, lineage.replicated(version)).await;
+        let replicated = inner.env.timeout(within, inner.store.replicated(version)).await;
         // No wait ends without replicas.
         Ok(replicated.map_or(Some(false), |replicated| replicated.then_some(true)))
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 
 use super::fragments::Fragments;
 use super::intent::{Intent, IntentWrite};
@@ -13,45 +12,16 @@ use super::manager::TransactionManager;
 use super::past::{self, Past};
 use super::{Begin, Contention, Handle, Transact, Transaction, TxnError};
 use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Hold, Lba, Lineage, Locations,
-    Position, Retention, StoreError, Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Epoch, EpochVersion, Layer, Lba, Position, Retention,
+    StoreError, Version, Write, WriteList, numbers_itself,
 };
 use crate::stale::{Cost, Needs, Standing, VersionRange};
 
 /// Each write is a transaction of its own that always commits (4.1).
 #[async_trait]
-impl BlockStore for TransactionManager {
-    fn blocks(&self) -> u64 {
-        self.inner.store.blocks()
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.inner.store.epoch()
-    }
-
-    fn now(&self) -> Version {
-        self.inner.store.now()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.inner.store.is_read_only()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        self.inner.store.read(lba, count, at).await
-    }
-
-    async fn read_newest(
-        &self,
-        lba: Lba,
-        count: u64,
-    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
-        self.inner.store.read_newest(lba, count).await
+impl Layer for TransactionManager {
+    fn below(&self) -> &dyn BlockStore {
+        &*self.inner.store
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
@@ -62,72 +32,14 @@ impl BlockStore for TransactionManager {
         past::discard(&self.inner, Past::Anything, lba, count).await
     }
 
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.inner.store.sync(version).await
-    }
-
-    fn position(&self) -> Option<Position> {
-        self.inner.store.position()
-    }
-
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        self.inner.store.peek(lba, at)
-    }
-
-    fn holds_take_room(&self) -> bool {
-        self.inner.store.holds_take_room()
-    }
-
-    fn max_transaction(&self) -> usize {
-        self.inner.store.max_transaction()
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.inner.store.hold(version)
-    }
-
-    fn hold_synced(&self) -> Option<Hold> {
-        self.inner.store.hold_synced()
-    }
-
-    fn synced(&self) -> Option<Version> {
-        self.inner.store.synced()
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.inner.store.please_cache(lba);
-    }
-
-    fn room(&self) -> Option<u64> {
-        self.inner.store.room()
-    }
-
-    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.inner.store.versions(lba).await
-    }
-
-    fn hold_since(&self, version: Version) -> Option<Hold> {
-        self.inner.store.hold_since(version)
-    }
-
-    fn oldest(&self) -> Version {
-        self.inner.store.oldest()
-    }
-
-    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
-        self.inner.store.locate(lba, oldest, newest)
-    }
-
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        self.inner.store.lineage()
-    }
-
-    fn lapse_point(&self, most: usize) -> Option<Version> {
-        self.inner.store.lapse_point(most)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.inner.store.allocation(lba, count, at)
+    /// Commits are numbered in their order, which a version that is given would bypass.
+    async fn submit_at(
+        &self,
+        version: Version,
+        _: WriteList,
+        _: Retention,
+    ) -> Result<Applied, StoreError> {
+        Err(numbers_itself(version))
     }
 }
 

@@ -4,15 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 
 use super::inner::Inner;
 use super::manager::TransactionManager;
 use super::past::{self, Past};
-use crate::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Hold, Lba, Lineage, Locations, Position, Retention,
-    StoreError, Version, WriteList,
-};
+use crate::block::{Applied, BlockStore, Layer, Lba, Retention, StoreError, Version, WriteList};
 
 /// Excludes a structure that would raise the fence, until dropped.
 #[derive(Debug)]
@@ -70,38 +66,13 @@ pub struct Fenced {
 }
 
 #[async_trait]
-impl BlockStore for Fenced {
-    fn blocks(&self) -> u64 {
-        self.manager.inner.store.blocks()
+impl Layer for Fenced {
+    fn below(&self) -> &dyn BlockStore {
+        &self.manager
     }
 
     fn is_read_only(&self) -> bool {
         self.manager.is_fenced() || self.manager.inner.store.is_read_only()
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.manager.epoch()
-    }
-
-    fn now(&self) -> Version {
-        self.manager.now()
-    }
-
-    async fn read(
-        &self,
-        lba: Lba,
-        count: u64,
-        at: Version,
-    ) -> Result<Vec<Option<Bytes>>, StoreError> {
-        self.manager.read(lba, count, at).await
-    }
-
-    async fn read_newest(
-        &self,
-        lba: Lba,
-        count: u64,
-    ) -> Result<(Version, Vec<Option<Bytes>>), StoreError> {
-        self.manager.read_newest(lba, count).await
     }
 
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
@@ -110,73 +81,5 @@ impl BlockStore for Fenced {
 
     async fn discard(&self, lba: Lba, count: u64) -> Result<Version, StoreError> {
         past::discard(&self.manager.inner, Past::Fence, lba, count).await
-    }
-
-    async fn sync(&self, version: Version) -> Result<(), StoreError> {
-        self.manager.sync(version).await
-    }
-
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        self.manager.lineage()
-    }
-
-    fn position(&self) -> Option<Position> {
-        BlockStore::position(&self.manager)
-    }
-
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        self.manager.peek(lba, at)
-    }
-
-    fn holds_take_room(&self) -> bool {
-        self.manager.holds_take_room()
-    }
-
-    fn max_transaction(&self) -> usize {
-        self.manager.max_transaction()
-    }
-
-    fn hold(&self, version: Version) -> Option<Hold> {
-        self.manager.hold(version)
-    }
-
-    fn hold_synced(&self) -> Option<Hold> {
-        self.manager.hold_synced()
-    }
-
-    fn synced(&self) -> Option<Version> {
-        BlockStore::synced(&self.manager)
-    }
-
-    fn room(&self) -> Option<u64> {
-        BlockStore::room(&self.manager)
-    }
-
-    fn please_cache(&self, lba: Lba) {
-        self.manager.please_cache(lba);
-    }
-
-    async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
-        self.manager.versions(lba).await
-    }
-
-    fn hold_since(&self, version: Version) -> Option<Hold> {
-        self.manager.hold_since(version)
-    }
-
-    fn oldest(&self) -> Version {
-        self.manager.oldest()
-    }
-
-    fn locate(&self, lba: Lba, oldest: Version, newest: Version) -> Result<Locations, StoreError> {
-        self.manager.locate(lba, oldest, newest)
-    }
-
-    fn lapse_point(&self, most: usize) -> Option<Version> {
-        self.manager.lapse_point(most)
-    }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.manager.allocation(lba, count, at)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::fence::Fence;
 use super::intent::{Intent, Verdict};
 use super::window::{Forgotten, Stream, Window};
-use crate::block::{BlockStore, Hold};
+use crate::block::{Hold, Versions};
 use crate::gate::Gate;
 use crate::refcounts::RefCounts;
 use crate::stale::Unserved;
@@ -50,7 +50,7 @@ pub(super) enum Step {
 }
 
 /// Holds the newest version of a store. A follower may have a newer one before that is held.
-fn hold_newest(store: &dyn BlockStore) -> Result<Hold, Unserved> {
+fn hold_newest(store: &dyn Versions) -> Result<Hold, Unserved> {
     let mut newest = store.now();
     loop {
         if let Some(hold) = store.hold(newest) {
@@ -108,7 +108,7 @@ impl Order {
     ///
     /// # Errors
     /// [`Unserved::NoState`].
-    pub(super) fn begin(&mut self, store: &dyn BlockStore) -> Result<Option<Snapshot>, Unserved> {
+    pub(super) fn begin(&mut self, store: &dyn Versions) -> Result<Option<Snapshot>, Unserved> {
         if self.is_barred() {
             return Ok(None);
         }
@@ -128,7 +128,7 @@ impl Order {
 
     /// The newest snapshot that survives a crash; `None` while a barrier is up, or when the store has not
     /// kept one.
-    pub(super) fn begin_synced(&self, store: &dyn BlockStore) -> Option<Snapshot> {
+    pub(super) fn begin_synced(&self, store: &dyn Versions) -> Option<Snapshot> {
         let hold = (!self.is_barred()).then(|| store.hold_synced())??;
         Some(Snapshot { until: None, hold: Arc::new(hold) })
     }

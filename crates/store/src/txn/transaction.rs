@@ -17,7 +17,7 @@ use super::inner::Inner;
 use super::order::Snapshot;
 use super::running::{Phase, Running, Work};
 use super::{Durability, Handle, Seen, Transaction, TxnError};
-use crate::block::{BLOCK_SIZE, Backpressure, Class, EpochVersion, Lba, Version};
+use crate::block::{BLOCK_SIZE, Backpressure, BlocksExt, Class, EpochVersion, Lba, Version};
 use crate::device::AlignedBuf;
 use crate::stale::VersionRange;
 

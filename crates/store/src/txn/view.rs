@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::transaction::ZEROS;
 use super::{Durability, Handle, Reader, Seen, Transaction, TxnError};
-use crate::block::{Class, EpochVersion, Lba, StoreError, Version};
+use crate::block::{BlocksExt, Class, EpochVersion, Lba, StoreError, Version};
 use crate::stale::{Needs, Snapshot, StaleError, StaleView, Versioned};
 
 /// A view of this process. It is a running transaction too, so that limits count it and it ends with its process.

@@ -9,7 +9,9 @@ use bytes::Bytes;
 
 use super::locks::BlockLocks;
 use super::{Extent, Volume};
-use crate::block::{BLOCK_SIZE, BlockStore, ByteRanges, Hold, Lba, StoreError, Version, Write};
+use crate::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Hold, Lba, StoreError, Version, Write,
+};
 use crate::device::{AlignedBuf, FrameBuf, total_len};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -23,7 +25,7 @@ static ZEROS: LazyLock<Bytes> = LazyLock::new(|| AlignedBuf::zeroed(64 * BLOCK_S
 ///
 /// A write of at most 240 blocks is atomic, also in a crash. Partly covered blocks are read, changed and
 /// written back under a lock, so that no concurrent write is lost; see `locks`.
-pub struct StoreVolume<S: BlockStore + ?Sized> {
+pub struct StoreVolume<S: Blocks + ?Sized> {
     store: Arc<S>,
     /// Bytes at the end of the last block that are not part of the volume.
     unused: u64,
@@ -38,7 +40,7 @@ struct Frozen {
     size: u64,
 }
 
-impl<S: BlockStore + ?Sized> fmt::Debug for StoreVolume<S> {
+impl<S: Blocks + ?Sized> fmt::Debug for StoreVolume<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreVolume")
             .field("size", &self.size())
@@ -76,7 +78,7 @@ impl Span {
     }
 }
 
-impl<S: BlockStore + ?Sized> StoreVolume<S> {
+impl<S: Blocks + ?Sized> StoreVolume<S> {
     /// The store's newest content.
     pub fn live(store: Arc<S>) -> StoreVolume<S> {
         StoreVolume { store, unused: 0, frozen: None, locks: BlockLocks::default() }
@@ -268,7 +270,7 @@ fn gather(data: &[Bytes]) -> Bytes {
 }
 
 #[async_trait]
-impl<S: BlockStore + ?Sized> Volume for StoreVolume<S> {
+impl<S: Blocks + ?Sized> Volume for StoreVolume<S> {
     fn size(&self) -> u64 {
         match &self.frozen {
             Some(frozen) => frozen.size,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rand::RngExt;
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, StoreError};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Link, Parts};
 use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice, Mirror, Purpose, Side};
 

@@ -11,7 +11,7 @@ use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Version};
+use thalweg_store::block::{Blocks, Lba, Version};
 use thalweg_store::chain::{Chain, Cleaning, Link, Parts};
 use thalweg_store::device::{DeviceRef, Geometry};
 

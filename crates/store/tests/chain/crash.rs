@@ -10,7 +10,7 @@ use thalweg_sim::crash::{CrashImage, Points, Policy};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options, Placement};
 
 use crate::support::crash::{Plan, explore_seeds};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, StoreError};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, StoreError};
 use thalweg_store::chain::{Chain, Cleaning};
 
 use crate::faults::{Rig, shape};

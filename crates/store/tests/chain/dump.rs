@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_env::Env;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Write};
 use thalweg_store::chain::dump::dump;
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, format};
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Lineage, Position, StoreError, Version};
+use thalweg_store::block::{
+    Blocks, BlocksExt, Lba, Lineage, Position, StoreError, Version, Versions,
+};
 use thalweg_store::chain::{Chain, ChainError, Fence, Followed};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::stale::{Needs, Unserved, Upstream, Versioned};

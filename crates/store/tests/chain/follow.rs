@@ -12,7 +12,8 @@ use thalweg_sim::campaign;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, Lba, Retention, StoreError, Version, Write, WriteList,
+    BLOCK_SIZE, BlockStore, Blocks, BlocksExt, Lba, Lineage, Retention, StoreError, Version,
+    Versions, Write, WriteList,
 };
 use thalweg_store::chain::{
     BEFORE_COPY, Chain, ChainError, Change, Changed, Cleaning, Followed, Options, Rebuild,

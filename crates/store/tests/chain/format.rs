@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, ByteRanges, Lba, Version, Write};
+use thalweg_store::block::{BlocksExt, ByteRanges, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::chain::format::{Entry, Kind, MapEntry, MapSector, Position, SectorHead};
 use thalweg_store::chain::minilog::format::{Builder, Fragment, entry_of, open};

@@ -8,7 +8,7 @@ use rand::RngExt;
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BlockStore, Lba, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::device::{DeviceRef, Geometry};
 

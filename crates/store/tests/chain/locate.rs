@@ -7,7 +7,9 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Hold, Lba, Located, Residence, Version, Write};
+use thalweg_store::block::{
+    Blocks, BlocksExt, Hold, Lba, Located, Residence, Version, Versions, Write,
+};
 use thalweg_store::chain::{Chain, Cleaning, Options, Parts, Placement};
 use thalweg_store::device::{Device, DeviceRef, Geometry, Purpose};
 

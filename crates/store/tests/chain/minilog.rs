@@ -10,7 +10,9 @@ use thalweg_sim::content::Content;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Lba, StoreError, Version, Write,
+};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Placement, Rebuild};
 use thalweg_store::device::{Device, DeviceRef, Purpose, Tallies};
 

@@ -14,7 +14,9 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, Version, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Lba, Version, Versions, Write,
+};
 use thalweg_store::chain::{Chain, Cleaning, Options, Rebuild};
 use thalweg_store::device::{Device, DeviceRef};
 

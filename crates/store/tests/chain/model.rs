@@ -8,7 +8,7 @@ use thalweg_env::Rng;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Write};
 use thalweg_store::chain::{Cleaning, Placement};
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 

@@ -7,7 +7,7 @@ use thalweg_env::memory::{MemorySource, MemoryState};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Versions, Write};
 use thalweg_store::chain::{Chain, Cleaning, Growth, Options};
 
 use crate::support::{Shape, content, options};

@@ -12,7 +12,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Options, Rebuild, RebuildReport};
 use thalweg_store::device::{Device, DeviceRef};
 

@@ -11,7 +11,7 @@ use thalweg_sim::crash::{CrashImage, Points, Policy, Shape as Survivors};
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Cleaning, Label, LostEntries, Rebuild};
 use thalweg_store::device::{DeviceRef, Purpose};
 

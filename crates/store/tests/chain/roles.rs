@@ -7,7 +7,7 @@ use thalweg_env::Env;
 use thalweg_sim::busy::Kind;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{Device, DeviceRef, MemoryDevice, Mirror, Purpose, Role, Side};
 use uuid::Uuid;

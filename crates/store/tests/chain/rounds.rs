@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Version, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::device::DeviceRef;
 

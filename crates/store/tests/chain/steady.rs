@@ -11,7 +11,9 @@ use rand::RngExt;
 use thalweg_env::{Env, Task};
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Lba, StoreError, Versions, Write,
+};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{
     Device, DeviceError, DeviceRef, Geometry, Partition, Purpose, QueueDepth, Tallies,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thalweg_env::Env;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, ByteRanges, Lba, Write};
+use thalweg_store::block::{Blocks, BlocksExt, ByteRanges, Hints, Lba, Write};
 use thalweg_store::chain::{Chain, Cleaning, Options};
 use thalweg_store::device::Device;
 

@@ -11,7 +11,9 @@ use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Class, Lba, StoreError, Write,
+};
 use thalweg_store::device::{DeviceRef, MemoryDevice, Operation, Purpose, Tallies};
 use thalweg_store::inplace::{InPlace, InPlaceError, Mend, Mode, NewInPlace, Options, Parts};
 use thalweg_store::journal::JournalError;

@@ -16,7 +16,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Class, Lba, Version, Write};
 use thalweg_store::device::{Device, DeviceRef, Overlay, Purpose};
 use thalweg_store::inplace::format::{COPIES, COPY, START};
 use thalweg_store::inplace::{InPlace, InPlaceError, Mode, Options};

@@ -9,7 +9,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Class, Lba, StoreError};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, InPlaceError, Mend, Mode};
 

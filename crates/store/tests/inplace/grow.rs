@@ -19,7 +19,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Class, Lba, StoreError, Version, Write};
 use thalweg_store::checksum::crc32c;
 use thalweg_store::device::{
     Device, DeviceError, DeviceRef, FileDevice, FileOptions, Geometry, MemoryDevice, Overlay,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, StoreError, Write};
 use thalweg_store::checksum::crc32c;
 use thalweg_store::device::{DeviceRef, MemoryDevice, Purpose};
 use thalweg_store::inplace::format::{

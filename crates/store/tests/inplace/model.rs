@@ -10,7 +10,7 @@ use thalweg_env::Rng;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Hold, Lba, Version};
+use thalweg_store::block::{Blocks, BlocksExt, Hold, Lba, Version, Versions};
 use thalweg_store::inplace::{InPlace, Mend, Mode, Options};
 
 use crate::support::{Shape, transaction};

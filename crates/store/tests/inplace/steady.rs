@@ -11,7 +11,9 @@ use thalweg_env::{Env, Task, Time};
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Retention, Write, WriteList};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, Class, Lba, Retention, Write, WriteList,
+};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::{InPlace, Mode, Options, Parts};
 

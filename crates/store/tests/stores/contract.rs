@@ -8,8 +8,8 @@ use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, BlockVersion, Class, Keep, Lba, Retained, Retention, StoreError,
-    Version, Write, WriteList,
+    BLOCK_SIZE, BlockStore, BlockVersion, BlocksExt, Class, Keep, Lba, Retained, Retention,
+    StoreError, Version, Versions, Write, WriteList,
 };
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{DeviceRef, MemoryDevice};

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::HashMap;
 use thalweg_store::block::{
-    Applied, Backpressure, BlockStore, BlockVersion, Epoch, Hold, Lba, Located, Locations,
-    Residence, Retention, StoreError, Version, WriteList,
+    Applied, Backpressure, BlockVersion, Blocks, Epoch, Hints, Hold, Lba, Lineage, Located,
+    Locations, Residence, Retention, StoreError, Version, Versions, WriteList,
 };
 
 /// The cost of a store's transactions.
@@ -26,7 +26,7 @@ pub(crate) struct Counting {
 }
 
 #[async_trait]
-impl BlockStore for Counting {
+impl Blocks for Counting {
     fn blocks(&self) -> u64 {
         1 << 20
     }
@@ -88,6 +88,25 @@ impl BlockStore for Counting {
         Ok(())
     }
 
+    fn allocation(&self, _lba: Lba, count: u64, _at: Option<Version>) -> Vec<(u64, bool)> {
+        vec![(count, true)]
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn room(&self) -> Option<u64> {
+        None
+    }
+
+    fn max_transaction(&self) -> usize {
+        usize::MAX
+    }
+}
+
+#[async_trait]
+impl Versions for Counting {
     fn hold(&self, version: Version) -> Option<Hold> {
         Some(Hold::new(version, |_| ()))
     }
@@ -102,7 +121,31 @@ impl BlockStore for Counting {
         Ok([only].into_iter().collect())
     }
 
-    fn allocation(&self, _lba: Lba, count: u64, _at: Option<Version>) -> Vec<(u64, bool)> {
-        vec![(count, true)]
+    fn hold_since(&self, _version: Version) -> Option<Hold> {
+        None
+    }
+
+    fn hold_synced(&self) -> Option<Hold> {
+        None
+    }
+
+    fn synced(&self) -> Option<Version> {
+        None
+    }
+
+    fn oldest(&self) -> Version {
+        self.now()
+    }
+
+    fn lapse_point(&self, _most: usize) -> Option<Version> {
+        None
+    }
+
+    fn holds_take_room(&self) -> bool {
+        true
     }
 }
+
+impl Lineage for Counting {}
+
+impl Hints for Counting {}

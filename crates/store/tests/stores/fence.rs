@@ -9,7 +9,7 @@ use bytes::Bytes;
 use thalweg_env::Env;
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, StoreError, Write};
 use thalweg_store::tree::{Kind, NewPartition, Partition, Store, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Durability, Options, Transact, TransactionManager, TxnError};
 use thalweg_store::volume::{StoreVolume, Volume};

@@ -10,10 +10,12 @@ use thalweg_sim::passing::{Around, Passing};
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::{
-    Applied, BlockStore, BlockVersion, Epoch, Frozen, Hold, Keep, Lba, Lineage, Locations,
-    Position, Retained, Retention, StoreError, Version, Write, WriteList,
+    Applied, BlockStore, BlockVersion, Blocks, Epoch, Frozen, Hints, Hold, Keep, Lba, Lineage,
+    Locations, Position, Relation, Retained, Retention, StoreError, Version, Versions, Write,
+    WriteList,
 };
 use thalweg_store::txn::{Options, TransactionManager};
+use uuid::Uuid;
 
 use crate::contract::{BLOCKS, block};
 
@@ -32,7 +34,7 @@ impl Recording {
 }
 
 #[async_trait]
-impl BlockStore for Recording {
+impl Blocks for Recording {
     fn blocks(&self) -> u64 {
         self.note("blocks").blocks()
     }
@@ -66,25 +68,8 @@ impl BlockStore for Recording {
         self.note("read_newest").read_newest(lba, count).await
     }
 
-    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
-        self.note("peek").peek(lba, at)
-    }
-
     async fn submit(&self, writes: WriteList, retention: Retention) -> Result<Applied, StoreError> {
         self.note("submit").submit(writes, retention).await
-    }
-
-    async fn submit_at(
-        &self,
-        version: Version,
-        writes: WriteList,
-        retention: Retention,
-    ) -> Result<Applied, StoreError> {
-        self.note("submit_at").submit_at(version, writes, retention).await
-    }
-
-    fn holds_take_room(&self) -> bool {
-        self.note("holds_take_room").holds_take_room()
     }
 
     fn room(&self) -> Option<u64> {
@@ -101,6 +86,17 @@ impl BlockStore for Recording {
 
     async fn sync(&self, version: Version) -> Result<(), StoreError> {
         self.note("sync").sync(version).await
+    }
+
+    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
+        self.note("allocation").allocation(lba, count, at)
+    }
+}
+
+#[async_trait]
+impl Versions for Recording {
+    fn holds_take_room(&self) -> bool {
+        self.note("holds_take_room").holds_take_room()
     }
 
     fn hold(&self, version: Version) -> Option<Hold> {
@@ -123,14 +119,6 @@ impl BlockStore for Recording {
         self.note("synced").synced()
     }
 
-    fn lineage(&self) -> Option<&dyn Lineage> {
-        self.note("lineage").lineage()
-    }
-
-    fn position(&self) -> Option<Position> {
-        self.note("position").position()
-    }
-
     async fn versions(&self, lba: Lba) -> Result<Vec<BlockVersion>, StoreError> {
         self.note("versions").versions(lba).await
     }
@@ -142,18 +130,64 @@ impl BlockStore for Recording {
     fn lapse_point(&self, most: usize) -> Option<Version> {
         self.note("lapse_point").lapse_point(most)
     }
+}
+
+#[async_trait]
+impl Lineage for Recording {
+    async fn submit_at(
+        &self,
+        version: Version,
+        writes: WriteList,
+        retention: Retention,
+    ) -> Result<Applied, StoreError> {
+        self.note("submit_at").submit_at(version, writes, retention).await
+    }
+
+    fn position(&self) -> Option<Position> {
+        self.note("position").position()
+    }
+
+    fn position_of(&self, version: Version) -> Option<Position> {
+        self.note("position_of").position_of(version)
+    }
+
+    fn timeline(&self) -> Option<Uuid> {
+        self.note("timeline").timeline()
+    }
+
+    fn relation(&self, position: Position) -> Option<Relation> {
+        self.note("relation").relation(position)
+    }
+
+    async fn reached(&self, position: Position) -> Result<(), StoreError> {
+        self.note("reached").reached(position).await
+    }
+
+    async fn replicated(&self, version: Version) -> bool {
+        self.note("replicated").replicated(version).await
+    }
+
+    fn term(&self) -> u32 {
+        self.note("term").term()
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.note("is_fenced").is_fenced()
+    }
+}
+
+impl Hints for Recording {
+    fn peek(&self, lba: Lba, at: Version) -> Option<Option<Bytes>> {
+        self.note("peek").peek(lba, at)
+    }
 
     fn please_cache(&self, lba: Lba) {
         self.note("please_cache").please_cache(lba);
     }
-
-    fn allocation(&self, lba: Lba, count: u64, at: Option<Version>) -> Vec<(u64, bool)> {
-        self.note("allocation").allocation(lba, count, at)
-    }
 }
 
 /// The methods of a block store.
-const METHODS: [&str; 26] = [
+const METHODS: [&str; 32] = [
     "blocks",
     "epoch",
     "now",
@@ -175,8 +209,14 @@ const METHODS: [&str; 26] = [
     "locate",
     "lapse_point",
     "holds_take_room",
-    "lineage",
     "position",
+    "position_of",
+    "timeline",
+    "relation",
+    "reached",
+    "replicated",
+    "term",
+    "is_fenced",
     "submit_at",
     "peek",
     "please_cache",
@@ -185,6 +225,7 @@ const METHODS: [&str; 26] = [
 /// Calls one of them. What it returns does not matter here.
 async fn call(store: &dyn BlockStore, method: &str) {
     let (lba, now) = (Lba(3), store.now());
+    let position = Position { volume: Uuid::nil(), timeline: Uuid::nil(), version: now };
     let writes = || WriteList::new(vec![Write::block(lba, block(7))]).unwrap();
     match method {
         "blocks" => drop(store.blocks()),
@@ -208,8 +249,14 @@ async fn call(store: &dyn BlockStore, method: &str) {
         "locate" => drop(store.locate(lba, now, now)),
         "lapse_point" => drop(store.lapse_point(0)),
         "holds_take_room" => drop(store.holds_take_room()),
-        "lineage" => drop(store.lineage().is_some()),
         "position" => drop(store.position()),
+        "position_of" => drop(store.position_of(now)),
+        "timeline" => drop(store.timeline()),
+        "relation" => drop(store.relation(position)),
+        "reached" => drop(store.reached(position).await),
+        "replicated" => drop(store.replicated(now).await),
+        "term" => drop(store.term()),
+        "is_fenced" => drop(store.is_fenced()),
         "submit_at" => drop(store.submit_at(now.next(), writes(), Retention::Newest).await),
         "peek" => drop(store.peek(lba, now)),
         "please_cache" => store.please_cache(lba),
@@ -272,7 +319,8 @@ fn a_view_of_one_version_answers_for_itself() {
             &["is_read_only", "submit", "submit_at", "discard", "sync"],
             &["room", "max_transaction", "holds_take_room", "lapse_point"],
             // Nothing follows it.
-            &["lineage", "position"],
+            &["position", "position_of", "timeline", "relation", "reached", "replicated"],
+            &["term", "is_fenced"],
         ];
         let mut own = own.concat();
         own.sort_by_key(|method| METHODS.iter().position(|known| known == method));

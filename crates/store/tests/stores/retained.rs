@@ -7,7 +7,9 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BlockStore, Hold, Keep, Lba, Retained, StoreError, Version, Write};
+use thalweg_store::block::{
+    BlockStore, Blocks, BlocksExt, Hold, Keep, Lba, Retained, StoreError, Version, Versions, Write,
+};
 
 use super::contract::{BLOCKS, Kind, block, get, is_gone, put};
 

@@ -9,7 +9,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_sim::runtime::run;
 use thalweg_sim::sessions::{Read, SessionChecker};
 use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, Keep, Lba, Retained, StoreError, Version, Write,
+    BLOCK_SIZE, BlockStore, Blocks, BlocksExt, Keep, Lba, Retained, StoreError, Version, Write,
 };
 use thalweg_store::stale::{
     Cost, Got, Guarantee, Item, Node, Session, StaleError, StaleView, Unserved, VersionRange,

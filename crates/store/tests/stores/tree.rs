@@ -7,7 +7,7 @@ use rand::RngExt;
 use thalweg_env::Env;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, Lba};
 use thalweg_store::tree::{
     Batch, Kind, MAX_KEY, MAX_VALUE, NewPartition, Raw, RawBlocks, State, Store, TreeError,
     catalogue, format,

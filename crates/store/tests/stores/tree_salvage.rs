@@ -10,7 +10,7 @@ use thalweg_env::Env;
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt, Lba, StoreError, Write};
 use thalweg_store::tree::format::{BODY, PAGE_MAGIC, PageHeader, PageKind};
 use thalweg_store::tree::{KeyRange, Kind, Salvage, Store, TreeError, catalogue};
 use thalweg_store::txn::{Begin, Durability, Transact};

@@ -16,7 +16,9 @@ use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, BlockStore, Blocks, BlocksExt, ByteRanges, Class, Lba, StoreError, Write,
+};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::txn::{
@@ -91,7 +93,7 @@ fn writes_past_transactions_keep_no_snapshot_of_the_last_one() {
             rig.manager.apply(vec![Write::block(Lba(1), block(8))]).await.unwrap();
             assert_eq!(rig.store.held(), 0, "{begin:?}");
             // A transaction that begins later sees it.
-            BlockStore::sync(&rig.manager, rig.manager.now()).await.unwrap();
+            Blocks::sync(&rig.manager, rig.manager.now()).await.unwrap();
             let txn = rig.begin(begin).await;
             assert_eq!(txn.read(Lba(1)).await.unwrap(), block(8));
             rig.manager.discard(Lba(1), 1).await.unwrap();

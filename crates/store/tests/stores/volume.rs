@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use thalweg_env::Env;
 use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::volume::MemoryVolume;
-use thalweg_store::block::{BlockStore, StoreError};
+use thalweg_store::block::{Blocks, StoreError};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{FrameBuf, MemoryDevice};
 use thalweg_store::volume::{Extent, StoreVolume, Volume};

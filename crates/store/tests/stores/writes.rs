@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, ByteRanges, Class, Lba, StoreError, Write, WriteList,
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Class, Lba, StoreError, Write, WriteList,
 };
 use thalweg_store::txn::{Options, TransactionManager};
 

@@ -16,7 +16,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, StoreError, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, StoreError, Version, Write};
 use thalweg_store::chain::{Chain, ChainError, Options, Rebuild, Recovered};
 use thalweg_store::device::{Device, DeviceRef, Overlay};
 

@@ -15,7 +15,9 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, ByteRanges, Lba, StoreError, Version, Write};
+use thalweg_store::block::{
+    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Hints, Lba, StoreError, Version, Write,
+};
 use thalweg_store::chain::{
     Chain, ChainError, Cleaning, Create, Label, Link, Options, Parts, Placement, Recovered, format,
 };

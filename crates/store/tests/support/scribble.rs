@@ -3,7 +3,7 @@
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::runtime::run;
 use thalweg_sim::scribble::Disks;
-use thalweg_store::block::{BlockStore, Lba, Version, Write};
+use thalweg_store::block::{Blocks, BlocksExt, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::DeviceRef;
 

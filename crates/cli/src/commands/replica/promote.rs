@@ -1,6 +1,7 @@
 //! `thalweg replica promote`: a replica takes its primary's place.
 
 use std::path::PathBuf;
+use thalweg_store::block::Blocks;
 
 use clap::Args;
 use serde_json::json;
@@ -10,7 +11,7 @@ use thalweg_net::entry::Service;
 use thalweg_net::keys::Home;
 use thalweg_replica::protocol::{Behind, Described, State};
 use thalweg_replica::{announce, describe};
-use thalweg_store::block::BlockStore;
+
 use thalweg_store::pool::Pool;
 
 use super::super::key;

@@ -15,7 +15,7 @@ use thalweg_sim::content::Content;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::run;
 use thalweg_sim::scribble::Disks;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Write};
+use thalweg_store::block::{BLOCK_SIZE, BlocksExt, Lba, Write};
 use thalweg_store::device::Geometry;
 use thalweg_store::tree::catalogue;
 use thalweg_store::txn::{Begin, Transact};

@@ -11,7 +11,7 @@ use thalweg_sim::media::SimMedia;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Version};
+use thalweg_store::block::{Blocks, Version};
 use thalweg_store::pool::manifest::{FILE, Manifest, Stage};
 use thalweg_store::pool::{
     DeviceSpec, LinkSpec, Media, MemberState, NewVolume, Pool, PoolError, Reassembly, create_on,

@@ -9,7 +9,7 @@ use thalweg_sim::media::SimMedia;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{BlockStore, Lba};
+use thalweg_store::block::{Blocks, Lba};
 use thalweg_store::pool::{Media, Pool};
 
 use super::history::{BLOCKS, Layout, Op, Parts, open, path, perform, write};

@@ -11,7 +11,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_sim::media::SimMedia;
 use thalweg_sim::model::BlockModel;
 use thalweg_sim::recording::Recorder;
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, Version, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::pool::{
     CacheSpec, DeviceSpec, ExtendRequest, LinkSpec, Media, MemberState, NewVolume, OpenOptions,

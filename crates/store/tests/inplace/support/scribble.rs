@@ -10,7 +10,7 @@ use thalweg_sim::model::BlockModel;
 use thalweg_sim::ramdisk::RamDisk;
 use thalweg_sim::runtime::run;
 use thalweg_sim::scribble::{Disks, reseal};
-use thalweg_store::block::{BLOCK_SIZE, BlockStore, Class, Lba, Version, Write};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Class, Lba, Version, Write};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::format::{COPIES, COPY, ENTRIES, MAP_SECTOR, MapSector, Superblock};
 use thalweg_store::inplace::{InPlace, Mend, Mode, Recovered};

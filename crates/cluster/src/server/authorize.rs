@@ -9,17 +9,20 @@
 //! - A user that may execute a file may read it.
 //! - All users of the client may use a file that one of them has opened: programs pass open files on.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use thalweg_env::HashSet;
-use thalweg_fs::access::{ACCESS_LIST, Actor, READ, Rules, SEARCH, WRITE};
+use thalweg_fs::access::{ACCESS_LIST, AccessLists, Actor, READ, Rules, SEARCH, WRITE};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, OpenFlags, Rename,
-    TimeChange, WriteHow,
+    AttributeChange, Attributes, Credentials, Filesystem, FsError, Ino, Kind, NewNode, Node,
+    OpenFlags, Rename, TimeChange, WriteHow,
 };
 
-use super::Shared;
 use super::context::RequestContext;
+use super::open_files::OpenFiles;
 use crate::protocol::Request;
 
 /// Names are made in a directory, or removed from it.
@@ -31,50 +34,65 @@ const CAPABILITIES: &[u8] = b"security.capability";
 /// The kinds of extended attributes that users have. The others set quotas.
 const NAMESPACES: [&[u8]; 4] = [b"user.", b"system.", b"security.", b"trusted."];
 
-impl Shared {
+/// Decides what users may do.
+#[derive(Debug)]
+pub(super) struct Authorize {
+    files: Arc<dyn Filesystem>,
+    open_files: Arc<OpenFiles>,
+    lists: AccessLists,
+}
+
+impl Authorize {
+    pub(super) fn new(files: &Arc<dyn Filesystem>, open_files: &Arc<OpenFiles>) -> Authorize {
+        let (files, open_files) = (files.clone(), open_files.clone());
+        Authorize { files, open_files, lists: AccessLists::default() }
+    }
+
     fn rules<'a>(&'a self, user: &'a Credentials) -> Rules<'a> {
-        Rules { files: &*self.filesystem, user: Actor::of(user), lists: &self.lists }
+        Rules { files: &*self.files, user: Actor::of(user), lists: &self.lists }
     }
 
     async fn inode(&self, ino: Ino) -> Result<Attributes, FsError> {
-        Ok(self.filesystem.attributes(ino).await?.attributes)
+        Ok(self.files.attributes(ino).await?.attributes)
     }
 
     /// Fails unless the user of a call may do it; the call as it is carried out for that user. The inodes that it removes or
     /// renames are checked when they are known, and so are the mutations of a batch. Each kind is named: a new one does not
     /// compile before it is checked or listed here.
-    pub(super) async fn authorize(
+    pub(super) async fn call<'a>(
         &self,
         ctx: &RequestContext<'_>,
-        request: Request,
-    ) -> Result<Request, FsError> {
-        let Some(user) = &ctx.user else { return Ok(request) };
+        request: &'a Request,
+    ) -> Result<Cow<'a, Request>, FsError> {
+        let Some(user) = &ctx.user else { return Ok(Cow::Borrowed(request)) };
         let rules = self.rules(user);
-        match request {
-            Request::Lookup { parent, .. } => self.authorize_names(&rules, parent, SEARCH).await?,
-            Request::Link { parent, .. } => self.authorize_names(&rules, parent, MAKE).await?,
-            Request::Open { ino, flags, .. } => self.authorize_open(ctx, ino, flags).await?,
-            Request::Read { ino, .. } => self.authorize_use(ctx, ino, READ).await?,
-            Request::Seek { ino, .. } => self.authorize_use(ctx, ino, READ | WRITE).await?,
-            Request::Allocate { ino, .. } => self.authorize_use(ctx, ino, WRITE).await?,
+        match *request {
+            Request::Lookup { parent, .. } => self.names(&rules, parent, SEARCH).await?,
+            Request::Link { parent, .. } => self.names(&rules, parent, MAKE).await?,
+            Request::Open { ino, flags, .. } => self.open(ctx, ino, flags).await?,
+            Request::Read { ino, .. } => self.use_of(ctx, ino, READ).await?,
+            Request::Seek { ino, .. } => self.use_of(ctx, ino, READ | WRITE).await?,
+            Request::Allocate { ino, .. } => self.use_of(ctx, ino, WRITE).await?,
             Request::Copy { from, to, .. } => {
-                self.authorize_use(ctx, from.0, READ).await?;
-                self.authorize_use(ctx, to.0, WRITE).await?;
+                self.use_of(ctx, from.0, READ).await?;
+                self.use_of(ctx, to.0, WRITE).await?;
             }
             Request::Xattr { ino, ref name } => {
                 rules.check_xattr(&self.inode(ino).await?, name, false).await?;
             }
             Request::RemoveXattr { ino, ref name } if name == CAPABILITIES => {
-                self.authorize_use(ctx, ino, WRITE).await?;
+                self.use_of(ctx, ino, WRITE).await?;
             }
             Request::SetXattr { ino, ref name, .. } | Request::RemoveXattr { ino, ref name } => {
-                self.authorize_set_xattr(&rules, ino, name).await?;
+                self.set_xattr(&rules, ino, name).await?;
             }
             Request::Create { .. }
             | Request::SetAttributes { .. }
             | Request::Write { .. }
             | Request::ReadDirectory { .. }
-            | Request::RequestDelegation { .. } => return self.adapt(ctx, &rules, request).await,
+            | Request::RequestDelegation { .. } => {
+                return self.adapt(ctx, &rules, request.clone()).await.map(Cow::Owned);
+            }
             // When their inodes or mutations are known.
             Request::Unlink { .. }
             | Request::RemoveDirectory { .. }
@@ -113,19 +131,14 @@ impl Shared {
             | Request::Unlock { .. }
             | Request::ConflictingLock { .. } => {}
         }
-        Ok(request)
+        Ok(Cow::Borrowed(request))
     }
 
-    async fn authorize_names(
-        &self,
-        rules: &Rules<'_>,
-        directory: Ino,
-        wanted: u16,
-    ) -> Result<(), FsError> {
+    async fn names(&self, rules: &Rules<'_>, directory: Ino, wanted: u16) -> Result<(), FsError> {
         rules.check(&self.inode(directory).await?, wanted).await
     }
 
-    /// As [`Shared::permit`], for calls that are carried out in another way for some users.
+    /// As [`Authorize::call`], for calls that are carried out in another way for some users.
     async fn adapt(
         &self,
         ctx: &RequestContext<'_>,
@@ -142,11 +155,11 @@ impl Shared {
                 Request::Create { parent, name, new }
             }
             Request::SetAttributes { ino, change } => {
-                let change = self.authorize_change(ctx, rules, ino, change).await?;
+                let change = self.change(ctx, rules, ino, change).await?;
                 Request::SetAttributes { ino, change }
             }
             Request::Write { ino, at, how } => {
-                self.authorize_use(ctx, ino, WRITE).await?;
+                self.use_of(ctx, ino, WRITE).await?;
                 Request::Write { ino, at, how: WriteHow { clear_suid: true, ..how } }
             }
             Request::ReadDirectory { ino, from, most, attributes } => {
@@ -160,9 +173,10 @@ impl Shared {
             // A client makes files by itself for the directory's owner only.
             Request::RequestDelegation { ino } => {
                 let it = self.inode(ino).await?;
-                match it.uid == rules.user.uid && rules.permits(&it, MAKE).await? {
-                    true => Request::RequestDelegation { ino },
-                    false => Request::Attributes { ino, shown: false },
+                if it.uid == rules.user.uid && rules.permits(&it, MAKE).await? {
+                    Request::RequestDelegation { ino }
+                } else {
+                    Request::Attributes { ino, shown: false }
                 }
             }
             _ => return Err(FsError::NotPermitted),
@@ -170,7 +184,7 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may open an inode.
-    pub(super) async fn authorize_open(
+    pub(super) async fn open(
         &self,
         ctx: &RequestContext<'_>,
         ino: Ino,
@@ -188,12 +202,7 @@ impl Shared {
     }
 
     /// Fails unless a file is open for one of these, [`READ`] or [`WRITE`], or the user of a call may open it for the first.
-    async fn authorize_use(
-        &self,
-        ctx: &RequestContext<'_>,
-        ino: Ino,
-        wanted: u16,
-    ) -> Result<(), FsError> {
+    async fn use_of(&self, ctx: &RequestContext<'_>, ino: Ino, wanted: u16) -> Result<(), FsError> {
         let Some(user) = &ctx.user else { return Ok(()) };
         let (reads, writes) = self.open_files.of(ctx.session.serial, ino);
         if wanted & READ != 0 && reads || wanted & WRITE != 0 && writes {
@@ -203,12 +212,7 @@ impl Shared {
         check_use(&self.rules(user), &self.inode(ino).await?, wanted).await
     }
 
-    async fn authorize_set_xattr(
-        &self,
-        rules: &Rules<'_>,
-        ino: Ino,
-        name: &[u8],
-    ) -> Result<(), FsError> {
+    async fn set_xattr(&self, rules: &Rules<'_>, ino: Ino, name: &[u8]) -> Result<(), FsError> {
         if !NAMESPACES.iter().any(|namespace| name.starts_with(namespace)) {
             return Err(FsError::NotPermitted);
         }
@@ -229,13 +233,13 @@ impl Shared {
         let mode = self.rules(user).mode_to_set(&it, it.mode)?;
         if mode != it.mode {
             let change = AttributeChange { mode: Some(mode), ..AttributeChange::default() };
-            self.filesystem.set_attributes(ino, &change).await?;
+            self.files.set_attributes(ino, &change).await?;
         }
         Ok(())
     }
 
     /// The change of attributes that a user may make instead of `change`.
-    async fn authorize_change(
+    async fn change(
         &self,
         ctx: &RequestContext<'_>,
         rules: &Rules<'_>,
@@ -252,7 +256,7 @@ impl Shared {
             clear_suid |= mode.is_none();
         }
         if size.is_some() || clear_suid && !rules.owns(&it) {
-            self.authorize_use(ctx, ino, WRITE).await?;
+            self.use_of(ctx, ino, WRITE).await?;
             clear_suid |= mode.is_none();
         }
         // A change of the content sets this time.
@@ -264,7 +268,7 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may remove a name of this inode.
-    pub(super) async fn authorize_removal(
+    pub(super) async fn removal(
         &self,
         ctx: &RequestContext<'_>,
         parent: Ino,
@@ -277,7 +281,7 @@ impl Shared {
     }
 
     /// Fails unless the user of a call may rename the first of these inodes to the second one.
-    pub(super) async fn authorize_rename(
+    pub(super) async fn rename(
         &self,
         ctx: &RequestContext<'_>,
         parents: [Ino; 2],
@@ -298,7 +302,7 @@ impl Shared {
 
     /// Fails unless the user of a batch may have made these mutations: all are about that user's own inodes, and about no
     /// privileges.
-    pub(super) async fn authorize_mutations(
+    pub(super) async fn mutations(
         &self,
         ctx: &RequestContext<'_>,
         mutations: &[Mutation],

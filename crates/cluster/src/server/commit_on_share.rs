@@ -4,49 +4,54 @@
 //! a crash undoes are known to their own clients alone, and each client can make its own again without regard to the
 //! others. Lustre calls that commit on share.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use thalweg_env::HashMap;
-use thalweg_fs::{FsError, Ino};
+use thalweg_env::{Env, HashMap};
+use thalweg_fs::{Filesystem, FsError, Ino};
 
+use super::context::RequestContext;
+use super::sessions::Sessions;
 use crate::protocol::Changed;
 
 /// Something that is changed or seen.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Dependency {
+enum Dependency {
     /// An inode: attributes, bytes, or all names of a directory.
     Inode(Ino),
     /// A name of a directory.
-    Name(Ino, bytes::Bytes),
+    Name(Ino, Bytes),
     /// The bytes of a file, beside its inode.
     Content(Ino),
 }
 
-impl Dependency {
-    /// The inode, or the directory of the name.
-    pub(super) fn ino(&self) -> Ino {
-        match self {
-            Dependency::Inode(ino) | Dependency::Name(ino, _) | Dependency::Content(ino) => *ino,
-        }
-    }
-}
-
-/// A few of them.
-pub(super) type Dependencies = SmallVec<[Dependency; 4]>;
+type Dependencies = SmallVec<[Dependency; 4]>;
 
 /// More than one session.
 const SEVERAL: u64 = u64::MAX;
 
+/// A change under way: [`CommitOnShare::end`] must follow.
+#[derive(Debug)]
+pub(super) struct Undurable(Dependencies);
+
 /// The changes of all sessions since the last sync.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CommitOnShare {
-    state: Mutex<State>,
+    env: Env,
+    files: Arc<dyn Filesystem>,
+    sessions: Arc<Sessions>,
+    /// Changes are durable after so long at the latest.
+    delay: Duration,
+    changes: Mutex<Changes>,
     /// One sync at a time.
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Changes {
     /// Changes under way: the sessions that make them.
     running: HashMap<Dependency, SmallVec<[u64; 2]>>,
     /// Changes since the last sync began: the session that made them, or [`SEVERAL`].
@@ -59,13 +64,51 @@ struct State {
     durable: u64,
 }
 
-impl State {
+impl Changes {
+    fn is_clean(&self) -> bool {
+        self.running.is_empty() && self.recent.is_empty() && self.syncing.is_empty()
+    }
+
     /// Something has changed since the last sync began: a session, or [`SEVERAL`], has made that.
     fn changed(&mut self, dependency: Dependency, maker: u64) {
         let last = self.recent.entry(dependency).or_insert(maker);
         if *last != maker {
             *last = SEVERAL;
         }
+    }
+
+    /// A change has ended, and has become this version if it has committed. Whether its result depends on changes of others.
+    fn end(
+        &mut self,
+        by: u64,
+        dependencies: Dependencies,
+        parents: &[Ino],
+        committed: Option<u64>,
+        waits: bool,
+    ) -> bool {
+        let commutes = |dependency: &Dependency| {
+            committed.is_some()
+                && matches!(dependency, Dependency::Inode(ino) if parents.contains(ino))
+        };
+        let depends = dependencies
+            .iter()
+            .any(|dependency| !commutes(dependency) && self.is_of_another(by, dependency));
+        let maker = if waits || depends { SEVERAL } else { by };
+        for dependency in dependencies {
+            let running = self.running.get_mut(&dependency);
+            let running = running.expect("a change ends that has not begun");
+            let own = running.iter().position(|session| *session == by);
+            running
+                .swap_remove(own.expect("a change is ended by another session than has begun it"));
+            if running.is_empty() {
+                self.running.remove(&dependency);
+            }
+            if committed.is_some() {
+                self.changed(dependency, maker);
+            }
+        }
+        self.committed = self.committed.max(committed.unwrap_or_default());
+        depends
     }
 
     /// Whether another session has changed it, or is about to.
@@ -77,25 +120,22 @@ impl State {
     }
 }
 
-/// The things that a change changes.
-pub(super) fn dependencies(changes: &[Changed]) -> Dependencies {
-    let mut dependencies = Dependencies::new();
+/// The things that a change changes, perhaps one of them twice.
+fn dependencies(changes: &[Changed]) -> Dependencies {
+    let mut dependencies = Dependencies::with_capacity(changes.len());
     for change in changes {
-        let (dependency, content) = match change {
+        match change {
             // Nothing changes by itself.
             Changed::Delegation(_)
             | Changed::Names(_)
             | Changed::Pages(_)
-            | Changed::Size { .. } => continue,
-            Changed::Attributes(ino) => (Dependency::Inode(*ino), None),
+            | Changed::Size { .. } => {}
+            Changed::Attributes(ino) => dependencies.push(Dependency::Inode(*ino)),
             Changed::Content { ino, .. } => {
-                (Dependency::Inode(*ino), Some(Dependency::Content(*ino)))
+                dependencies.extend([Dependency::Inode(*ino), Dependency::Content(*ino)]);
             }
-            Changed::Name { parent, name } => (Dependency::Name(*parent, name.clone()), None),
-        };
-        for dependency in [Some(dependency), content].into_iter().flatten() {
-            if !dependencies.contains(&dependency) {
-                dependencies.push(dependency);
+            Changed::Name { parent, name } => {
+                dependencies.push(Dependency::Name(*parent, name.clone()));
             }
         }
     }
@@ -103,80 +143,77 @@ pub(super) fn dependencies(changes: &[Changed]) -> Dependencies {
 }
 
 impl CommitOnShare {
-    /// A session begins to change these. [`CommitOnShare::end`] must follow.
-    pub(super) fn begin(&self, by: u64, dependencies: &Dependencies) {
-        let mut state = self.state.lock();
-        dependencies
-            .iter()
-            .for_each(|dependency| state.running.entry(dependency.clone()).or_default().push(by));
-    }
-
-    /// The change has ended, and has become this version if it has committed. Whether its result depends on changes of others:
-    /// a name that it changes is not concerned by other names in the directory, so success does not depend on `parents`.
-    ///
-    /// With `waits`, the answer comes later than the change: after a sync, or after other clients. Then it must be durable before its
-    /// own client sees it by another call, too. A crash would have it made again behind later changes of that client.
-    pub(super) fn end(
-        &self,
-        by: u64,
-        dependencies: &Dependencies,
-        parents: &[Ino],
-        committed: Option<u64>,
-        waits: bool,
-    ) -> bool {
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let commutes = |dependency: &Dependency| {
-            committed.is_some()
-                && matches!(dependency, Dependency::Inode(ino) if parents.contains(ino))
-        };
-        let depends = dependencies
-            .iter()
-            .any(|dependency| !commutes(dependency) && state.is_of_another(by, dependency));
-        let maker = if waits || depends { SEVERAL } else { by };
-        for dependency in dependencies {
-            let running = state.running.get_mut(dependency);
-            let running = running.expect("a change ends that has not begun");
-            let own = running.iter().position(|session| *session == by);
-            running
-                .swap_remove(own.expect("a change is ended by another session than has begun it"));
-            if running.is_empty() {
-                state.running.remove(dependency);
-            }
-            if committed.is_some() {
-                state.changed(dependency.clone(), maker);
-            }
+    pub(super) fn new(
+        env: &Env,
+        files: &Arc<dyn Filesystem>,
+        sessions: &Arc<Sessions>,
+        delay: Duration,
+    ) -> CommitOnShare {
+        CommitOnShare {
+            env: env.clone(),
+            files: files.clone(),
+            sessions: sessions.clone(),
+            delay,
+            changes: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
         }
-        state.committed = state.committed.max(committed.unwrap_or_default());
-        depends
     }
 
-    /// Whether what a session has seen of these may not survive a crash.
-    pub(super) fn depends(&self, by: u64, dependencies: &[Dependency]) -> bool {
-        let state = self.state.lock();
-        let is_clean =
-            state.running.is_empty() && state.recent.is_empty() && state.syncing.is_empty();
-        !is_clean && dependencies.iter().any(|dependency| state.is_of_another(by, dependency))
+    /// A session begins to change these. `None` if the filesystem keeps no records: then no client makes a change again.
+    pub(super) fn begin(&self, by: u64, changes: &[Changed]) -> Option<Undurable> {
+        self.files.session_table()?;
+        let dependencies = dependencies(changes);
+        let mut all = self.changes.lock();
+        for dependency in &dependencies {
+            all.running.entry(dependency.clone()).or_default().push(by);
+        }
+        Some(Undurable(dependencies))
+    }
+
+    /// The change of a call has ended. Its answer depends on changes of others, if it has changed something besides: a name that
+    /// it changes is not concerned by other names in the directory, so success does not depend on these `parents`.
+    ///
+    /// The answer may come later than the change: after a sync, or after other clients. Then it must be durable before its
+    /// own client sees it by another call, too. A crash would have it made again behind later changes of that client.
+    pub(super) fn end(&self, ctx: &RequestContext<'_>, undurable: Undurable, parents: &[Ino]) {
+        let committed = ctx.committed().map(|it| it.version);
+        let (by, waits) = (ctx.session.serial, ctx.is_answered_later());
+        if self.changes.lock().end(by, undurable.0, parents, committed, waits) {
+            ctx.depend();
+        }
+    }
+
+    fn see(&self, ctx: &RequestContext<'_>, ino: Ino, dependency: impl FnOnce() -> Dependency) {
+        let depends = {
+            let changes = self.changes.lock();
+            !changes.is_clean() && changes.is_of_another(ctx.session.serial, &dependency())
+        };
+        ctx.saw(ino, depends);
+    }
+
+    /// A call has seen inodes.
+    pub(super) fn saw(&self, ctx: &RequestContext<'_>, inodes: impl IntoIterator<Item = Ino>) {
+        inodes.into_iter().for_each(|ino| self.see(ctx, ino, || Dependency::Inode(ino)));
+    }
+
+    /// A call has seen what a name of a directory leads to.
+    pub(super) fn saw_name(&self, ctx: &RequestContext<'_>, parent: Ino, name: &Bytes) {
+        self.see(ctx, parent, || Dependency::Name(parent, name.clone()));
     }
 
     /// Changes up to this version are durable.
     pub(super) fn durable(&self) -> u64 {
-        self.state.lock().durable
-    }
-
-    /// Whether something has changed since the last sync began.
-    pub(super) fn is_dirty(&self) -> bool {
-        !self.state.lock().recent.is_empty()
+        self.changes.lock().durable
     }
 
     /// How many things the sessions have changed since the last sync, counted for each session; those that several have are
     /// counted for none of them, under another number.
     pub(super) fn count(&self) -> HashMap<u64, u64> {
-        let state = self.state.lock();
+        let changes = self.changes.lock();
         let mut counts = HashMap::default();
-        let again = |dependency: &&Dependency| !state.syncing.contains_key(*dependency);
-        let recent = state.recent.iter().filter(|(dependency, _)| again(dependency));
-        let all = recent.chain(&state.syncing);
+        let again = |dependency: &&Dependency| !changes.syncing.contains_key(*dependency);
+        let recent = changes.recent.iter().filter(|(dependency, _)| again(dependency));
+        let all = recent.chain(&changes.syncing);
         for (_, session) in
             all.filter(|(dependency, _)| !matches!(dependency, Dependency::Content(_)))
         {
@@ -188,50 +225,62 @@ impl CommitOnShare {
     /// Whether an inode has changed, or is about to.
     pub(super) fn has_changed(&self, ino: Ino) -> bool {
         // No session has this number.
-        self.state.lock().is_of_another(0, &Dependency::Inode(ino))
+        self.changes.lock().is_of_another(0, &Dependency::Inode(ino))
     }
 
     /// The same of the bytes of a file. Its client would make such a change again after a crash.
     pub(super) fn has_new_content(&self, ino: Ino) -> bool {
-        self.state.lock().is_of_another(0, &Dependency::Content(ino))
+        self.changes.lock().is_of_another(0, &Dependency::Content(ino))
     }
 
-    /// Returns when all changes before this call are durable, which `sync` does for all that were made before it: up to
-    /// which version they are, if that is news.
-    pub(super) async fn sync(
-        &self,
-        sync: impl AsyncFnOnce() -> Result<(), FsError>,
-    ) -> Result<Option<u64>, FsError> {
+    /// Returns when all changes before this call are durable. The clients that have to know are told.
+    ///
+    /// # Errors
+    /// Those of the filesystem.
+    pub(super) async fn make_durable(&self) -> Result<(), FsError> {
+        if let Some(version) = self.sync().await? {
+            self.sessions.all().iter().for_each(|session| session.notify_durable(version));
+        }
+        Ok(())
+    }
+
+    /// Makes changes durable before long, for ever.
+    pub(super) async fn run(&self) {
+        loop {
+            self.env.sleep(self.delay).await;
+            let is_dirty = !self.changes.lock().recent.is_empty();
+            if is_dirty && let Err(error) = self.make_durable().await {
+                tracing::error!(%error, "changes of clients could not be made durable");
+            }
+        }
+    }
+
+    /// Returns when all changes before this call are durable: up to which version they are, if that is news.
+    async fn sync(&self) -> Result<Option<u64>, FsError> {
         let wanted = {
-            let state = self.state.lock();
+            let changes = self.changes.lock();
             // A change under way may have committed, with a version that is not known yet.
-            if state.running.is_empty() { state.committed } else { u64::MAX }
+            if changes.running.is_empty() { changes.committed } else { u64::MAX }
         };
         let _turn = self.turn.lock().await;
         let reached = {
-            let mut state = self.state.lock();
-            if state.durable >= wanted {
+            let mut changes = self.changes.lock();
+            if changes.durable >= wanted {
                 return Ok(None);
             }
-            assert!(state.syncing.is_empty(), "two syncs at a time");
-            assert!(state.durable <= state.committed, "what has not committed is durable");
-            state.syncing = std::mem::take(&mut state.recent);
-            state.committed
+            assert!(changes.syncing.is_empty(), "two syncs at a time");
+            assert!(changes.durable <= changes.committed, "what has not committed is durable");
+            changes.syncing = std::mem::take(&mut changes.recent);
+            changes.committed
         };
-        let synced = sync().await;
-        let mut state = self.state.lock();
-        let done = std::mem::take(&mut state.syncing);
-        match synced {
-            Ok(()) => {
-                state.durable = state.durable.max(reached);
-                Ok(Some(state.durable))
-            }
-            Err(error) => {
-                for (dependency, by) in done {
-                    state.changed(dependency, by);
-                }
-                Err(error)
-            }
+        let synced = self.files.sync_all().await;
+        let mut changes = self.changes.lock();
+        let done = std::mem::take(&mut changes.syncing);
+        if let Err(error) = synced {
+            done.into_iter().for_each(|(dependency, by)| changes.changed(dependency, by));
+            return Err(error);
         }
+        changes.durable = changes.durable.max(reached);
+        Ok(Some(changes.durable))
     }
 }

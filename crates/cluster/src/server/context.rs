@@ -1,4 +1,4 @@
-//! A call that is carried out.
+//! A call that is carried out: whose it is, what it touches, and what its answer depends on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_fs::session_table::{Committed, RecordedCall, Recorder, SupersededCall};
 use thalweg_fs::{Credentials, Filesystem, Ino};
+use thalweg_net::traffic::name_of;
 
-use super::commit_on_share::{CommitOnShare, Dependency};
-use super::page_turn::PageTurn;
-use super::pages::Late;
+use super::capabilities::{Late, PageTurn};
 use super::session::Session;
+use crate::protocol::{Footprint, Request};
 use crate::squash::acting;
 
 /// The number of a call in its session, and its slot.
@@ -25,14 +25,17 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct RequestContext<'a> {
     pub(super) session: &'a Session,
-    pub(super) number: u64,
+    pub(super) place: Place,
     /// What kind of call it is, for an administrator.
     pub(super) kind: &'static str,
     /// The user that it counts for; `None` if the client is trusted to have checked what its users may do.
     pub(super) user: Option<Credentials>,
-    /// Changes that are made through it are recorded.
-    pub(super) filesystem: Arc<dyn Filesystem>,
+    /// What it reads and writes.
+    pub(super) footprint: Footprint<'a>,
+    /// The filesystem. What is changed through it is recorded as this call's.
+    pub(super) files: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
+    /// Its answer depends on what may not survive a crash.
     depends: AtomicBool,
     /// The inodes that it has seen.
     seen: Mutex<SmallVec<[Ino; 4]>>,
@@ -43,52 +46,41 @@ pub(super) struct RequestContext<'a> {
 }
 
 impl<'a> RequestContext<'a> {
-    /// A call that changes nothing, or is not recorded.
-    pub(super) fn plain(
+    /// A call for a user of the client, with so many bytes of payload. What it has come to `before` is known if it is made
+    /// again after a crash.
+    pub(super) fn new(
+        files: &Arc<dyn Filesystem>,
         session: &'a Session,
-        number: u64,
-        filesystem: &Arc<dyn Filesystem>,
-    ) -> RequestContext<'a> {
-        let (filesystem, depends) = (filesystem.clone(), AtomicBool::new(false));
-        let (seen, user) = (Mutex::default(), acting(session.visitor.squash, None));
-        let (turns, late) = (Mutex::default(), Mutex::default());
-        RequestContext {
-            session,
-            number,
-            kind: "",
-            user,
-            filesystem,
-            recorder: None,
-            depends,
-            seen,
-            turns,
-            late,
-        }
-    }
-
-    /// The same call; its kind has this name.
-    pub(super) fn named(self, kind: &'static str) -> RequestContext<'a> {
-        RequestContext { kind, ..self }
-    }
-
-    /// The same call, made for this user of the client.
-    pub(super) fn made_for(self, user: Option<Credentials>) -> RequestContext<'a> {
-        RequestContext { user: acting(self.session.visitor.squash, user.as_ref()), ..self }
-    }
-
-    /// A call that changes something. It may have been made before.
-    pub(super) fn recorded(
-        session: &'a Session,
-        Place { number, slot }: Place,
-        filesystem: &Arc<dyn Filesystem>,
+        place: Place,
+        user: Option<&Credentials>,
+        (request, payload): (&'a Request, usize),
         before: Option<Committed>,
     ) -> RequestContext<'a> {
-        let plain = RequestContext::plain(session, number, filesystem);
-        let Some(session_table) = filesystem.session_table() else { return plain };
-        let call = RecordedCall { session: session.serial, slot, number, before };
-        let recorder = Arc::new(Recorder::new(call));
-        let filesystem = session_table.recording(recorder.clone());
-        RequestContext { filesystem, recorder: Some(recorder), ..plain }
+        let footprint = request.footprint(payload);
+        let table = files.session_table().filter(|_| footprint.is_change());
+        let recording = table.map(|table| {
+            let Place { number, slot } = place;
+            let call = RecordedCall { session: session.serial, slot, number, before };
+            let recorder = Arc::new(Recorder::new(call));
+            (table.recording(recorder.clone()), recorder)
+        });
+        let (files, recorder) = match recording {
+            Some((files, recorder)) => (files, Some(recorder)),
+            None => (files.clone(), None),
+        };
+        RequestContext {
+            session,
+            place,
+            kind: name_of(request),
+            user: acting(session.visitor.squash, user),
+            footprint,
+            files,
+            recorder,
+            depends: AtomicBool::new(false),
+            seen: Mutex::default(),
+            turns: Mutex::default(),
+            late: Mutex::default(),
+        }
     }
 
     /// What it has come to, if it has changed something and is recorded.
@@ -108,47 +100,42 @@ impl<'a> RequestContext<'a> {
         self.recorder.as_ref().is_some_and(|recorder| recorder.call.before.is_some())
     }
 
-    /// It has seen these.
-    pub(super) fn sees(&self, commit_on_share: &CommitOnShare, dependencies: &[Dependency]) {
-        self.seen.lock().extend(dependencies.iter().map(Dependency::ino));
-        if commit_on_share.depends(self.session.serial, dependencies) {
+    /// It has seen this inode; `depends` says whether what it saw may not survive a crash.
+    pub(super) fn saw(&self, ino: Ino, depends: bool) {
+        self.seen.lock().push(ino);
+        if depends {
             self.depend();
         }
     }
 
-    /// It has seen these inodes.
-    pub(super) fn sees_inodes(&self, commit_on_share: &CommitOnShare, inodes: &[Ino]) {
-        inodes.iter().for_each(|ino| self.sees(commit_on_share, &[Dependency::Inode(*ino)]));
-    }
-
-    /// What it has seen so far.
-    pub(super) fn take_seen(&self) -> SmallVec<[Ino; 4]> {
+    /// What it has seen since it was last asked.
+    pub(super) fn drain_seen(&self) -> SmallVec<[Ino; 4]> {
         std::mem::take(&mut *self.seen.lock())
     }
 
     /// It changes bytes, until it is answered.
-    pub(super) fn holds(&self, turn: Option<PageTurn>) {
+    pub(super) fn hold(&self, turn: Option<PageTurn>) {
         self.turns.lock().extend(turn);
     }
 
     /// It is not answered before other sessions have heard of its changes.
-    pub(super) fn waits_for_others(&self) {
+    pub(super) fn wait_for_others(&self) {
         self.turns.lock().iter().for_each(PageTurn::wait);
     }
 
-    /// Before it is answered, a session has to drop or to know something.
-    pub(super) fn is_late(&self, late: Late) {
-        self.late.lock().push(late);
+    /// Before it is answered, sessions have to drop or to know something.
+    pub(super) fn add_late(&self, late: impl IntoIterator<Item = Late>) {
+        self.late.lock().extend(late);
+    }
+
+    /// What sessions have to drop or to know before it is answered.
+    pub(super) fn drain_late(&self) -> Vec<Late> {
+        std::mem::take(&mut *self.late.lock())
     }
 
     /// Whether its answer waits for a sync, or for other sessions.
     pub(super) fn is_answered_later(&self) -> bool {
         self.depends() || !self.late.lock().is_empty()
-    }
-
-    /// What sessions have to drop or to know.
-    pub(super) fn take_late(&self) -> Vec<Late> {
-        std::mem::take(&mut *self.late.lock())
     }
 
     /// Its answer depends on what may not survive a crash.

@@ -4,15 +4,14 @@
 //! know most are asked to forget some ([`Release`]). A client cannot be made to: one that does not come below what it was
 //! asked for keeps what it has, and is granted nothing more while the server is beyond its bound.
 //!
-//! [`Options::known`]: super::Options::known
+//! [`Options::known`]: super::options::Options::known
 //! [`Release`]: crate::protocol::FromServer::Release
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::Time;
-
-use super::Shared;
 
 /// Clients are asked at most so many times in a lease.
 const ASKS: u32 = 16;
@@ -20,24 +19,38 @@ const ASKS: u32 = 16;
 const PATIENCE: u32 = 4;
 
 /// What the sessions know.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct InodeLimit {
+    /// They are to know so many at most.
+    most: usize,
+    lease: Duration,
     /// Inodes, counted for each session.
     known: AtomicUsize,
     /// When clients were asked last.
     asked: Mutex<Option<Time>>,
 }
 
-/// A session was asked to forget inodes.
+/// A session is asked to forget inodes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct ReleaseRequest {
     /// It is to know so many at most.
     pub(super) most: usize,
     /// When it was asked first.
     pub(super) since: Time,
 }
 
+impl ReleaseRequest {
+    /// Whether a session that knows so many inodes does what it was asked for.
+    pub(super) fn is_met(&self, known: usize) -> bool {
+        known <= self.most
+    }
+}
+
 impl InodeLimit {
+    pub(super) fn new(most: usize, lease: Duration) -> InodeLimit {
+        InodeLimit { most, lease, known: AtomicUsize::new(0), asked: Mutex::default() }
+    }
+
     /// A session knows more inodes.
     pub(super) fn add(&self, inodes: usize) {
         self.known.fetch_add(inodes, Ordering::Relaxed);
@@ -49,8 +62,32 @@ impl InodeLimit {
         assert!(before >= inodes, "clients forget more inodes than they know");
     }
 
-    pub(super) fn known(&self) -> usize {
-        self.known.load(Ordering::Relaxed)
+    fn is_exceeded(&self) -> bool {
+        self.known.load(Ordering::Relaxed) > self.most
+    }
+
+    /// Whether clients are to be asked for inodes now, which then counts as done.
+    pub(super) fn may_ask(&self, now: Time) -> bool {
+        if !self.is_exceeded() {
+            return false;
+        }
+        let mut asked = self.asked.lock();
+        let may_ask = asked.is_none_or(|asked| now.since(asked) >= self.lease / ASKS);
+        if may_ask {
+            *asked = Some(now);
+        }
+        may_ask
+    }
+
+    /// What sessions that know so many inodes are asked for: with some room, so that the next call does not ask again.
+    pub(super) fn request(&self, counts: Vec<usize>, since: Time) -> ReleaseRequest {
+        ReleaseRequest { most: level(counts, self.most - self.most / 8), since }
+    }
+
+    /// Whether a session is granted nothing, since it was asked to forget inodes and has not.
+    pub(super) fn refuses(&self, asked: Option<ReleaseRequest>, now: Time) -> bool {
+        let is_late = |asked: ReleaseRequest| now.since(asked.since) > self.lease / PATIENCE;
+        self.is_exceeded() && asked.is_some_and(is_late)
     }
 }
 
@@ -69,39 +106,4 @@ fn level(mut counts: Vec<usize>, most: usize) -> usize {
         sessions -= 1;
     }
     usize::MAX
-}
-
-impl Asked {
-    /// Whether a session that knows so many inodes does what it was asked for.
-    pub(super) fn is_met(&self, known: usize) -> bool {
-        known <= self.most
-    }
-}
-
-impl Shared {
-    /// Asks the clients that know most to forget inodes, if the clients know too many.
-    pub(super) fn request_release(&self) {
-        if self.inode_limit.known() <= self.options.known {
-            return;
-        }
-        let now = self.env.now();
-        {
-            let mut asked = self.inode_limit.asked.lock();
-            if asked.is_some_and(|asked| now.since(asked) < self.options.lease / ASKS) {
-                return;
-            }
-            *asked = Some(now);
-        }
-        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
-        let counts = sessions.iter().map(|session| session.state.lock().holds().0).collect();
-        // With some room, so that the next call does not ask again.
-        let most = level(counts, self.options.known - self.options.known / 8);
-        sessions.iter().for_each(|session| session.request_release(most, now));
-    }
-
-    /// Whether a session is granted nothing, since it was asked to forget inodes and has not.
-    pub(super) fn is_refused(&self, asked: Option<Asked>) -> bool {
-        let late = |asked: Asked| self.env.now().since(asked.since) > self.options.lease / PATIENCE;
-        self.inode_limit.known() > self.options.known && asked.is_some_and(late)
-    }
 }

@@ -12,12 +12,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use thalweg_env::{HashMap, HashSet};
-use thalweg_fs::{Cookie, FsError, Ino, Kind, Rename};
+use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Kind, Rename};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::capabilities::Capabilities;
+use super::commit_on_share::CommitOnShare;
 use super::context::RequestContext;
+use super::grace_period::GracePeriod;
+use super::open_files::OpenFiles;
+use super::recall::Recall;
 use super::session::Session;
-use super::{Ending, Shared};
+use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, MAX_ENTRIES};
 
 /// Entries that are looked at for another name of a file with several names, one of which leaves a client's root. A file whose
@@ -26,9 +31,19 @@ const MAX_SEARCHED: usize = 1 << 16;
 /// Most changes in one invalidation.
 const MAX_CHANGES: usize = 1024;
 
-/// Keeps renames between directories away while one of them crosses a client's root.
-#[derive(Debug, Default)]
-pub(super) struct Moves(RwLock<()>);
+/// The renames that may cross the roots of clients.
+#[derive(Debug)]
+pub(super) struct Moves {
+    files: Arc<dyn Filesystem>,
+    sessions: Arc<Sessions>,
+    capabilities: Arc<Capabilities>,
+    open_files: Arc<OpenFiles>,
+    recall: Arc<Recall>,
+    commit_on_share: Arc<CommitOnShare>,
+    grace_period: Arc<GracePeriod>,
+    /// Keeps renames between directories away while one of them crosses a client's root.
+    crossing: RwLock<()>,
+}
 
 /// A rename, as far as it matters to clients that do not see everything.
 #[derive(Debug, Default)]
@@ -49,12 +64,32 @@ struct Revoked {
     inodes: Vec<(Ino, u64)>,
 }
 
-impl Shared {
+impl Moves {
+    pub(super) fn new(
+        files: &Arc<dyn Filesystem>,
+        sessions: &Arc<Sessions>,
+        capabilities: &Arc<Capabilities>,
+        open_files: &Arc<OpenFiles>,
+        recall: &Arc<Recall>,
+        commit_on_share: &Arc<CommitOnShare>,
+        grace_period: &Arc<GracePeriod>,
+    ) -> Moves {
+        Moves {
+            files: files.clone(),
+            sessions: sessions.clone(),
+            capabilities: capabilities.clone(),
+            open_files: open_files.clone(),
+            recall: recall.clone(),
+            commit_on_share: commit_on_share.clone(),
+            grace_period: grace_period.clone(),
+            crossing: RwLock::default(),
+        }
+    }
+
     /// The sessions whose roots are below that of a client. Nothing that it renames leaves the root of another one.
     fn confined(&self, by: &Session) -> Vec<Arc<Session>> {
-        let sessions = self.sessions.lock();
-        let is_below = |it: &&Arc<Session>| it.root != by.root && it.path.contains(&by.root);
-        sessions.values().filter(is_below).cloned().collect()
+        let is_below = |it: &Arc<Session>| it.root != by.root && it.path.contains(&by.root);
+        self.sessions.all().into_iter().filter(is_below).collect()
     }
 
     /// A directory, and those above it.
@@ -62,14 +97,14 @@ impl Shared {
         let mut above = vec![directory];
         let mut at = directory;
         while at != Ino::ROOT {
-            at = self.filesystem.parent(at).await?;
+            at = self.files.parent(at).await?;
             above.push(at);
         }
         Ok(above)
     }
 
     /// A rename from one directory to another one begins.
-    pub(super) async fn begin_move(
+    pub(super) async fn begin(
         &self,
         ctx: &RequestContext<'_>,
         [from, to]: [Ino; 2],
@@ -79,11 +114,11 @@ impl Shared {
         if moving.confined.is_empty() || from == to {
             return Ok(moving);
         }
-        moving._steady = Some(self.moves.0.read().await);
+        moving._steady = Some(self.crossing.read().await);
         self.find_leaving(&mut moving, [from, to], how).await?;
         if moving.leaves.iter().any(|leaves| !leaves.is_empty()) {
             moving._steady = None;
-            moving._alone = Some(self.moves.0.write().await);
+            moving._alone = Some(self.crossing.write().await);
             self.find_leaving(&mut moving, [from, to], how).await?;
         }
         Ok(moving)
@@ -108,7 +143,7 @@ impl Shared {
 
     /// Makes a rename of these inodes, of which the first one is moved, and the second one if they are exchanged. An inode
     /// that leaves a client's root is revoked before.
-    pub(super) async fn make_move(
+    pub(super) async fn carry_out(
         &self,
         ctx: &RequestContext<'_>,
         moving: Move<'_>,
@@ -122,10 +157,9 @@ impl Shared {
         };
         match renamed {
             Ok(()) => self.close_revoked(revoked).await,
-            Err(_) => revoked.into_iter().for_each(|Revoked { session, inodes }| {
-                let mut state = session.state.lock();
-                inodes.into_iter().for_each(|(ino, stamp)| state.know_again(ino, stamp));
-            }),
+            Err(_) => {
+                revoked.into_iter().for_each(|Revoked { session, inodes }| session.restore(inodes));
+            }
         }
         if renamed.is_ok() {
             let moved =
@@ -162,8 +196,8 @@ impl Shared {
     }
 
     fn end_moved(&self, session: &Arc<Session>, why: &'static str) {
-        self.end(session, Ending::Evicted(why));
-        self.recovery.is_gone(session.serial);
+        self.sessions.end(session, Ending::Evicted(why));
+        self.grace_period.is_gone(session.serial);
     }
 
     /// Sessions lose an inode with all below it.
@@ -175,10 +209,11 @@ impl Shared {
         revoked: &mut Vec<Revoked>,
     ) -> Result<(), FsError> {
         // What these clients have made there by themselves is to be here first.
-        let owned = sessions.iter().map(|it| (it.serial, self.capabilities.owned_by(it.serial)));
+        let owned =
+            sessions.iter().map(|it| (it.serial, self.capabilities.recalls_from(it.serial)));
         let owned: Vec<_> = owned.filter(|(_, owned)| !owned.is_empty()).collect();
         if !owned.is_empty() {
-            self.invalidate(ctx, owned).await;
+            self.recall.invalidate(ctx, owned).await;
         }
         let first = revoked.len();
         let empty =
@@ -189,20 +224,18 @@ impl Shared {
         self.revoke_files(top, &found, revoked).await?;
         for Revoked { session, inodes } in revoked.iter() {
             // Changes of these that have passed the check.
-            drop(session.executing.write().await);
+            session.changes_ended().await;
             self.drop_revoked(ctx, session, inodes).await;
-            if let Some(session_table) =
-                self.filesystem.session_table().filter(|_| !inodes.is_empty())
-            {
+            if let Some(table) = self.files.session_table().filter(|_| !inodes.is_empty()) {
                 let records: Vec<(Ino, u64)> = {
-                    let state = session.state.lock();
-                    inodes.iter().map(|(ino, _)| (*ino, state.generation(*ino))).collect()
+                    let state = session.lock();
+                    inodes.iter().map(|(ino, _)| (*ino, state.known.generation(*ino))).collect()
                 };
-                session_table.revoke(session.serial, &records).await?;
+                table.revoke(session.serial, &records).await?;
             }
         }
         // Its clients would make their changes of these again, and could not.
-        self.make_durable().await
+        self.commit_on_share.make_durable().await
     }
 
     /// Revokes the directories, from the top on: the sessions are told of no inode below one that was revoked. The other inodes, and how
@@ -213,17 +246,16 @@ impl Shared {
         revoked: &mut [Revoked],
     ) -> Result<HashMap<Ino, u32>, FsError> {
         let mut files: HashMap<Ino, u32> = HashMap::default();
-        if self.filesystem.attributes(top).await?.attributes.kind != Kind::Directory {
+        if self.files.attributes(top).await?.attributes.kind != Kind::Directory {
             files.insert(top, 1);
             return Ok(files);
         }
         let mut directories = VecDeque::from([top]);
         while let Some(directory) = directories.pop_front() {
-            revoked.iter_mut().for_each(|it| it.take(directory));
+            revoked.iter_mut().for_each(|it| it.add(directory));
             let mut from = Cookie::START;
             loop {
-                let some =
-                    self.filesystem.read_directory(directory, from, MAX_ENTRIES, false).await?;
+                let some = self.files.read_directory(directory, from, MAX_ENTRIES, false).await?;
                 let Some(last) = some.last() else { break };
                 from = last.cookie;
                 for entry in some {
@@ -248,7 +280,7 @@ impl Shared {
             let known = |ino: &Ino| it.session.knows(*ino).is_ok();
             let mut named = HashSet::default();
             for (ino, names) in found.iter().filter(|(ino, _)| known(ino)) {
-                if self.filesystem.attributes(*ino).await?.attributes.links > *names {
+                if self.files.attributes(*ino).await?.attributes.links > *names {
                     named.insert(*ino);
                 }
             }
@@ -258,7 +290,7 @@ impl Shared {
             }
             let mut leaves: Vec<Ino> = found.keys().copied().collect();
             leaves.sort_unstable();
-            leaves.into_iter().filter(|ino| !named.contains(ino)).for_each(|ino| it.take(ino));
+            leaves.into_iter().filter(|ino| !named.contains(ino)).for_each(|ino| it.add(ino));
         }
         Ok(())
     }
@@ -275,8 +307,7 @@ impl Shared {
         while let Some(directory) = directories.pop_front() {
             let mut from = Cookie::START;
             loop {
-                let some =
-                    self.filesystem.read_directory(directory, from, MAX_ENTRIES, false).await?;
+                let some = self.files.read_directory(directory, from, MAX_ENTRIES, false).await?;
                 let Some(last) = some.last() else { break };
                 from = last.cookie;
                 searched += some.len();
@@ -313,7 +344,7 @@ impl Shared {
         });
         let changes: Vec<Changed> = changes.collect();
         for some in changes.chunks(MAX_CHANGES) {
-            self.invalidate(ctx, vec![(session.serial, some.to_vec())]).await;
+            self.recall.invalidate(ctx, vec![(session.serial, some.to_vec())]).await;
         }
     }
 
@@ -321,13 +352,13 @@ impl Shared {
     async fn close_revoked(&self, revoked: Vec<Revoked>) {
         for Revoked { session, inodes } in revoked {
             let gone: HashSet<Ino> = inodes.iter().map(|(ino, _)| *ino).collect();
-            let files = session.state.lock().close_all(&gone);
+            let files = session.handles.close_all(&gone);
             for file in files {
-                self.close(session.serial, file).await;
+                self.open_files.close(session.serial, file).await;
             }
             for ino in gone {
                 self.capabilities.forget(session.serial, ino);
-                self.filesystem.unreference(ino, 1);
+                self.files.unreference(ino, 1);
             }
         }
     }
@@ -335,8 +366,8 @@ impl Shared {
 
 impl Revoked {
     /// The session does not know an inode any more.
-    fn take(&mut self, ino: Ino) {
-        let taken = self.session.state.lock().revoke(ino);
-        self.inodes.extend(taken.map(|stamp| (ino, stamp)));
+    fn add(&mut self, ino: Ino) {
+        let revoked = self.session.revoke(ino);
+        self.inodes.extend(revoked.map(|stamp| (ino, stamp)));
     }
 }

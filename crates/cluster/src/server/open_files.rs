@@ -1,13 +1,20 @@
 //! Which clients have a file open.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_env::HashMap;
-use thalweg_fs::{Ino, OpenFlags};
+use thalweg_fs::{Filesystem, Ino, OpenFlags};
+
+use super::session::OpenFile;
 
 /// The open files of all sessions.
-#[derive(Debug, Default)]
-pub(super) struct OpenFiles(Mutex<HashMap<Ino, SmallVec<[Opens; 2]>>>);
+#[derive(Debug)]
+pub(super) struct OpenFiles {
+    files: Arc<dyn Filesystem>,
+    opens: Mutex<HashMap<Ino, SmallVec<[Opens; 2]>>>,
+}
 
 /// How often a session has a file open.
 #[derive(Clone, Copy, Debug)]
@@ -28,9 +35,13 @@ pub(super) struct Others {
 }
 
 impl OpenFiles {
-    /// A session opens a file. [`OpenFiles::close`] must follow.
+    pub(super) fn new(files: &Arc<dyn Filesystem>) -> OpenFiles {
+        OpenFiles { files: files.clone(), opens: Mutex::default() }
+    }
+
+    /// A session opens a file. [`OpenFiles::close`] must follow, or [`OpenFiles::remove`] if it fails.
     pub(super) fn open(&self, session: u64, ino: Ino, flags: OpenFlags) -> Others {
-        let mut files = self.0.lock();
+        let mut files = self.opens.lock();
         let opens = files.entry(ino).or_default();
         let others = || opens.iter().filter(|other| other.session != session);
         let found = Others {
@@ -52,32 +63,38 @@ impl OpenFiles {
 
     /// Whether another session has a file open.
     pub(super) fn is_open_by_others(&self, session: u64, ino: Ino) -> bool {
-        let files = self.0.lock();
+        let files = self.opens.lock();
         files.get(&ino).is_some_and(|opens| opens.iter().any(|it| it.session != session))
     }
 
     /// The other sessions that have a file open.
     pub(super) fn others(&self, session: u64, ino: Ino) -> SmallVec<[u64; 2]> {
-        let files = self.0.lock();
+        let files = self.opens.lock();
         let opens = files.get(&ino).into_iter().flatten();
         opens.map(|it| it.session).filter(|it| *it != session).collect()
     }
 
     /// Whether a file is open.
     pub(super) fn is_open(&self, ino: Ino) -> bool {
-        self.0.lock().get(&ino).is_some_and(|opens| !opens.is_empty())
+        self.opens.lock().get(&ino).is_some_and(|opens| !opens.is_empty())
     }
 
     /// Whether a session has a file open to be read, and to be written.
     pub(super) fn of(&self, session: u64, ino: Ino) -> (bool, bool) {
-        let files = self.0.lock();
+        let files = self.opens.lock();
         let own = files.get(&ino).and_then(|opens| opens.iter().find(|it| it.session == session));
         own.map_or((false, false), |own| (own.reading > 0, own.writing > 0))
     }
 
     /// A session closes a file.
-    pub(super) fn close(&self, session: u64, ino: Ino, flags: OpenFlags) {
-        let mut files = self.0.lock();
+    pub(super) async fn close(&self, session: u64, file: OpenFile) {
+        self.remove(session, file.ino, file.flags);
+        self.files.release(file.ino, file.at).await;
+    }
+
+    /// A session does not have a file open any more.
+    pub(super) fn remove(&self, session: u64, ino: Ino, flags: OpenFlags) {
+        let mut files = self.opens.lock();
         let Some(opens) = files.get_mut(&ino) else { return };
         if let Some(own) = opens.iter_mut().find(|it| it.session == session) {
             let (all, reading, writing) = (1, u32::from(flags.read), u32::from(flags.write));

@@ -1,167 +1,182 @@
 //! Changes: what clients cache of it is invalidated first.
+//!
+//! A change that is under way is a [`RecallGuard`]: nothing of what it changes is granted before that is dropped.
 
-use std::hash::BuildHasher;
+mod name_locks;
+mod releases;
+mod under_way;
+
 use std::sync::Arc;
 
 use futures::future::{join, join_all};
 use smallvec::SmallVec;
-use thalweg_env::FixedState;
+use thalweg_env::{Env, Time};
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
-use tokio::sync::{Mutex, MutexGuard, OwnedRwLockReadGuard};
+use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
 
-use super::capabilities::{Begun, Capabilities, Drops};
-use super::commit_on_share::{CommitOnShare, Dependencies, dependencies};
+use super::capabilities::{Begun, Capabilities, Drops, Late};
+use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::RequestContext;
 use super::counters::add;
-use super::page_turn::PageTurn;
-use super::pages::Late;
-use super::releases::Release;
+use super::options::Options;
+use super::response::Response;
 use super::session::Session;
-use super::{Ending, Shared};
+use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, FromServer, Invalidated};
+use name_locks::NameLocks;
+use releases::{Release, Releases};
+use under_way::RecallsUnderWay;
+pub(super) use under_way::{RecallCounts, RecallReport};
 
-/// Names with equal hashes modulo this share a lock.
-const LOCKS: usize = 256;
-
-/// Changes of one name come one after the other, so that a change knows the inode that it is about.
+/// The changes under way, and the calls of the server to its clients that these wait for.
 #[derive(Debug)]
-pub(super) struct NameLocks {
-    locks: Vec<Mutex<()>>,
-    hasher: FixedState,
-}
-
-impl Default for NameLocks {
-    fn default() -> NameLocks {
-        let locks = (0..LOCKS).map(|_| Mutex::default()).collect();
-        NameLocks { locks, hasher: Default::default() }
-    }
-}
-
-impl NameLocks {
-    /// Locks one name, or two.
-    pub(super) async fn lock(&self, names: &[(Ino, &[u8])]) -> Vec<MutexGuard<'_, ()>> {
-        let number =
-            |name: &(Ino, &[u8])| self.hasher.hash_one((name.0.0, name.1)) as usize % LOCKS;
-        let mut numbers: Vec<usize> = names.iter().map(number).collect();
-        // In one order, so that two changes never wait for each other.
-        numbers.sort_unstable();
-        numbers.dedup();
-        let mut guards = Vec::with_capacity(numbers.len());
-        for number in numbers {
-            guards.push(self.locks[number].lock().await);
-        }
-        guards
-    }
+pub(super) struct Recall {
+    env: Env,
+    options: Options,
+    capabilities: Arc<Capabilities>,
+    sessions: Arc<Sessions>,
+    commit_on_share: Arc<CommitOnShare>,
+    names: NameLocks,
+    under_way: RecallsUnderWay,
+    counts: RecallCounts,
+    releases: Releases,
 }
 
 /// A change that is under way: nothing of it is granted.
-pub(super) struct RecallGuard<'a> {
-    capabilities: &'a Capabilities,
+#[derive(Debug)]
+pub(super) struct RecallGuard<'a, 'c> {
+    recall: &'a Recall,
+    ctx: &'a RequestContext<'c>,
     changes: Vec<Changed>,
     /// The changes' number.
     number: u64,
-    ctx: &'a RequestContext<'a>,
-    /// If the filesystem keeps records.
-    commit_on_share: Option<(&'a CommitOnShare, Dependencies)>,
+    /// Taken when the guard is dropped.
+    undurable: Option<Undurable>,
     /// What it changes is not moved out of its client's root meanwhile.
     _executing: Option<OwnedRwLockReadGuard<()>>,
 }
 
-impl Drop for RecallGuard<'_> {
+impl Drop for RecallGuard<'_, '_> {
     fn drop(&mut self) {
-        let outdated = self.capabilities.end(self.number, &self.changes);
-        outdated.into_iter().for_each(|late| self.ctx.is_late(late));
-        if let Some((commit_on_share, dependencies)) = &self.commit_on_share {
+        let Recall { capabilities, commit_on_share, .. } = self.recall;
+        self.ctx.add_late(capabilities.end(self.number, &self.changes));
+        if let Some(undurable) = self.undurable.take() {
             let parents = self.changes.iter().filter_map(|change| match change {
                 Changed::Name { parent, .. } => Some(*parent),
                 _ => None,
             });
-            let parents: SmallVec<[Ino; 2]> = parents.collect();
-            let committed = self.ctx.committed().map(|it| it.version);
-            let (by, waits) = (self.ctx.session.serial, self.ctx.is_answered_later());
-            if commit_on_share.end(by, dependencies, &parents, committed, waits) {
-                self.ctx.depend();
-            }
+            let mut parents: SmallVec<[Ino; 2]> = parents.collect();
+            parents.dedup();
+            commit_on_share.end(self.ctx, undurable, &parents);
         }
     }
 }
 
-impl Shared {
-    /// Begins changes by a call: returns when no other client caches what they change.
+impl Recall {
+    pub(super) fn new(
+        env: &Env,
+        options: &Options,
+        capabilities: &Arc<Capabilities>,
+        sessions: &Arc<Sessions>,
+        commit_on_share: &Arc<CommitOnShare>,
+    ) -> Recall {
+        Recall {
+            env: env.clone(),
+            options: options.clone(),
+            capabilities: capabilities.clone(),
+            sessions: sessions.clone(),
+            commit_on_share: commit_on_share.clone(),
+            names: NameLocks::default(),
+            under_way: RecallsUnderWay::default(),
+            counts: RecallCounts::default(),
+            releases: Releases::new(env),
+        }
+    }
+
+    /// Has changes of these names come one after the other.
+    pub(super) async fn lock_names(
+        &self,
+        names: &[(Ino, &[u8])],
+    ) -> SmallVec<[MutexGuard<'_, ()>; 2]> {
+        self.names.lock(names).await
+    }
+
+    /// Begins the changes that the footprint of a call tells: returns when no other client caches what they change.
+    ///
+    /// # Errors
+    /// As [`Recall::begin_with`].
+    pub(super) async fn begin<'a, 'c>(
+        &'a self,
+        ctx: &'a RequestContext<'c>,
+    ) -> Result<RecallGuard<'a, 'c>, FsError> {
+        self.begin_with(ctx, ctx.footprint.changed(), &[]).await
+    }
+
+    /// Begins changes by a call. Its own client has to drop what it caches of `surprising` inodes, too: it did not know that
+    /// its call concerns these.
     ///
     /// # Errors
     /// [`FsError::Stale`]: it was moved out of the client's root.
-    pub(super) async fn recall<'a>(
+    pub(super) async fn begin_with<'a, 'c>(
         &'a self,
-        by: &'a RequestContext<'a>,
-        changes: Vec<Changed>,
-    ) -> Result<RecallGuard<'a>, FsError> {
-        self.recall_with(by, changes, &[]).await
-    }
-
-    /// As [`Shared::begin`]; the call's own client has to drop what it caches of `surprising` inodes, too: it did not
-    /// know that its call concerns these.
-    ///
-    /// # Errors
-    /// As [`Shared::begin`].
-    pub(super) async fn recall_with<'a>(
-        &'a self,
-        by: &'a RequestContext<'a>,
+        ctx: &'a RequestContext<'c>,
         changes: Vec<Changed>,
         surprising: &[Ino],
-    ) -> Result<RecallGuard<'a>, FsError> {
-        let serial = by.session.serial;
-        let commit_on_share = self
-            .filesystem
-            .session_table()
-            .map(|_| (&self.commit_on_share, dependencies(&changes)));
-        if let Some((commit_on_share, dependencies)) = &commit_on_share {
-            commit_on_share.begin(serial, dependencies);
-        }
+    ) -> Result<RecallGuard<'a, 'c>, FsError> {
+        let serial = ctx.session.serial;
+        let undurable = self.commit_on_share.begin(serial, &changes);
         let Begun { number, invalid, held } = self.capabilities.begin(serial, &changes, surprising);
-        by.holds(PageTurn::of(self.capabilities.table(), number, &changes));
-        let (capabilities, _executing) = (&self.capabilities, None);
-        let mut change =
-            RecallGuard { capabilities, changes, number, ctx: by, commit_on_share, _executing };
+        ctx.hold(self.capabilities.page_turn(number, &changes));
+        let mut guard =
+            RecallGuard { recall: self, ctx, changes, number, undurable, _executing: None };
         // What is made again was invalidated the first time, and no client has seen it since.
-        if !by.is_replay() {
-            for (session, change) in
-                held.iter().flat_map(|(to, all)| all.iter().map(|it| (*to, it)))
-            {
-                by.is_late(Late { number, session, change: change.clone() });
+        let is_free = invalid.is_empty() && held.is_empty();
+        if !is_free && !ctx.is_replay() {
+            let late =
+                |session: u64, change: &Changed| Late { number, session, change: change.clone() };
+            for (session, changes) in &held {
+                ctx.add_late(changes.iter().map(|change| late(*session, change)));
             }
-            join(self.drop_unless_held(held), self.drop_first(by, number, invalid)).await;
+            join(self.drop_unless_held(held), self.drop_first(ctx, number, invalid)).await;
         }
         // A call that only takes back what is another client's alone goes on to change something else.
         let is_change = |it: &Changed| !matches!(it, Changed::Delegation(_));
-        if by.session.is_confined() && change.changes.iter().any(is_change) {
-            change._executing = Some(by.session.executing.clone().read_owned().await);
-            let inodes: SmallVec<[Option<Ino>; 4]> =
-                change.changes.iter().map(|it| Some(it.ino())).collect();
-            if by.session.has_lost(&inodes) {
-                return Err(FsError::Stale);
-            }
+        if ctx.session.is_confined() && guard.changes.iter().any(is_change) {
+            let inodes = guard.changes.iter().map(Changed::ino);
+            guard._executing = Some(ctx.session.begin_change(inodes).await?);
         }
-        Ok(change)
+        Ok(guard)
+    }
+
+    /// Takes back these directories and files from the clients to which they are delegated.
+    ///
+    /// # Errors
+    /// As [`Recall::begin_with`].
+    pub(super) async fn take_back<'a, 'c>(
+        &'a self,
+        ctx: &'a RequestContext<'c>,
+        inodes: &[Ino],
+    ) -> Result<RecallGuard<'a, 'c>, FsError> {
+        let changes = inodes.iter().map(|ino| Changed::Delegation(*ino));
+        self.begin_with(ctx, changes.collect(), &[]).await
     }
 
     /// Returns when all this was dropped.
-    pub(super) async fn invalidate(&self, by: &RequestContext<'_>, invalid: Drops) {
-        self.drop_first(by, 0, invalid).await;
+    pub(super) async fn invalidate(&self, ctx: &RequestContext<'_>, invalid: Drops) {
+        self.drop_first(ctx, 0, invalid).await;
     }
 
     /// Returns when all this was dropped, for changes with this number.
-    async fn drop_first(&self, by: &RequestContext<'_>, number: u64, invalid: Drops) {
+    async fn drop_first(&self, ctx: &RequestContext<'_>, number: u64, invalid: Drops) {
         if invalid.is_empty() {
             return;
         }
-        let recalling = &self.recalls.begin(by, self.env.now(), &invalid);
+        let recalling = &self.under_way.begin(ctx, self.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
-            let session = self.sessions.lock().values().find(|it| it.serial == *serial).cloned();
-            match session {
+            match self.sessions.with_serial(*serial) {
                 Some(session) => self.drop_from(&session, changes).await,
-                None => self.leave(*serial).await,
+                None => self.sessions.left(*serial).await,
             }
             let until = self.env.now() + self.options.share;
             self.capabilities.dropped(*serial, number, changes, until);
@@ -170,111 +185,130 @@ impl Shared {
         join_all(waits).await;
     }
 
-    /// Waits until an ended session has left: its client uses nothing of its cache, and the records do not have it.
-    async fn leave(&self, serial: u64) {
-        let left = self.leaving.lock().get(&serial).map(|leaving| leaving.left.clone());
-        if let Some(mut left) = left {
-            let _ = left.changed().await;
-        }
-    }
-
     /// Returns when a client does not cache these things any more.
-    async fn drop_from(&self, session: &Arc<Session>, changes: &[Changed]) {
-        let orders = Changed::messages_of(changes).map(|part| async move {
+    async fn drop_from(&self, session: &Session, changes: &[Changed]) {
+        let requests = Changed::messages_of(changes).map(|part| async move {
             let is_delegation = |it: &Changed| matches!(it, Changed::Delegation(_));
-            let has_delegation = part.iter().any(is_delegation);
-            let mut release = has_delegation.then(|| self.releases.expect(session.serial));
+            let mut release =
+                part.iter().any(is_delegation).then(|| self.releases.expect(session.serial));
             let recall = release.as_ref().map_or(0, Release::number);
-            let order = FromServer::Invalidate { recall, changes: part.to_vec() };
+            let call = FromServer::Invalidate { recall, changes: part.to_vec() };
             let released = async {
                 match &mut release {
                     Some(release) => release.released().await,
                     None => std::future::pending().await,
                 }
             };
-            self.order_unless(session, &order, released).await;
+            self.request_unless(session, &call, released).await;
         });
-        join_all(orders).await;
+        join_all(requests).await;
     }
 
     /// Has sessions drop what their calls may hold. Returns when each of them has, or holds some of it: that is dropped when its call
     /// is answered.
-    pub(super) async fn drop_unless_held(&self, held: Drops) {
+    async fn drop_unless_held(&self, held: Drops) {
         let waits = held.into_iter().map(|(serial, changes)| async move {
-            let session = self.sessions.lock().values().find(|it| it.serial == serial).cloned();
-            let Some(session) = session else { return self.leave(serial).await };
-            let orders: Vec<FromServer> = Changed::messages_of(&changes)
+            let Some(session) = self.sessions.with_serial(serial) else {
+                return self.sessions.left(serial).await;
+            };
+            let calls: Vec<FromServer> = Changed::messages_of(&changes)
                 .map(|part| FromServer::InvalidateUnlessHeld(part.to_vec()))
                 .collect();
-            join_all(orders.iter().map(|order| self.order(&session, order))).await;
+            join_all(calls.iter().map(|call| self.request(&session, call))).await;
         });
         join_all(waits).await;
     }
 
-    /// Has a client return something, or drop it. When this returns, it has done so, or its session has ended and it has left:
-    /// one that does not answer is evicted.
-    pub(super) async fn order(&self, session: &Arc<Session>, call: &FromServer) {
-        self.order_unless(session, call, std::future::pending()).await;
+    /// A client's kernel is about to cache pages of a file: from here on it is told of each change of them.
+    pub(super) async fn hold_pages(
+        &self,
+        ctx: &RequestContext<'_>,
+        ino: Ino,
+        range: std::ops::Range<u64>,
+    ) {
+        let serial = ctx.session.serial;
+        while !self.capabilities.read_pages(serial, ino, &range) {
+            // What the owner sends before it releases the file may concern pages of this client, which drops none before
+            // its read is answered. So it is not told before.
+            let recalls = self.capabilities.recalls(serial, &[ino]);
+            self.invalidate(ctx, recalls).await;
+        }
     }
 
-    /// As [`Shared::order`]; returns also when the client has `done` it before it answers.
-    async fn order_unless(
+    /// Returns when the other sessions have dropped what outlived the changes of a call, and know what they are to know of them; and
+    /// its own one what is outdated of what its response shows.
+    pub(super) async fn settle(&self, ctx: &RequestContext<'_>, shows: Option<&Response>) {
+        let late = ctx.drain_late();
+        if !late.is_empty() {
+            let (free, held) = self.capabilities.divide(late);
+            join(self.drop_unless_held(held), self.invalidate(ctx, free)).await;
+        }
+        if let Some(response) = shows {
+            self.capabilities.pages_dropped(ctx.session.serial, &response.tells()).await;
+        }
+    }
+
+    /// A batch of a session has been carried out that releases these.
+    pub(super) fn released(&self, session: u64, recalls: &[u64]) {
+        self.releases.released(session, recalls);
+    }
+
+    /// Has a client return something, or drop it. When this returns, it has done so, or its session has ended and it has left:
+    /// one that does not answer is evicted.
+    pub(super) async fn request(&self, session: &Session, call: &FromServer) {
+        self.request_unless(session, call, std::future::pending()).await;
+    }
+
+    /// As [`Recall::request`]; returns also when the client has `done` it before it answers.
+    async fn request_unless(
         &self,
-        session: &Arc<Session>,
+        session: &Session,
         call: &FromServer,
         done: impl Future<Output = ()>,
     ) {
-        let counts = &self.recalls.counts;
-        add(&counts.sent, 1);
+        add(&self.counts.sent, 1);
         let delivering = async {
             tokio::select! {
                 biased;
-                delivered = self.deliver(session, call) => delivered,
+                delivered = deliver(session, call) => delivered,
                 () = done => true,
             }
         };
         let delivered = self.env.timeout(self.options.lease, delivering).await;
-        add(&counts.answered, u64::from(delivered == Some(true)));
-        add(&counts.timed_out, u64::from(delivered.is_none()));
+        add(&self.counts.answered, u64::from(delivered == Some(true)));
+        add(&self.counts.timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {
-            self.end(session, Ending::Evicted("its client did not answer an invalidation"));
+            let why = "its client did not answer an invalidation";
+            self.sessions.end(session, Ending::Evicted(why));
         }
         if delivered != Some(true) {
-            self.leave(session.serial).await;
+            self.sessions.left(session.serial).await;
         }
     }
 
-    /// Sends an invalidation on each connection of the client, until it is answered or the session has ended: whether it
-    /// was answered.
-    async fn deliver(&self, session: &Session, call: &FromServer) -> bool {
-        let mut failed: Option<Channel> = None;
-        loop {
-            let moved = session.moved.notified();
-            tokio::pin!(moved);
-            moved.as_mut().enable();
-            let (channel, has_ended) = {
-                let state = session.state.lock();
-                (state.channel.clone(), state.has_ended)
-            };
-            if has_ended {
-                return false;
-            }
-            let channel = channel.filter(|it| !failed.as_ref().is_some_and(|old| old.is_same(it)));
-            match channel {
-                None => moved.await,
-                Some(channel) => match channel.call::<_, Invalidated>(call, &[]).await {
-                    Ok(_) => return true,
-                    Err(_) => failed = Some(channel),
-                },
-            }
-        }
+    pub(super) fn counts(&self) -> &RecallCounts {
+        &self.counts
     }
 
-    /// The inode of a name.
-    pub(super) async fn target(&self, parent: Ino, name: &[u8]) -> Result<Option<Ino>, FsError> {
-        match self.filesystem.lookup(parent, name).await? {
-            thalweg_fs::Lookup::Found(found) => Ok(Some(found.ino)),
-            thalweg_fs::Lookup::Absent(_) => Ok(None),
+    /// The invalidations under way, the oldest first.
+    pub(super) fn running(&self) -> Vec<RecallReport> {
+        self.under_way.running()
+    }
+
+    /// How many are under way, and since when the first of them is.
+    pub(super) fn pending(&self) -> (usize, Option<Time>) {
+        self.under_way.pending()
+    }
+}
+
+/// Sends a call on each connection of the client, until it is answered or the session has ended: whether it was answered.
+async fn deliver(session: &Session, call: &FromServer) -> bool {
+    let mut failed: Option<Channel> = None;
+    while let Some(channel) = session.channel_behind_answers(failed.as_ref()).await {
+        match channel.call::<_, Invalidated>(call, &[]).await {
+            Ok(_) => return true,
+            Err(_) => failed = Some(channel),
         }
     }
+    false
 }

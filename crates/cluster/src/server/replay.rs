@@ -7,30 +7,35 @@
 //! - It has replaced bytes in their place, without a record. Another client may have read these, and written something else since. When
 //!   the call comes, it leaves alone what was written since this server started: to other clients it came before that.
 
+mod replacement;
+mod written;
+
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::session_table::{SlotRecord, SupersededCall};
 use thalweg_fs::{
-    Allocation, AttributeChange, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
+    Answer, AttributeChange, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
 };
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-use super::Shared;
 use super::context::RequestContext;
 use super::session::Session;
 use crate::protocol::{self, CallEffect, SLOTS, decode_list};
+pub(super) use replacement::Replacement;
+use written::Written;
 
 /// A call: its session, and its number.
 type Number = (u64, u64);
 
 /// What a call may have come to.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 enum ReplayEffect {
     /// This inode, which is referenced.
     Made(Ino),
@@ -38,68 +43,29 @@ enum ReplayEffect {
     Replaced {
         ino: Ino,
         range: Range<u64>,
-        /// Its record, if others replace all of them.
+        /// Its session, and its record, if others replace all of them.
+        session: Arc<Session>,
         record: SlotRecord,
     },
 }
 
-/// What bytes of a file are replaced with.
+/// The calls of all sessions, while there are some: when the grace period is over and each has come or is not sent again, calls
+/// are carried out without a look at this.
 #[derive(Debug)]
-pub(super) enum Replacement {
-    Bytes(Bytes, WriteHow),
-    /// Zeros, or what was there.
-    Space(Allocation),
-    /// The bytes of another file, from there on.
-    Copy(Ino, u64),
-}
-
-impl Replacement {
-    /// Whether it writes a range as a whole, or fails: a copy may come to less.
-    fn is_whole(&self) -> bool {
-        matches!(self, Replacement::Bytes(..))
-    }
-
-    /// Whether it leaves nothing of what was written there before. Space may keep the bytes, or the size of the file.
-    fn is_written(&self) -> bool {
-        !matches!(self, Replacement::Space(..))
-    }
-
-    /// Replaces a part of the range; up to where.
-    async fn make(
-        &self,
-        filesystem: &Arc<dyn Filesystem>,
-        (ino, range): (Ino, &Range<u64>),
-        part: Range<u64>,
-    ) -> Result<u64, FsError> {
-        let is_part = range.start <= part.start && part.start <= part.end && part.end <= range.end;
-        assert!(is_part, "{part:?} is not a part of {range:?}");
-        let (len, skipped) = (part.end - part.start, part.start - range.start);
-        match self {
-            Replacement::Bytes(bytes, how) => {
-                let bytes = bytes.slice(skipped as usize..(skipped + len) as usize);
-                filesystem.write(ino, WriteAt::Offset(part.start), vec![bytes], *how).await?;
-            }
-            Replacement::Space(how) => filesystem.allocate(ino, part.start, len, *how).await?,
-            Replacement::Copy(from, offset) => {
-                let from = (*from, offset.saturating_add(skipped));
-                return Ok(part.start + filesystem.copy(from, (ino, part.start), len).await?);
-            }
-        }
-        Ok(part.end)
-    }
-}
-
-/// The calls of all sessions.
-#[derive(Debug, Default)]
 pub(super) struct Replay {
-    state: Mutex<State>,
+    files: Arc<dyn Filesystem>,
+    /// There are none, and none are to come.
+    is_over: AtomicBool,
+    calls: Mutex<Option<ReplayedCalls>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    calls: BTreeMap<Number, ReplayEffect>,
+struct ReplayedCalls {
+    by_number: BTreeMap<Number, ReplayEffect>,
     /// The files that such calls are about.
     files: HashMap<Ino, File>,
+    /// The grace period is over: no calls are added.
+    is_complete: bool,
 }
 
 #[derive(Debug, Default)]
@@ -110,113 +76,73 @@ struct File {
     written: Arc<AsyncMutex<Written>>,
 }
 
-/// Ranges of a file that were written: they are sorted, and do not touch.
-#[derive(Clone, Debug, Default)]
-struct Written(Vec<Range<u64>>);
-
 /// The turn of a call to replace bytes of a file that has such calls: one at a time.
-pub(super) struct Turn<'a> {
-    shared: &'a Shared,
-    ctx: &'a RequestContext<'a>,
+struct Turn<'a, 'c> {
+    replay: &'a Replay,
+    ctx: &'a RequestContext<'c>,
     ino: Ino,
     written: OwnedMutexGuard<Written>,
     /// What will have been written after it.
     next: Written,
-    superseded: Vec<SupersededCall>,
+    /// The calls that it leaves nothing of, with their sessions.
+    superseded: Vec<(Arc<Session>, SlotRecord)>,
 }
 
-impl Written {
-    fn add(&mut self, new: Range<u64>) {
-        if new.is_empty() {
-            return;
-        }
-        let touches = |old: &Range<u64>| old.start <= new.end && new.start <= old.end;
-        let all = self
-            .0
-            .iter()
-            .filter(|old| touches(old))
-            .fold(new.clone(), |all, old| all.start.min(old.start)..all.end.max(old.end));
-        self.0.retain(|old| !touches(old));
-        let at = self.0.partition_point(|old| old.start < all.start);
-        self.0.insert(at, all);
-    }
-
-    /// The parts of a range that were not written.
-    fn gaps(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let (mut gaps, mut from) = (Vec::new(), range.start);
-        for written in self.0.iter().filter(|it| it.start < range.end && range.start < it.end) {
-            gaps.push(from..written.start);
-            from = written.end;
-        }
-        gaps.push(from..range.end);
-        gaps.retain(|gap| gap.start < gap.end);
-        gaps
-    }
-}
-
-impl Replay {
-    fn add(&self, number: Number, effect: ReplayEffect) {
-        let mut state = self.state.lock();
+impl ReplayedCalls {
+    fn add(&mut self, number: Number, effect: ReplayEffect) {
+        assert!(!self.is_complete, "a call is reclaimed after the grace period");
         if let ReplayEffect::Replaced { ino, .. } = effect {
-            state.files.entry(ino).or_default().calls += 1;
+            self.files.entry(ino).or_default().calls += 1;
         }
-        state.calls.insert(number, effect);
+        let before = self.by_number.insert(number, effect);
+        assert!(before.is_none(), "a call is reclaimed twice");
     }
 
     /// Removes these calls; the inodes that they have made.
-    fn take(&self, numbers: impl RangeBounds<Number>, is_one: impl Fn(u64) -> bool) -> Vec<Ino> {
-        let mut state = self.state.lock();
-        if state.calls.is_empty() {
-            return Vec::new();
-        }
-        let State { calls, files } = &mut *state;
-        let found = calls.range(numbers).map(|(number, _)| *number);
+    fn remove(
+        &mut self,
+        numbers: impl RangeBounds<Number>,
+        is_one: impl Fn(u64) -> bool,
+    ) -> Vec<Ino> {
+        let found = self.by_number.range(numbers).map(|(number, _)| *number);
         let found: Vec<Number> = found.filter(|(_, number)| is_one(*number)).collect();
         let mut made = Vec::new();
-        for number in found {
-            match calls.remove(&number) {
-                Some(ReplayEffect::Made(ino)) => made.push(ino),
-                Some(ReplayEffect::Replaced { ino, .. }) => {
-                    if let Entry::Occupied(mut file) = files.entry(ino) {
+        for effect in found.iter().filter_map(|number| self.by_number.remove(number)) {
+            match effect {
+                ReplayEffect::Made(ino) => made.push(ino),
+                ReplayEffect::Replaced { ino, .. } => {
+                    if let Entry::Occupied(mut file) = self.files.entry(ino) {
                         let calls = &mut file.get_mut().calls;
                         assert!(*calls > 0, "a call of a file is removed twice");
                         *calls -= 1;
-                        if file.get().calls == 0 {
+                        if *calls == 0 {
                             file.remove();
                         }
                     }
                 }
-                None => {}
             }
         }
         made
     }
 
-    /// Whether a file has such a call. It becomes no client's alone meanwhile: what that would write without a call has no
-    /// order with these.
-    pub(super) fn has_file(&self, ino: Ino) -> bool {
-        self.state.lock().files.contains_key(&ino)
-    }
-
-    /// Whether this is such a call.
-    pub(super) fn has(&self, number: Number) -> bool {
-        self.state.lock().calls.contains_key(&number)
-    }
-
     /// Whether this call may have replaced bytes of the file.
     fn has_replaced(&self, number: Number, file: Ino) -> bool {
-        let state = self.state.lock();
-        matches!(state.calls.get(&number), Some(ReplayEffect::Replaced { ino, .. }) if *ino == file)
+        let effect = self.by_number.get(&number);
+        matches!(effect, Some(ReplayEffect::Replaced { ino, .. }) if *ino == file)
     }
 
     /// The other calls of which nothing is left once these bytes of the file were written.
-    fn covered(&self, file: Ino, own: Number, written: &Written) -> Vec<SupersededCall> {
-        let state = self.state.lock();
-        let covered = state.calls.iter().filter_map(|(number, effect)| match effect {
-            ReplayEffect::Replaced { ino, range, record }
+    fn covered(
+        &self,
+        file: Ino,
+        own: Number,
+        written: &Written,
+    ) -> Vec<(Arc<Session>, SlotRecord)> {
+        let covered = self.by_number.iter().filter_map(|(number, effect)| match effect {
+            ReplayEffect::Replaced { ino, range, session, record }
                 if *ino == file && *number != own && written.gaps(range.clone()).is_empty() =>
             {
-                Some(SupersededCall { session: number.0, record: *record })
+                Some((session.clone(), *record))
             }
             _ => None,
         });
@@ -224,90 +150,122 @@ impl Replay {
     }
 }
 
-impl Shared {
+impl Replay {
+    /// None, and none are to come.
+    pub(super) fn new(files: &Arc<dyn Filesystem>) -> Replay {
+        Replay { files: files.clone(), is_over: AtomicBool::new(true), calls: Mutex::new(None) }
+    }
+
+    /// A grace period begins, before any call is served: clients may reclaim calls.
+    pub(super) fn begin(&self) {
+        *self.calls.lock() = Some(ReplayedCalls::default());
+        self.is_over.store(false, Ordering::Release);
+    }
+
+    /// The grace period is over: no client reclaims calls any more.
+    pub(super) fn complete(&self) {
+        let Some(mut calls) = self.lock() else { return };
+        calls.is_complete = true;
+        drop(calls);
+        self.remove(.., |_| false);
+    }
+
+    /// The calls, while there may be some.
+    fn lock(&self) -> Option<MappedMutexGuard<'_, ReplayedCalls>> {
+        if self.is_over.load(Ordering::Acquire) {
+            return None;
+        }
+        MutexGuard::try_map(self.calls.lock(), Option::as_mut).ok()
+    }
+
+    /// Removes these calls, which are not sent again, and then itself if none are left.
+    fn remove(&self, numbers: impl RangeBounds<Number>, is_one: impl Fn(u64) -> bool) {
+        if self.is_over.load(Ordering::Acquire) {
+            return;
+        }
+        let made = {
+            let mut all = self.calls.lock();
+            let Some(calls) = all.as_mut() else { return };
+            let made = calls.remove(numbers, is_one);
+            if calls.is_complete && calls.by_number.is_empty() {
+                assert!(calls.files.is_empty(), "a file is watched for calls that are gone");
+                *all = None;
+                self.is_over.store(true, Ordering::Release);
+            }
+            made
+        };
+        made.into_iter().for_each(|ino| self.files.unreference(ino, 1));
+    }
+
+    /// Whether a file has such a call. It becomes no client's alone meanwhile: what that would write without a call has no
+    /// order with these.
+    pub(super) fn has_file(&self, ino: Ino) -> bool {
+        self.lock().is_some_and(|calls| calls.files.contains_key(&ino))
+    }
+
+    /// Whether this is such a call.
+    pub(super) fn has(&self, number: Number) -> bool {
+        self.lock().is_some_and(|calls| calls.by_number.contains_key(&number))
+    }
+
     /// The calls of a client that the server before this one has not answered.
     ///
     /// # Errors
     /// [`FsError::Invalid`]
-    pub(super) fn reclaim_calls(&self, session: &Session, payload: &[u8]) -> Result<(), FsError> {
-        let calls: Vec<protocol::ReplayedCall> = decode_list(payload, usize::from(SLOTS))?;
-        let numbers: HashSet<_> = calls.iter().map(|it| it.number).collect();
-        let is_known = |number| self.replay.has((session.serial, number));
-        if numbers.len() < calls.len() || numbers.into_iter().any(is_known) {
-            return Err(FsError::Invalid("a call twice"));
-        }
-        if calls.iter().any(|it| it.slot >= SLOTS) {
+    pub(super) fn reclaim(&self, session: &Arc<Session>, payload: &[u8]) -> Result<(), FsError> {
+        let reclaimed: Vec<protocol::ReplayedCall> = decode_list(payload, usize::from(SLOTS))?;
+        let numbers: HashSet<_> = reclaimed.iter().map(|it| it.number).collect();
+        if reclaimed.iter().any(|it| it.slot >= SLOTS) {
             return Err(FsError::Invalid("there is no such slot"));
         }
-        for protocol::ReplayedCall { number, slot, effect } in calls {
-            let effect = match effect {
-                CallEffect::Makes => {
-                    let recorded = session.recorded.lock();
-                    let Some(made) = recorded.values().find(|it| it.number == number) else {
-                        continue;
-                    };
-                    self.filesystem.reference(Ino(made.outcome));
-                    ReplayEffect::Made(Ino(made.outcome))
-                }
-                // Of a file outside of its path it could keep other clients from having that alone.
-                CallEffect::Replaces { ino, .. } if session.knows(ino).is_err() => continue,
-                CallEffect::Replaces { ino, offset, len, outcome } => {
-                    let record = SlotRecord { slot, number, outcome };
-                    ReplayEffect::Replaced {
-                        ino,
-                        range: offset..offset.saturating_add(len),
-                        record,
-                    }
-                }
-            };
-            self.replay.add((session.serial, number), effect);
+        let effects = reclaimed.iter().filter_map(|it| Some((it.number, effect_of(session, it)?)));
+        let effects: Vec<(u64, ReplayEffect)> = effects.collect();
+        let mut calls = self.lock().filter(|calls| !calls.is_complete);
+        let Some(calls) = calls.as_mut() else {
+            return Err(FsError::Invalid("nothing can be reclaimed now"));
+        };
+        let is_known = |number| calls.by_number.contains_key(&(session.serial, number));
+        if numbers.len() < reclaimed.len() || numbers.into_iter().any(is_known) {
+            return Err(FsError::Invalid("a call twice"));
+        }
+        for (number, effect) in effects {
+            if let ReplayEffect::Made(ino) = effect {
+                self.files.reference(ino);
+            }
+            calls.add((session.serial, number), effect);
         }
         Ok(())
     }
 
     /// A call has its answer.
     pub(super) fn has_answer(&self, session: u64, number: u64) {
-        let number = (session, number);
-        self.release(self.replay.take(number..=number, |_| true));
+        self.remove((session, number)..=(session, number), |_| true);
     }
 
     /// A client sends no call again that is older than `oldest` or one of these, and does not run.
     pub(super) fn sends_no_more(&self, session: &Session, oldest: u64, answered: &[u64]) {
-        if self.replay.state.lock().calls.is_empty() {
-            return;
-        }
-        let state = session.state.lock();
-        let all = (session.serial, 0)..=(session.serial, u64::MAX);
         let is_over = |number| number < oldest || answered.contains(&number);
-        let made = self.replay.take(all, |number| is_over(number) && !state.calls.runs(number));
-        drop(state);
-        self.release(made);
+        self.remove((session.serial, 0)..=(session.serial, u64::MAX), |number| {
+            is_over(number) && !session.replies.runs(number)
+        });
     }
 
     /// A session has ended: its client sends nothing again.
-    pub(super) fn forget_replays(&self, session: u64) {
-        self.release(self.replay.take((session, 0)..=(session, u64::MAX), |_| true));
-    }
-
-    fn release(&self, made: Vec<Ino>) {
-        made.into_iter().for_each(|ino| self.filesystem.unreference(ino, 1));
+    pub(super) fn forget(&self, session: u64) {
+        self.remove((session, 0)..=(session, u64::MAX), |_| true);
     }
 
     /// The turn of a call to replace bytes of a file; `None` while the file has no such call. A change that is made again came
     /// before such a call, or at the same time. So did the mutations of a batch: the file was their client's alone when this server
     /// started.
-    pub(super) async fn turn<'a>(
-        &'a self,
-        ctx: &'a RequestContext<'a>,
-        ino: Ino,
-    ) -> Option<Turn<'a>> {
+    async fn turn<'a, 'c>(&'a self, ctx: &'a RequestContext<'c>, ino: Ino) -> Option<Turn<'a, 'c>> {
         if ctx.is_replay() {
             return None;
         }
-        let written = self.replay.state.lock().files.get(&ino)?.written.clone();
+        let written = self.lock()?.files.get(&ino)?.written.clone();
         let written = written.lock_owned().await;
         let next = written.clone();
-        Some(Turn { shared: self, ctx, ino, written, next, superseded: Vec::new() })
+        Some(Turn { replay: self, ctx, ino, written, next, superseded: Vec::new() })
     }
 
     /// Replaces bytes of a file. A call that was sent again leaves alone what was written since. Returns how many bytes it has
@@ -318,130 +276,199 @@ impl Shared {
         (ino, range): (Ino, Range<u64>),
         with: &Replacement,
     ) -> Result<u64, FsError> {
-        let at = (ino, &range);
-        let Some(mut turn) = self.turn(ctx, ino).await else {
-            return Ok(with.make(&ctx.filesystem, at, range.clone()).await? - range.start);
+        match self.turn(ctx, ino).await {
+            Some(turn) => turn.replace(range, with).await,
+            None => Ok(with.make(&ctx.files, (ino, &range), range.clone()).await? - range.start),
+        }
+    }
+
+    /// Writes behind the end of a file; where.
+    pub(super) async fn append(
+        &self,
+        ctx: &RequestContext<'_>,
+        ino: Ino,
+        data: Bytes,
+        how: WriteHow,
+    ) -> Result<u64, FsError> {
+        let turn = self.turn(ctx, ino).await;
+        let len = data.len() as u64;
+        let offset = ctx.files.write(ino, WriteAt::End, vec![data], how).await?;
+        if let Some(turn) = turn {
+            turn.replaced(offset..offset + len);
+        }
+        Ok(offset)
+    }
+
+    /// Changes attributes of a file. A new size replaces what is behind it.
+    pub(super) async fn set_attributes(
+        &self,
+        ctx: &RequestContext<'_>,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<Answer, FsError> {
+        let mut truncating = None;
+        if let Some(size) = change.size
+            && let Some(mut turn) = self.turn(ctx, ino).await
+        {
+            turn.replaces(size..u64::MAX);
+            truncating = Some((turn, size..u64::MAX));
+        }
+        let set = ctx.files.set_attributes(ino, change).await?;
+        if let Some((turn, range)) = truncating {
+            turn.replaced(range);
+        }
+        Ok(set)
+    }
+}
+
+/// What a call may have come to; `None` for nothing that another client sees.
+fn effect_of(session: &Arc<Session>, call: &protocol::ReplayedCall) -> Option<ReplayEffect> {
+    let protocol::ReplayedCall { number, slot, effect } = *call;
+    match effect {
+        CallEffect::Makes => {
+            session.records.of(number).map(|made| ReplayEffect::Made(Ino(made.outcome)))
+        }
+        // Of a file outside of its path it could keep other clients from having that alone.
+        CallEffect::Replaces { ino, .. } if session.knows(ino).is_err() => None,
+        CallEffect::Replaces { ino, offset, len, outcome } => {
+            let (session, record) = (session.clone(), SlotRecord { slot, number, outcome });
+            let range = offset..offset.saturating_add(len);
+            Some(ReplayEffect::Replaced { ino, range, session, record })
+        }
+    }
+}
+
+impl Turn<'_, '_> {
+    fn number(&self) -> Number {
+        (self.ctx.session.serial, self.ctx.place.number)
+    }
+
+    /// As [`Replay::replace`].
+    async fn replace(mut self, range: Range<u64>, with: &Replacement) -> Result<u64, FsError> {
+        let (ctx, at) = (self.ctx, (self.ino, &range));
+        let replay = self.replay;
+        let is_again = replay.lock().is_some_and(|it| it.has_replaced(self.number(), self.ino));
+        let gaps = if is_again && !range.is_empty() {
+            self.written.gaps(range.clone())
+        } else {
+            vec![range.clone()]
         };
-        let own = (ctx.session.serial, ctx.number);
-        let gaps = match self.replay.has_replaced(own, ino) && !range.is_empty() {
-            true => turn.written.gaps(range.clone()),
-            false => vec![range.clone()],
-        };
-        if gaps.is_empty() && ctx.session.has_recorded(ctx.number) {
+        if gaps.is_empty() && ctx.session.records.of(ctx.place.number).is_some() {
             ctx.depend();
             return Ok(range.end - range.start);
         }
         if gaps == [range.clone()] {
             if with.is_whole() {
-                turn.replaces(range.clone());
+                self.replaces(range.clone());
             }
-            let end = with.make(&ctx.filesystem, at, range.clone()).await?;
+            let end = with.make(&ctx.files, at, range.clone()).await?;
             if with.is_written() {
-                turn.replaced(range.start..end);
+                self.replaced(range.start..end);
             }
             return Ok(end - range.start);
         }
         let mut end = range.end;
         for gap in gaps {
-            let effect = with.make(&self.filesystem, at, gap.clone()).await?;
-            if effect < gap.end {
-                end = effect;
+            let made = with.make(&replay.files, at, gap.clone()).await?;
+            if made < gap.end {
+                end = made;
                 break;
             }
         }
         // The record that it was made, which must be durable: it may not be made again as a whole.
         let touched = AttributeChange { modified: Some(TimeChange::Now), ..Default::default() };
-        ctx.filesystem.set_attributes(ino, &touched).await?;
+        ctx.files.set_attributes(self.ino, &touched).await?;
         ctx.depend();
         if with.is_written() {
-            turn.replaced(range.start..end);
+            self.replaced(range.start..end);
         }
         Ok(end - range.start)
     }
-}
 
-impl Turn<'_> {
     /// The call is about to replace all of these bytes. Its record will have those calls, too, of which nothing is left then;
     /// otherwise the next server could make them after this one.
-    pub(super) fn replaces(&mut self, range: Range<u64>) {
+    fn replaces(&mut self, range: Range<u64>) {
         self.next.add(range);
-        let own = (self.ctx.session.serial, self.ctx.number);
-        let calls = self.shared.replay.covered(self.ino, own, &self.next);
-        if !calls.is_empty() {
-            self.ctx.supersede(calls.clone());
+        let Some(calls) = self.replay.lock() else { return };
+        let covered = calls.covered(self.ino, self.number(), &self.next);
+        drop(calls);
+        if !covered.is_empty() {
+            let superseded = covered.iter().map(|(session, record)| SupersededCall {
+                session: session.serial,
+                record: *record,
+            });
+            self.ctx.supersede(superseded.collect());
             self.ctx.depend();
-            self.superseded.extend(calls);
+            self.superseded.extend(covered);
         }
     }
 
     /// The call has replaced these bytes.
-    pub(super) fn replaced(mut self, range: Range<u64>) {
+    fn replaced(mut self, range: Range<u64>) {
         self.next.add(range);
         *self.written = self.next;
-        let sessions = self.shared.sessions.lock();
-        for SupersededCall { session, record } in self.superseded {
-            if let Some(session) = sessions.values().find(|it| it.serial == session) {
-                session.recorded.lock().insert(record.slot, record);
-            }
-        }
+        self.superseded.iter().for_each(|(session, record)| session.records.add(*record));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::inode_limit::InodeLimit;
+    use super::super::options::Visitor;
     use super::*;
+    use thalweg_net::keys::{Access, Squash};
 
-    fn pairs(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
-        ranges.iter().map(|it| (it.start, it.end)).collect()
+    const FILE: Ino = Ino(5);
+
+    fn session(serial: u64) -> Arc<Session> {
+        let (name, path) = Default::default();
+        let visitor = Visitor { name, path, access: Access::Write, squash: Squash::None };
+        let limit = Arc::new(InodeLimit::new(1, Default::default()));
+        Arc::new(Session::new(
+            (Default::default(), serial),
+            visitor,
+            vec![],
+            Default::default(),
+            &limit,
+        ))
     }
 
-    #[test]
-    fn what_was_written_since_leaves_gaps() {
-        let mut written = Written::default();
-        let gaps = |written: &Written, range| pairs(&written.gaps(range));
-        assert_eq!(gaps(&written, 3..9), [(3, 9)]);
-        for range in [5..5, 20..30, 10..12, 12..14, 28..40] {
-            written.add(range);
-        }
-        assert_eq!(pairs(&written.0), [(10, 14), (20, 40)]);
-        assert_eq!(gaps(&written, 0..50), [(0, 10), (14, 20), (40, 50)]);
-        assert_eq!(gaps(&written, 11..20), [(14, 20)]);
-        assert_eq!(gaps(&written, 20..40), []);
-        assert_eq!(gaps(&written, 12..13), []);
-        written.add(14..u64::MAX);
-        assert_eq!(pairs(&written.0), [(10, u64::MAX)]);
-    }
-
-    fn replaced(ino: Ino, range: Range<u64>, number: u64) -> ReplayEffect {
-        ReplayEffect::Replaced { ino, range, record: SlotRecord { slot: 0, number, outcome: 0 } }
+    fn add(
+        calls: &mut ReplayedCalls,
+        session: &Arc<Session>,
+        number: u64,
+        file: (Ino, Range<u64>),
+    ) {
+        let (ino, range) = file;
+        let record = SlotRecord { slot: 0, number, outcome: 0 };
+        let effect = ReplayEffect::Replaced { ino, range, session: session.clone(), record };
+        calls.add((session.serial, number), effect);
     }
 
     #[test]
     fn a_file_is_watched_while_it_has_such_a_call() {
-        let replay = Replay::default();
-        let file = Ino(5);
-        replay.add((1, 3), replaced(file, 0..8, 3));
-        replay.add((2, 3), replaced(file, 0..8, 3));
-        replay.add((1, 4), ReplayEffect::Made(Ino(6)));
-        assert!(replay.has_replaced((1, 3), file) && !replay.has_replaced((1, 3), Ino(4)));
-        assert_eq!(replay.take((1, 0)..(1, 5), |number| number > 3), [Ino(6)]);
-        assert_eq!(replay.take((1, 3)..=(1, 3), |_| true), []);
-        assert!(replay.state.lock().files.contains_key(&file));
-        assert_eq!(replay.take((2, 0)..=(2, u64::MAX), |_| true), []);
-        assert!(replay.state.lock().files.is_empty());
+        let (mut calls, [one, two]) = (ReplayedCalls::default(), [1, 2].map(session));
+        add(&mut calls, &one, 3, (FILE, 0..8));
+        add(&mut calls, &two, 3, (FILE, 0..8));
+        calls.add((1, 4), ReplayEffect::Made(Ino(6)));
+        assert!(calls.has_replaced((1, 3), FILE) && !calls.has_replaced((1, 3), Ino(4)));
+        assert_eq!(calls.remove((1, 0)..(1, 5), |number| number > 3), [Ino(6)]);
+        assert_eq!(calls.remove((1, 3)..=(1, 3), |_| true), []);
+        assert!(calls.files.contains_key(&FILE));
+        assert_eq!(calls.remove((2, 0)..=(2, u64::MAX), |_| true), []);
+        assert!(calls.files.is_empty());
     }
 
     #[test]
     fn a_call_is_superseded_when_nothing_of_it_is_left() {
-        let replay = Replay::default();
-        let file = Ino(5);
-        replay.add((1, 3), replaced(file, 4..8, 3));
-        replay.add((2, 7), replaced(file, 4..10, 7));
-        replay.add((2, 8), replaced(Ino(6), 4..8, 8));
+        let (mut calls, [one, two]) = (ReplayedCalls::default(), [1, 2].map(session));
+        add(&mut calls, &one, 3, (FILE, 4..8));
+        add(&mut calls, &two, 7, (FILE, 4..10));
+        add(&mut calls, &two, 8, (Ino(6), 4..8));
         let mut written = Written::default();
         let superseded = |written: &Written, own| {
-            let calls = replay.covered(file, own, written);
-            calls.into_iter().map(|it| (it.session, it.record.number)).collect::<Vec<_>>()
+            let covered = calls.covered(FILE, own, written).into_iter();
+            covered.map(|(session, record)| (session.serial, record.number)).collect::<Vec<_>>()
         };
         written.add(5..9);
         assert_eq!(superseded(&written, (3, 1)), []);

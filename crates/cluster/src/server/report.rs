@@ -5,9 +5,10 @@ use thalweg_env::Time;
 use thalweg_fs::{FsError, Ino, Kind, Lock, LockKind, LockMode};
 
 use super::capabilities::Held;
-use super::recalls::Recall;
+use super::paths::resolve;
+use super::recall::RecallReport;
 use super::session::Session;
-use super::{Server, Shared};
+use super::stages::Stages;
 use crate::protocol::Changed;
 
 /// The holders of an inode.
@@ -94,24 +95,21 @@ impl LockReport {
     }
 }
 
-impl Server {
-    /// The holders of the inode of a path. The path is one from the filesystem's root; a symbolic link at its end is
-    /// not followed.
-    ///
-    /// # Errors
-    /// [`FsError::NotFound`]; [`FsError::NotDirectory`] when something in the middle of the path is not a directory.
-    pub async fn inode(&self, path: &str) -> Result<InodeReport, FsError> {
-        let shared = &self.shared;
-        let path = path.trim_end_matches('/');
-        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let parent = shared.resolve(parent).await?.last().copied().unwrap_or(Ino::ROOT);
-        let found = match name {
-            "" => shared.filesystem.attributes(parent).await?.attributes,
-            name => shared.filesystem.find(parent, name.as_bytes()).await?.attributes,
-        };
-        let (holders, invalidations) = (shared.holders(found.ino), shared.invalidations(found.ino));
-        Ok(InodeReport { ino: found.ino.0, kind: found.kind, holders, invalidations })
-    }
+/// The holders of the inode of a path, which is one from the filesystem's root; a symbolic link at its end is not followed.
+pub(super) async fn report_of(stages: &Stages, path: &str) -> Result<InodeReport, FsError> {
+    let (files, path) = (&*stages.files, path.trim_end_matches('/'));
+    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = resolve(files, parent).await?.last().copied().unwrap_or(Ino::ROOT);
+    let found = match name {
+        "" => files.attributes(parent).await?.attributes,
+        name => files.find(parent, name.as_bytes()).await?.attributes,
+    };
+    Ok(InodeReport {
+        ino: found.ino.0,
+        kind: found.kind,
+        holders: holders(stages, found.ino),
+        invalidations: invalidations(stages, found.ino),
+    })
 }
 
 /// Milliseconds from one point in time to another.
@@ -119,75 +117,63 @@ pub(super) fn millis(now: Time, since: Time) -> u64 {
     u64::try_from(now.since(since).as_millis()).unwrap_or(u64::MAX)
 }
 
-impl Shared {
-    fn holders(&self, ino: Ino) -> Vec<HolderReport> {
-        let now = self.env.now();
-        let mut cached = self.capabilities.holders(ino);
-        let locks = self.filesystem.locks(ino);
-        let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
-        let mut holders = Vec::new();
-        for session in sessions {
-            let own = cached.iter().position(|(holder, ..)| *holder == session.serial);
-            let own = own.map(|own| cached.swap_remove(own));
-            let Some(mut holder) = holder_of(&session, ino, now, &locks) else { continue };
-            if let Some((_, held, since)) = own {
-                holder.caches(held, millis(now, since));
-            }
-            holders.push(holder);
-        }
-        for (serial, held, since) in cached {
-            let mut holder = HolderReport { ended: true, ..HolderReport::default() };
-            holder.client = self.client_of(serial);
+fn holders(
+    Stages { env, files, capabilities, sessions, .. }: &Stages,
+    ino: Ino,
+) -> Vec<HolderReport> {
+    let now = env.now();
+    let mut cached = capabilities.holders(ino);
+    let locks = files.locks(ino);
+    let mut holders = Vec::new();
+    for session in sessions.all() {
+        let own = cached.iter().position(|(holder, ..)| *holder == session.serial);
+        let own = own.map(|own| cached.swap_remove(own));
+        let Some(mut holder) = holder_of(&session, ino, now, &locks) else { continue };
+        if let Some((_, held, since)) = own {
             holder.caches(held, millis(now, since));
-            holders.push(holder);
         }
-        holders.sort_by(|a, b| a.client.cmp(&b.client));
-        holders
+        holders.push(holder);
     }
+    for (serial, held, since) in cached {
+        let client = sessions.client_of(serial);
+        let mut holder = HolderReport { client, ended: true, ..HolderReport::default() };
+        holder.caches(held, millis(now, since));
+        holders.push(holder);
+    }
+    holders.sort_by(|a, b| a.client.cmp(&b.client));
+    holders
+}
 
-    /// The name of the client of a session.
-    fn client_of(&self, serial: u64) -> String {
-        let sessions = self.sessions.lock();
-        let session = sessions.values().find(|session| session.serial == serial);
-        if let Some(session) = session {
-            return session.visitor.name.clone();
-        }
-        drop(sessions);
-        let leaving = self.leaving.lock();
-        leaving.get(&serial).map(|leaving| leaving.client.clone()).unwrap_or_default()
-    }
+/// The invalidations under way that concern an inode.
+fn invalidations(stages: &Stages, ino: Ino) -> Vec<InvalidationReport> {
+    let reports = stages.recall.running().into_iter();
+    reports.filter_map(|recall| invalidation_of(stages, recall, ino)).collect()
+}
 
-    fn invalidations(&self, ino: Ino) -> Vec<InvalidationReport> {
-        let now = self.env.now();
-        let concerns = |recall: &Recall| {
-            let mut changes = recall.unanswered.iter().flat_map(|(_, changes)| changes);
-            changes.any(|change| change.ino() == ino)
-        };
-        let recalls = self.recalls.running().into_iter().filter(concerns);
-        recalls.map(|recall| self.invalidation_of(&recall, ino, now)).collect()
+fn invalidation_of(stages: &Stages, recall: RecallReport, ino: Ino) -> Option<InvalidationReport> {
+    let RecallReport { since, client, call, mut unanswered } = recall;
+    unanswered.retain(|(_, changes)| changes.iter().any(|change| change.ino() == ino));
+    if unanswered.is_empty() {
+        return None;
     }
-
-    fn invalidation_of(&self, recall: &Recall, ino: Ino, now: Time) -> InvalidationReport {
-        let Recall { since, client, call, unanswered } = recall;
-        let concerned = unanswered.iter().filter(|(_, all)| all.iter().any(|it| it.ino() == ino));
-        let mut names: Vec<String> = Vec::new();
-        for change in concerned.clone().flat_map(|(_, changes)| changes) {
-            if let Changed::Name { parent, name } = change
-                && *parent == ino
-            {
-                names.push(String::from_utf8_lossy(name).into_owned());
-            }
-        }
-        names.sort();
-        names.dedup();
-        InvalidationReport {
-            age_ms: millis(now, *since),
-            client: client.clone(),
-            call: (*call).to_owned(),
-            names,
-            unanswered: concerned.map(|(serial, _)| self.client_of(*serial)).collect(),
+    let mut names: Vec<String> = Vec::new();
+    for change in unanswered.iter().flat_map(|(_, changes)| changes) {
+        if let Changed::Name { parent, name } = change
+            && *parent == ino
+        {
+            names.push(String::from_utf8_lossy(name).into_owned());
         }
     }
+    names.sort();
+    names.dedup();
+    let clients = unanswered.iter().map(|(serial, _)| stages.sessions.client_of(*serial));
+    Some(InvalidationReport {
+        age_ms: millis(stages.env.now(), since),
+        client,
+        call: call.to_owned(),
+        names,
+        unanswered: clients.collect(),
+    })
 }
 
 impl HolderReport {
@@ -202,8 +188,7 @@ impl HolderReport {
 
 /// What a session holds of an inode, if its client knows it.
 fn holder_of(session: &Session, ino: Ino, now: Time, locks: &[Lock]) -> Option<HolderReport> {
-    let state = session.state.lock();
-    let (is_known, files, waits) = state.uses_of(ino);
+    let (is_known, files) = (session.knows(ino).is_ok(), session.handles.of(ino));
     if !is_known && files.is_empty() {
         return None;
     }
@@ -211,16 +196,18 @@ fn holder_of(session: &Session, ino: Ino, now: Time, locks: &[Lock]) -> Option<H
     let locked = |lock: &Lock| files.iter().find(|file| file.at == lock.handle)?.locked;
     Some(HolderReport {
         client: session.visitor.name.clone(),
-        connected: state.channel.is_some(),
+        connected: session.uses().is_connected,
         reading: files.iter().filter(|file| !file.flags.write).count(),
         writing: files.iter().filter(|file| file.flags.write).count(),
         open_ms: files.iter().map(|file| millis(now, file.since)).max(),
         locks: own
             .map(|lock| LockReport::of(lock, locked(lock).map(|since| millis(now, since))))
             .collect(),
-        waits: waits
+        waits: session
+            .lock_waits
+            .of(ino)
             .iter()
-            .map(|(_, wait)| LockReport::of(&wait.lock, Some(millis(now, wait.since))))
+            .map(|(lock, since)| LockReport::of(lock, Some(millis(now, *since))))
             .collect(),
         ..HolderReport::default()
     })

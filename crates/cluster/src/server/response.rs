@@ -1,13 +1,14 @@
 //! What a call has come to, and what its client may cache of that.
 
 use bytes::Bytes;
+use smallvec::{SmallVec, smallvec};
 use thalweg_fs::room::RoomShare;
 use thalweg_fs::session_table::Committed;
 use thalweg_fs::{Handle, Ino};
 
-use super::capabilities::{Held, Table};
+use super::capabilities::GrantRequest;
 use super::session::OpenFile;
-use crate::protocol::{Answer, Grants, ListedEntry};
+use crate::protocol::{Answer, ListedEntry};
 
 /// What a call has come to, before anything is granted.
 #[derive(Debug)]
@@ -34,23 +35,6 @@ pub(super) struct Response {
     pub(super) made: Vec<(Ino, bool)>,
 }
 
-/// What a call would like to grant.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct GrantRequest {
-    /// The stamp when it began to read.
-    pub(super) since: u64,
-    /// The attributes in the answer.
-    pub(super) attributes: Option<Ino>,
-    /// Names in this directory.
-    pub(super) names: Option<Ino>,
-    /// Pages of this file.
-    pub(super) content: Option<Ino>,
-    /// Pages of this file are cached already.
-    pub(super) cached: Option<Ino>,
-    /// A delegation of this directory or file.
-    pub(super) delegation: Option<Ino>,
-}
-
 impl Response {
     pub(super) fn of(answer: Answer) -> Response {
         Response {
@@ -72,15 +56,19 @@ impl Response {
         Response::of(Answer::Done)
     }
 
+    pub(super) fn number(number: u64) -> Response {
+        Response::of(Answer::Number(number))
+    }
+
     pub(super) fn with(answer: Answer, payload: Vec<Bytes>) -> Response {
         Response { payload, ..Response::of(answer) }
     }
 
     /// The inodes that the client learns of.
-    pub(super) fn tells(&self) -> Vec<Ino> {
+    pub(super) fn tells(&self) -> SmallVec<[Ino; 2]> {
         match &self.answer {
-            Answer::Inode(attributes) => vec![attributes.ino],
-            Answer::Directory(ino) => vec![*ino],
+            Answer::Inode(attributes) => smallvec![attributes.ino],
+            Answer::Directory(ino) => smallvec![*ino],
             Answer::Made => self.made.iter().map(|(ino, _)| *ino).collect(),
             _ => {
                 let entries = self.entries.iter().flatten();
@@ -88,37 +76,4 @@ impl Response {
             }
         }
     }
-}
-
-/// Grants what a call would like to grant, as far as no change came between.
-pub(super) fn grant(table: &mut Table, session: u64, outcome: &mut Response) -> Grants {
-    let wants = outcome.wants;
-    let mut grant = |ino: Option<Ino>, what| {
-        ino.is_some_and(|ino| table.grant(session, ino, what, wants.since))
-    };
-    if let Some(entries) = &outcome.entries {
-        let shown = |entry: &ListedEntry| entry.attributes.is_some().then_some(entry.ino);
-        let kept = entries.iter().map(|entry| u8::from(grant(shown(entry), Held::ATTRIBUTES)));
-        outcome.payload.push(kept.collect());
-    }
-    let grants = Grants {
-        attributes: grant(wants.attributes, Held::ATTRIBUTES),
-        names: grant(wants.names, Held::NAMES),
-        content: grant(wants.content, Held::CONTENT),
-        delegation: false,
-    };
-    if let Some(ino) = wants.cached {
-        table.reclaim(session, ino, Held::CONTENT);
-    }
-    for (ino, is_directory) in &outcome.made {
-        table.reclaim(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES });
-    }
-    let delegation = wants.delegation.is_some_and(|ino| table.acquire(session, ino, wants.since));
-    // A change that came between may have made the file shorter.
-    if let Answer::Opened { write_bound, .. } = &mut outcome.answer
-        && !(delegation && wants.delegation.is_some_and(|ino| table.is_steady(ino, wants.since)))
-    {
-        *write_bound = 0;
-    }
-    Grants { delegation, ..grants }
 }

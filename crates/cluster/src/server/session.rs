@@ -1,21 +1,35 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
+mod call_records;
+mod handles;
+mod known_inodes;
+mod lock_waits;
+mod reply_cache;
+
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-use thalweg_env::{HashMap, HashSet, Time};
-use thalweg_fs::session_table::{Committed, SlotRecord};
-use thalweg_fs::{FsError, Handle, Ino, Lock, LockOwner, OpenFlags};
+use parking_lot::{Mutex, MutexGuard};
+use thalweg_env::Time;
+use thalweg_fs::session_table::SlotRecord;
+use thalweg_fs::{FsError, Ino, Lock, LockOwner};
 use thalweg_net::channel::Channel;
-use tokio::sync::{Notify, RwLock, oneshot};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, RwLock, oneshot};
 use uuid::Uuid;
 
-use super::Visitor;
-use super::calls::Calls;
 use super::counters::SessionCounters;
-use super::inode_limit::{Asked, InodeLimit};
+use super::inode_limit::{InodeLimit, ReleaseRequest};
+use super::options::Visitor;
 use crate::protocol::FromServer;
+use call_records::CallRecords;
+use handles::Handles;
+pub(super) use handles::OpenFile;
+use known_inodes::KnownInodes;
+use lock_waits::LockWaits;
+pub(super) use reply_cache::{Admission, ReplyCache};
+
+/// Most calls of a session that wait for levels beside its other calls.
+const MAX_LEVEL_WAITS: usize = 1 << 12;
 
 /// A session.
 #[derive(Debug)]
@@ -28,77 +42,42 @@ pub(super) struct Session {
     pub(super) root: Ino,
     /// The directories on its path, from the filesystem's root to its own. The session ends when one of them is moved.
     pub(super) path: Vec<Ino>,
-    /// By slots, the last calls that an earlier incarnation of the server has recorded.
-    pub(super) recorded: Mutex<HashMap<u16, SlotRecord>>,
-    /// By numbers, the calls that were made again here, until the client knows that it has reclaimed everything.
-    pub(super) again: Mutex<Option<HashMap<u64, Committed>>>,
-    pub(super) state: Mutex<SessionState>,
     pub(super) counters: SessionCounters,
+    /// Its calls that are carried out once. Each is answered on the connection on which it came last.
+    pub(super) replies: ReplyCache<(Channel, u64)>,
+    pub(super) lock_waits: LockWaits,
+    pub(super) records: CallRecords,
+    pub(super) handles: Handles,
+    state: Mutex<SessionState>,
+    /// Held from where an answer is granted something until it is queued, and before a call of the server is sent. So an
+    /// invalidation is sent behind the answer that it takes back.
+    answer_order: Mutex<()>,
     /// A connection came or went, or the session has ended.
-    pub(super) moved: Notify,
+    moved: Notify,
     /// Changes under way, of a client that does not see everything.
-    pub(super) executing: Arc<RwLock<()>>,
+    executing: Arc<RwLock<()>>,
 }
 
+/// What changes of a session.
 #[derive(Debug)]
 pub(super) struct SessionState {
-    pub(super) channel: Option<Channel>,
+    channel: Option<Channel>,
     /// When its client was last heard.
-    pub(super) heard: Time,
+    heard: Time,
     /// It has ended, and its calls are refused.
-    pub(super) has_ended: bool,
+    has_ended: bool,
     /// Its client reaches contents itself.
-    pub(super) is_direct: bool,
-    /// Of the last answer that named inodes.
-    stamp: u64,
+    is_direct: bool,
+    pub(super) known: KnownInodes,
     /// The highest version of which the client has not heard that it is durable.
-    kept: u64,
-    /// The inodes that the client knows, and the stamp of the last answer that named each.
-    told: HashMap<Ino, u64>,
-    /// Inodes that were moved out of the client's root, and the generation in which each was: it may have been told of some again.
-    revoked: HashMap<Ino, u64>,
-    /// How often that happened here.
-    lost: u64,
-    handles: HashMap<Handle, OpenFile>,
-    /// The client was asked to forget inodes, and still knows too many.
-    pub(super) asked: Option<Asked>,
-    inode_limit: Arc<InodeLimit>,
-    pub(super) calls: Calls,
-    /// Waits for locks, by the numbers of the calls.
-    waits: HashMap<u64, LockWait>,
+    uncommitted: u64,
     /// Recalls of the room that the client was promised.
-    pub(super) room_recalls: u64,
+    room_recalls: u64,
     /// Calls that wait for a level.
     level_waits: usize,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
     numbers: Vec<(Range<u64>, bool)>,
 }
-
-/// An open file of a client.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OpenFile {
-    pub(super) ino: Ino,
-    pub(super) flags: OpenFlags,
-    /// Its handle in the filesystem. The client's handle outlives the server.
-    pub(super) at: Handle,
-    /// When it was opened here.
-    pub(super) since: Time,
-    /// When a lock was last taken through it here.
-    pub(super) locked: Option<Time>,
-}
-
-/// A call that waits for a lock.
-#[derive(Debug)]
-pub(super) struct LockWait {
-    pub(super) ino: Ino,
-    pub(super) lock: Lock,
-    pub(super) since: Time,
-    /// Dropped, it ends the wait.
-    _end: oneshot::Sender<()>,
-}
-
-/// Most calls of a session that wait for locks, and most that wait for levels beside its other calls.
-const MAX_WAITS: usize = 1 << 12;
 
 /// What an ended session held.
 #[derive(Debug, Default)]
@@ -106,6 +85,18 @@ pub(super) struct SessionResources {
     pub(super) files: Vec<OpenFile>,
     pub(super) inodes: Vec<Ino>,
     pub(super) numbers: Vec<Range<u64>>,
+    /// When its client was last heard.
+    pub(super) heard: Time,
+}
+
+/// How a session is, for an administrator.
+#[derive(Debug)]
+pub(super) struct SessionUse {
+    pub(super) is_connected: bool,
+    pub(super) is_direct: bool,
+    pub(super) heard: Time,
+    pub(super) inodes: usize,
+    pub(super) open: usize,
 }
 
 impl Session {
@@ -114,45 +105,42 @@ impl Session {
         visitor: Visitor,
         path: Vec<Ino>,
         now: Time,
-        inode_limit: &Arc<InodeLimit>,
+        limit: &Arc<InodeLimit>,
     ) -> Session {
-        inode_limit.add(1);
         let root = path.last().copied().unwrap_or(Ino::ROOT);
         let state = SessionState {
             channel: None,
             heard: now,
             has_ended: false,
             is_direct: false,
-            stamp: 0,
-            kept: 0,
-            told: HashMap::from_iter([(root, u64::MAX)]),
-            revoked: HashMap::default(),
-            lost: 0,
-            handles: HashMap::default(),
-            asked: None,
-            inode_limit: inode_limit.clone(),
-            calls: Calls::default(),
-            waits: HashMap::default(),
+            known: KnownInodes::new(root, limit),
+            uncommitted: 0,
             room_recalls: 0,
             level_waits: 0,
             numbers: Vec::new(),
         };
-        let (moved, recorded, again) = (Notify::new(), Mutex::default(), Mutex::default());
-        let (state, counters) = (Mutex::new(state), SessionCounters::default());
-        let executing = Arc::default();
         Session {
             id,
             serial,
             visitor,
             root,
             path,
-            recorded,
-            again,
-            state,
-            counters,
-            moved,
-            executing,
+            counters: SessionCounters::default(),
+            replies: ReplyCache::default(),
+            lock_waits: LockWaits::default(),
+            records: CallRecords::default(),
+            handles: Handles::default(),
+            state: Mutex::new(state),
+            answer_order: Mutex::default(),
+            moved: Notify::new(),
+            executing: Arc::default(),
         }
+    }
+
+    /// A session of the server before this one: with the last calls of its slots, and the inodes that it has lost.
+    pub(super) fn expect(&self, slots: Vec<SlotRecord>, revoked: Vec<(Ino, u64)>) {
+        self.records.expect(slots);
+        self.state.lock().known.set_revoked(revoked);
     }
 
     /// Whether its client sees a part of the filesystem only.
@@ -160,11 +148,21 @@ impl Session {
         self.root != Ino::ROOT
     }
 
+    /// Its state, for what has to be done at once.
+    pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
+        self.state.lock()
+    }
+
+    /// To be locked before something is granted to the session, until the answer with that is queued.
+    pub(super) fn order_answers(&self) -> MutexGuard<'_, ()> {
+        self.answer_order.lock()
+    }
+
     /// The client has a new connection: it sends its calls again. Ends the old one.
-    pub(super) fn connect(&self, channel: Channel) {
+    pub(super) fn connect(&self, channel: Channel, now: Time) {
         let old = {
             let mut state = self.state.lock();
-            state.calls.connect();
+            state.heard = now;
             state.channel.replace(channel)
         };
         if let Some(old) = old {
@@ -176,28 +174,94 @@ impl Session {
     /// A connection has ended.
     pub(super) fn disconnect(&self, channel: &Channel) {
         let mut state = self.state.lock();
-        if state.channel.as_ref().is_some_and(|present| present.is_same(channel)) {
+        if state.is_connected_by(channel) {
             state.channel = None;
         }
     }
 
-    /// Whether the last call of a slot is this one.
-    pub(super) fn has_recorded(&self, number: u64) -> bool {
-        self.recorded.lock().values().any(|it| it.number == number)
+    /// A call has come on a connection.
+    ///
+    /// # Errors
+    /// Why it is refused, with its connection.
+    pub(super) fn hear(&self, channel: &Channel, now: Time) -> Result<(), &'static str> {
+        let mut state = self.state.lock();
+        if state.has_ended {
+            return Err("its session has ended");
+        }
+        // What comes late over an old connection was sent again.
+        if !state.is_connected_by(channel) {
+            return Err("the client has connected again");
+        }
+        state.heard = now;
+        Ok(())
+    }
+
+    /// When its client was last heard.
+    pub(super) fn heard(&self) -> Time {
+        self.state.lock().heard
+    }
+
+    /// The connection for a call of the server that takes back what answers have granted: those are queued when this returns.
+    /// Waits for one that is not `failed`. `None` when the session has ended.
+    pub(super) async fn channel_behind_answers(&self, failed: Option<&Channel>) -> Option<Channel> {
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            {
+                let _ordered = self.answer_order.lock();
+                let state = self.state.lock();
+                if state.has_ended {
+                    return None;
+                }
+                let is_new = |it: &&Channel| !failed.is_some_and(|failed| failed.is_same(it));
+                if let Some(channel) = state.channel.as_ref().filter(is_new) {
+                    return Some(channel.clone());
+                }
+            }
+            moved.await;
+        }
+    }
+
+    /// Sends a call without an answer, if the client has a connection; without one it hears of that another time.
+    pub(super) fn notify(&self, purpose: &'static str, call: &FromServer) {
+        let channel = self.state.lock().channel.clone();
+        if let Some(channel) = channel {
+            let _ = channel.tell_for(purpose, call, &[]);
+            channel.flush_soon();
+        }
+    }
+
+    /// Tells the client up to which version changes are durable, if it keeps some. On a later connection it hears that with
+    /// the next sync.
+    pub(super) fn notify_durable(&self, version: u64) {
+        {
+            let mut state = self.state.lock();
+            if state.uncommitted == 0 {
+                return;
+            }
+            if state.uncommitted <= version {
+                state.uncommitted = 0;
+            }
+        }
+        self.notify("Durable", &FromServer::Durable(version));
+    }
+
+    /// Asks the client to know at most so many inodes, if it knows more. On a later connection it is asked again.
+    pub(super) fn request_release(&self, request: ReleaseRequest) {
+        if self.state.lock().known.ask(request) {
+            self.notify("Release", &FromServer::Release(request.most as u64));
+        }
     }
 
     /// The client knows the answers to all calls before `oldest`, and to these.
     pub(super) fn acknowledge(&self, oldest: u64, answered: &[u64]) {
-        let mut state = self.state.lock();
-        let unwanted = state.calls.acknowledge(oldest, answered);
-        unwanted.iter().for_each(|number| drop(state.waits.remove(number)));
+        self.lock_waits.end(&self.replies.acknowledge(oldest, answered));
     }
 
     /// The client waits for the answers to these calls, in their order, and to no other one that it has made.
     pub(super) fn acknowledge_others(&self, pending: &[u64]) {
-        let mut state = self.state.lock();
-        let unwanted = state.calls.acknowledge_others(pending);
-        unwanted.iter().for_each(|number| drop(state.waits.remove(number)));
+        self.lock_waits.end(&self.replies.acknowledge_others(pending));
     }
 
     /// Whether the client knows an inode: it may use no other one.
@@ -205,64 +269,54 @@ impl Session {
     /// # Errors
     /// [`FsError::Stale`].
     pub(super) fn knows(&self, ino: Ino) -> Result<(), FsError> {
-        match self.state.lock().told.contains_key(&ino) {
-            true => Ok(()),
-            false => Err(FsError::Stale),
-        }
+        if self.state.lock().known.has(ino) { Ok(()) } else { Err(FsError::Stale) }
     }
 
-    /// Whether one of these inodes was moved out of the client's root, and the client does not know it any more.
-    pub(super) fn has_lost(&self, inodes: &[Option<Ino>]) -> bool {
-        let state = self.state.lock();
-        inodes.iter().flatten().any(|ino| state.is_revoked(*ino))
+    /// The client has forgotten an inode, of which it heard last in the answer with this stamp; whether it does not know
+    /// it any more.
+    pub(super) fn forget(&self, ino: Ino, stamp: u64) -> bool {
+        self.state.lock().known.forget(ino, stamp)
     }
 
-    /// The file behind a handle.
+    /// Begins a change of a confined client: what it knows is not moved out of its root before the guard is dropped.
     ///
     /// # Errors
-    /// [`FsError::Stale`]: it is not one of this session, or of another inode.
-    pub(super) fn opened(&self, handle: Handle, ino: Ino) -> Result<OpenFile, FsError> {
-        match self.state.lock().handles.get(&handle) {
-            Some(file) if file.ino == ino => Ok(*file),
-            _ => Err(FsError::Stale),
+    /// [`FsError::Stale`]: one of these inodes was.
+    pub(super) async fn begin_change(
+        &self,
+        inodes: impl Iterator<Item = Ino>,
+    ) -> Result<OwnedRwLockReadGuard<()>, FsError> {
+        let executing = self.executing.clone().read_owned().await;
+        let state = self.state.lock();
+        if inodes.into_iter().any(|ino| state.known.is_revoked(ino)) {
+            return Err(FsError::Stale);
+        }
+        Ok(executing)
+    }
+
+    /// Returns when no change is under way that has begun before.
+    pub(super) async fn changes_ended(&self) {
+        drop(self.executing.write().await);
+    }
+
+    /// The client does not know an inode any more, which leaves its root; the stamp of the last answer that named it, if it knew it.
+    pub(super) fn revoke(&self, ino: Ino) -> Option<u64> {
+        let stamp = self.state.lock().known.revoke(ino)?;
+        self.lock_waits.end_of(ino);
+        Some(stamp)
+    }
+
+    /// The client knows revoked inodes after all.
+    pub(super) fn restore(&self, inodes: Vec<(Ino, u64)>) {
+        let mut state = self.state.lock();
+        if !state.has_ended {
+            inodes.into_iter().for_each(|(ino, stamp)| state.known.restore(ino, stamp));
         }
     }
 
     /// An owner of locks: those of two clients are never the same.
     pub(super) fn owner_of(&self, owner: LockOwner) -> LockOwner {
         LockOwner { client: self.serial, ..owner }
-    }
-
-    /// Tells the client up to which version changes are durable, if it keeps some.
-    pub(super) fn tell_durable(&self, version: u64) {
-        let mut state = self.state.lock();
-        if state.kept == 0 {
-            return;
-        }
-        if state.kept <= version {
-            state.kept = 0;
-        }
-        if let Some(channel) = &state.channel {
-            // On another connection the client hears it with the next sync.
-            let _ = channel.tell_for("Durable", &FromServer::Durable(version), &[]);
-            channel.flush_soon();
-        }
-    }
-
-    /// Asks the client to know at most so many inodes, if it knows more.
-    pub(super) fn request_release(&self, most: usize, now: Time) {
-        let mut state = self.state.lock();
-        if state.told.len() <= most {
-            state.asked = None;
-            return;
-        }
-        let since = state.asked.map_or(now, |asked| asked.since);
-        state.asked = Some(Asked { most, since });
-        if let Some(channel) = &state.channel {
-            // On another connection the client is asked again.
-            let _ = channel.tell_for("Release", &FromServer::Release(most as u64), &[]);
-            channel.flush_soon();
-        }
     }
 
     /// Call `number` waits for a lock from now on; a way to end the wait.
@@ -272,39 +326,112 @@ impl Session {
     pub(super) fn wait(
         &self,
         number: u64,
-        (ino, lock): (Ino, Lock),
+        lock: (Ino, Lock),
         since: Time,
     ) -> Result<oneshot::Receiver<()>, FsError> {
-        let (_end, receiver) = oneshot::channel();
-        let mut state = self.state.lock();
-        if state.calls.is_cancelled(number) {
+        let wait = self.lock_waits.begin(number, lock, since)?;
+        // Behind that: who cancels the call looks for its wait last.
+        if self.replies.is_cancelled(number) {
+            self.lock_waits.end(&[number]);
             return Err(FsError::Locked);
         }
-        if state.waits.len() >= MAX_WAITS {
-            return Err(FsError::TooManyLocks);
-        }
-        state.waits.insert(number, LockWait { ino, lock, since, _end });
-        Ok(receiver)
-    }
-
-    /// The wait of a call is over.
-    pub(super) fn end_wait(&self, number: u64) {
-        self.state.lock().waits.remove(&number);
+        Ok(wait)
     }
 
     /// A call is not to wait for a lock any more, also if it has not begun to.
     pub(super) fn cancel_wait(&self, number: u64) {
-        let mut state = self.state.lock();
-        state.calls.cancel(number);
-        state.waits.remove(&number);
+        self.replies.cancel(number);
+        self.lock_waits.end(&[number]);
     }
 
     /// A call that waits for a level begins; `None` when there are so many that it counts as any other.
     pub(super) fn begin_level_wait(self: &Arc<Self>) -> Option<LevelWait> {
         let mut state = self.state.lock();
-        let is_one = state.level_waits < MAX_WAITS;
+        let is_one = state.level_waits < MAX_LEVEL_WAITS;
         state.level_waits += usize::from(is_one);
         is_one.then(|| LevelWait(self.clone()))
+    }
+
+    /// Inode numbers are the client's; with `is_new`, no inode ever had one.
+    pub(super) fn add_numbers(&self, numbers: Range<u64>, is_new: bool) {
+        assert!(numbers.start <= numbers.end, "a range of inode numbers ends before it begins");
+        let mut state = self.state.lock();
+        if !state.has_ended {
+            state.numbers.push((numbers, is_new));
+        }
+    }
+
+    /// How many ranges of inode numbers the client has.
+    pub(super) fn ranges(&self) -> usize {
+        self.state.lock().numbers.len()
+    }
+
+    /// Inodes have got these numbers of the client's, which does not use them or lower ones of their ranges again.
+    pub(super) fn use_numbers(&self, used: impl Iterator<Item = Ino>) {
+        let mut state = self.state.lock();
+        for Ino(number) in used {
+            let range = state.numbers.iter_mut().find(|(range, _)| range.contains(&number));
+            range.into_iter().for_each(|(range, _)| range.start = number + 1);
+        }
+        state.numbers.retain(|(range, _)| !range.is_empty());
+    }
+
+    /// The generation of the tokens of an inode.
+    pub(super) fn generation(&self, ino: Ino) -> u64 {
+        self.state.lock().known.generation(ino)
+    }
+
+    /// The client reclaims that it knows an inode; whether that is news here.
+    pub(super) fn reclaim(&self, ino: Ino, stamp: u64) -> bool {
+        self.state.lock().known.reclaim(ino, stamp)
+    }
+
+    /// Its client reaches contents itself, or does not any more.
+    pub(super) fn set_direct(&self, is_direct: bool) {
+        self.state.lock().is_direct = is_direct;
+    }
+
+    /// The room that the client was promised is recalled; the number of that recall.
+    pub(super) fn recall_room(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.room_recalls += 1;
+        state.room_recalls
+    }
+
+    /// Ends the session; what it held, the first time.
+    pub(super) fn end(&self, why: &'static str) -> Option<SessionResources> {
+        let (channel, resources) = {
+            let mut state = self.state.lock();
+            if std::mem::replace(&mut state.has_ended, true) {
+                return None;
+            }
+            let numbers = std::mem::take(&mut state.numbers).into_iter();
+            let resources = SessionResources {
+                files: self.handles.end(),
+                inodes: state.known.clear(),
+                numbers: numbers.filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect(),
+                heard: state.heard,
+            };
+            (state.channel.take(), resources)
+        };
+        self.lock_waits.clear();
+        self.replies.clear();
+        if let Some(channel) = channel {
+            channel.close(why);
+        }
+        self.moved.notify_waiters();
+        Some(resources)
+    }
+
+    pub(super) fn uses(&self) -> SessionUse {
+        let state = self.state.lock();
+        SessionUse {
+            is_connected: state.channel.is_some(),
+            is_direct: state.is_direct,
+            heard: state.heard,
+            inodes: state.known.len(),
+            open: self.handles.len(),
+        }
     }
 }
 
@@ -321,175 +448,26 @@ impl Drop for LevelWait {
 }
 
 impl SessionState {
-    /// The client is told of inodes: the answer's stamp, and those that it did not know.
-    pub(super) fn tell(&mut self, inodes: &[Ino]) -> (u64, Vec<Ino>) {
-        if inodes.is_empty() {
-            return (self.stamp, Vec::new());
-        }
-        self.stamp += 1;
-        let mut new = Vec::new();
-        for ino in inodes {
-            match self.told.get_mut(ino) {
-                // The root is never forgotten.
-                Some(stamp) if *stamp == u64::MAX => {}
-                Some(stamp) => *stamp = self.stamp,
-                None => {
-                    self.told.insert(*ino, self.stamp);
-                    new.push(*ino);
-                }
-            }
-        }
-        self.inode_limit.add(new.len());
-        (self.stamp, new)
+    fn is_connected_by(&self, channel: &Channel) -> bool {
+        self.channel.as_ref().is_some_and(|present| present.is_same(channel))
     }
 
-    /// The client has forgotten an inode, of which it heard last in the answer with this stamp; whether it does not know
-    /// it any more.
-    pub(super) fn forget(&mut self, ino: Ino, stamp: u64) -> bool {
-        let is_last = self.told.get(&ino) == Some(&stamp);
-        if is_last {
-            self.told.remove(&ino);
-            self.inode_limit.remove(1);
-            self.asked = self.asked.filter(|asked| !asked.is_met(self.told.len()));
-        }
-        is_last
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
-    /// The client does not know an inode any more, which leaves its root; the stamp of the last answer that named it, if it knew it.
-    pub(super) fn revoke(&mut self, ino: Ino) -> Option<u64> {
-        let stamp = self.told.get(&ino).copied().filter(|stamp| *stamp != u64::MAX)?;
-        self.told.remove(&ino);
-        self.inode_limit.remove(1);
-        let generation = self.stamp.max(1);
-        self.revoked.insert(ino, generation);
-        self.lost += 1;
-        self.waits.retain(|_, wait| wait.ino != ino);
-        Some(stamp)
+    /// Recalls so far of the room that the client was promised.
+    pub(super) fn room_recalls(&self) -> u64 {
+        self.room_recalls
     }
 
-    /// The client knows a revoked inode after all.
-    pub(super) fn know_again(&mut self, ino: Ino, stamp: u64) {
-        if !self.has_ended && self.told.insert(ino, stamp).is_none() {
-            self.inode_limit.add(1);
-        }
-    }
-
-    /// Of each inode that an earlier server has revoked, the generation.
-    pub(super) fn set_revoked(&mut self, revoked: Vec<(Ino, u64)>) {
-        self.stamp = revoked.iter().map(|(_, generation)| *generation).fold(self.stamp, u64::max);
-        self.revoked = revoked.into_iter().collect();
-    }
-
-    /// Whether an inode was revoked, and the client was not told of it again.
-    pub(super) fn is_revoked(&self, ino: Ino) -> bool {
-        self.revoked.contains_key(&ino) && !self.told.contains_key(&ino)
-    }
-
-    /// How often an inode was revoked by this server.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost
-    }
-
-    /// The generation in which an inode was last revoked; 0 if it never was. Proofs are of a generation.
-    pub(super) fn generation(&self, ino: Ino) -> u64 {
-        self.revoked.get(&ino).copied().unwrap_or_default()
-    }
-
-    /// Its open files of these inodes, which are to be closed.
-    #[must_use = "they are to be closed"]
-    pub(super) fn close_all(&mut self, inodes: &HashSet<Ino>) -> Vec<OpenFile> {
-        self.handles
-            .extract_if(|_, file| inodes.contains(&file.ino))
-            .map(|(_, file)| file)
-            .collect()
-    }
-
-    /// The client keeps a change with this version.
+    /// The client keeps a change with this version until it hears that it is durable.
     pub(super) fn keep(&mut self, version: u64) {
-        self.kept = self.kept.max(version);
-    }
-
-    /// The client reclaims that it knows an inode; whether that is news here.
-    pub(super) fn reclaim(&mut self, ino: Ino, stamp: u64) -> bool {
-        self.stamp = self.stamp.max(stamp);
-        let is_new = self.told.insert(ino, stamp).is_none();
-        self.inode_limit.add(usize::from(is_new));
-        is_new
-    }
-
-    /// Inode numbers are the client's; with `is_new`, no inode ever had one.
-    pub(super) fn own_numbers(&mut self, numbers: Range<u64>, is_new: bool) {
-        self.numbers.push((numbers, is_new));
-    }
-
-    /// How many ranges of inode numbers the client has.
-    pub(super) fn ranges(&self) -> usize {
-        self.numbers.len()
+        self.uncommitted = self.uncommitted.max(version);
     }
 
     /// Whether a number is the client's.
     pub(super) fn has_number(&self, number: u64) -> bool {
         self.numbers.iter().any(|(range, _)| range.contains(&number))
-    }
-
-    /// An inode has got a number of the client's, which does not use it or a lower one of its range again.
-    pub(super) fn use_number(&mut self, number: u64) {
-        if let Some((range, _)) = self.numbers.iter_mut().find(|(it, _)| it.contains(&number)) {
-            range.start = number + 1;
-        }
-        self.numbers.retain(|(range, _)| !range.is_empty());
-    }
-
-    /// Whether the client has a file open under this handle.
-    pub(super) fn has_handle(&self, handle: Handle) -> bool {
-        self.handles.contains_key(&handle)
-    }
-
-    /// The client has a file open under this handle. Returns one that it had opened under it before.
-    #[must_use = "it is to be closed"]
-    pub(super) fn open(&mut self, handle: Handle, file: OpenFile) -> Option<OpenFile> {
-        self.handles.insert(handle, file)
-    }
-
-    pub(super) fn close(&mut self, handle: Handle) -> Option<OpenFile> {
-        self.handles.remove(&handle)
-    }
-
-    /// Ends the session; what it held, the first time.
-    pub(super) fn end(&mut self, why: &'static str) -> Option<SessionResources> {
-        if std::mem::replace(&mut self.has_ended, true) {
-            return None;
-        }
-        self.waits.clear();
-        self.calls.clear();
-        if let Some(channel) = self.channel.take() {
-            channel.close(why);
-        }
-        let handles = std::mem::take(&mut self.handles);
-        let told = std::mem::take(&mut self.told);
-        self.inode_limit.remove(told.len());
-        let files = handles.into_values().collect();
-        let numbers = std::mem::take(&mut self.numbers);
-        let numbers = numbers.into_iter().filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect();
-        Some(SessionResources { files, inodes: told.into_keys().collect(), numbers })
-    }
-
-    /// A lock was taken through an open file, whose handle in the filesystem is `at`; whether it is open still.
-    pub(super) fn locked(&mut self, at: Handle, now: Time) -> bool {
-        let file = self.handles.values_mut().find(|file| file.at == at);
-        file.map(|file| file.locked = Some(now)).is_some()
-    }
-
-    /// Whether the client knows an inode, its open files of it, and its calls that wait for locks on it, by their numbers.
-    pub(super) fn uses_of(&self, ino: Ino) -> (bool, Vec<OpenFile>, Vec<(&u64, &LockWait)>) {
-        let files = self.handles.values().filter(|file| file.ino == ino).copied();
-        let mut waits: Vec<_> = self.waits.iter().filter(|(_, wait)| wait.ino == ino).collect();
-        waits.sort_by_key(|(number, _)| **number);
-        (self.told.contains_key(&ino), files.collect(), waits)
-    }
-
-    /// How many inodes it knows, how many files it has open, and how many calls that are carried out once run.
-    pub(super) fn holds(&self) -> (usize, usize, usize) {
-        (self.told.len(), self.handles.len(), self.calls.running())
     }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use thalweg_env::HashMap;
 use thalweg_net::keys::Access;
 
-use super::Server;
 use super::counters::{CallCounts, value};
 use super::report::millis;
 use super::session::Session;
+use super::stages::Stages;
 
 /// A session, for an administrator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -91,65 +92,63 @@ pub struct ServerStatus {
     pub clients: Vec<SessionStatus>,
 }
 
-impl Server {
-    /// The server and its sessions.
-    pub fn status(&self) -> ServerStatus {
-        let shared = &self.shared;
-        let (now, counters) = (shared.env.now(), &shared.counters);
-        let clients = self.sessions();
-        let (pending, oldest) = shared.recalls.pending();
-        let counts = &shared.recalls.counts;
-        ServerStatus {
-            age_ms: millis(now, shared.started),
-            expected: self.expected(),
-            connections: value(&counters.connections),
-            known: clients.iter().map(|client| client.inodes).sum(),
-            cached: clients.iter().map(|client| client.cached).sum(),
-            undurable: shared.commit_on_share.count().values().sum(),
-            evictions: value(&counters.evictions),
-            refused_changes: value(&counters.refused),
-            room_recalls: shared.room.count(),
-            invalidations: InvalidationCounts {
-                pending,
-                oldest_ms: oldest.map(|since| millis(now, since)),
-                sent: value(&counts.sent),
-                answered: value(&counts.answered),
-                timed_out: value(&counts.timed_out),
-            },
-            received_bytes: value(&counters.received),
-            sent_bytes: value(&counters.sent),
-            calls: counters.calls(),
-            clients,
-        }
+/// The server and its sessions.
+pub(super) fn status_of(stages: &Stages) -> ServerStatus {
+    let (now, counters) = (stages.env.now(), &stages.counters);
+    let clients = sessions_of(stages);
+    let (pending, oldest) = stages.recall.pending();
+    let counts = stages.recall.counts();
+    ServerStatus {
+        age_ms: millis(now, stages.started),
+        expected: stages.grace_period.missing(),
+        connections: value(&counters.connections),
+        known: clients.iter().map(|client| client.inodes).sum(),
+        cached: clients.iter().map(|client| client.cached).sum(),
+        undurable: stages.commit_on_share.count().values().sum(),
+        evictions: value(&counters.evictions),
+        refused_changes: value(&counters.refused),
+        room_recalls: stages.room.recalls(),
+        invalidations: InvalidationCounts {
+            pending,
+            oldest_ms: oldest.map(|since| millis(now, since)),
+            sent: value(&counts.sent),
+            answered: value(&counts.answered),
+            timed_out: value(&counts.timed_out),
+        },
+        received_bytes: value(&counters.received),
+        sent_bytes: value(&counters.sent),
+        calls: counters.calls(),
+        clients,
     }
+}
 
-    /// The sessions, by the names of their clients.
-    pub fn sessions(&self) -> Vec<SessionStatus> {
-        let cached = self.shared.capabilities.count();
-        let undurable = self.shared.commit_on_share.count();
-        let now = self.shared.env.now();
-        let status = |session: &Arc<Session>| {
-            let state = session.state.lock();
-            let (inodes, open, running) = state.holds();
-            SessionStatus {
-                client: session.visitor.name.clone(),
-                path: session.visitor.path.clone(),
-                read_only: session.visitor.access == Access::Read,
-                connected: state.channel.is_some(),
-                direct: state.is_direct,
-                silent_ms: millis(now, state.heard),
-                inodes,
-                cached: cached.get(&session.serial).copied().unwrap_or_default(),
-                open,
-                running,
-                undurable: undurable.get(&session.serial).copied().unwrap_or_default(),
-                calls: value(&session.counters.calls),
-                received_bytes: value(&session.counters.received),
-                sent_bytes: value(&session.counters.sent),
-            }
-        };
-        let mut all: Vec<_> = self.shared.sessions.lock().values().map(status).collect();
-        all.sort_by(|a, b| (&a.client, &a.path).cmp(&(&b.client, &b.path)));
-        all
-    }
+/// The sessions, by the names of their clients.
+pub(super) fn sessions_of(stages: &Stages) -> Vec<SessionStatus> {
+    let (cached, undurable) = (stages.capabilities.count(), stages.commit_on_share.count());
+    let of = |counts: &HashMap<u64, u64>, session: &Session| {
+        counts.get(&session.serial).copied().unwrap_or_default()
+    };
+    let now = stages.env.now();
+    let status = |session: Arc<Session>| {
+        let uses = session.uses();
+        SessionStatus {
+            client: session.visitor.name.clone(),
+            path: session.visitor.path.clone(),
+            read_only: session.visitor.access == Access::Read,
+            connected: uses.is_connected,
+            direct: uses.is_direct,
+            silent_ms: millis(now, uses.heard),
+            inodes: uses.inodes,
+            cached: of(&cached, &session),
+            open: uses.open,
+            running: session.replies.running(),
+            undurable: of(&undurable, &session),
+            calls: value(&session.counters.calls),
+            received_bytes: value(&session.counters.received),
+            sent_bytes: value(&session.counters.sent),
+        }
+    };
+    let mut all: Vec<_> = stages.sessions.all().into_iter().map(status).collect();
+    all.sort_by(|a, b| (&a.client, &a.path).cmp(&(&b.client, &b.path)));
+    all
 }

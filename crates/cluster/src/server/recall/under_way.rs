@@ -6,56 +6,53 @@ use std::sync::atomic::AtomicU64;
 use parking_lot::Mutex;
 use thalweg_env::Time;
 
-use super::context::RequestContext;
-use crate::protocol::Changed;
+use super::super::capabilities::Drops;
+use super::super::context::RequestContext;
 
 /// The invalidations under way, by number.
 #[derive(Debug, Default)]
-pub(super) struct Recalls {
-    state: Mutex<State>,
-    pub(super) counts: RecallCounts,
-}
+pub(super) struct RecallsUnderWay(Mutex<Running>);
 
 /// Counts since the server started.
 #[derive(Debug, Default)]
-pub(super) struct RecallCounts {
+pub(in crate::server) struct RecallCounts {
     /// Messages to clients.
-    pub(super) sent: AtomicU64,
+    pub(in crate::server) sent: AtomicU64,
     /// Clients' answers.
-    pub(super) answered: AtomicU64,
+    pub(in crate::server) answered: AtomicU64,
     /// Clients that were evicted because they did not answer.
-    pub(super) timed_out: AtomicU64,
+    pub(in crate::server) timed_out: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Running {
     last: u64,
-    running: BTreeMap<u64, Recall>,
+    recalls: BTreeMap<u64, RecallReport>,
 }
 
 /// The invalidations for one call.
 #[derive(Clone, Debug)]
-pub(super) struct Recall {
+pub(in crate::server) struct RecallReport {
     /// When it began.
-    pub(super) since: Time,
+    pub(in crate::server) since: Time,
     /// The name of the client whose call waits.
-    pub(super) client: String,
+    pub(in crate::server) client: String,
     /// The kind of that call.
-    pub(super) call: &'static str,
+    pub(in crate::server) call: &'static str,
     /// The sessions that have not answered, and what each is to drop.
-    pub(super) unanswered: Vec<(u64, Vec<Changed>)>,
+    pub(in crate::server) unanswered: Drops,
 }
 
 /// An invalidation under way; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Recalling<'a> {
-    recalls: &'a Recalls,
+    recalls: &'a RecallsUnderWay,
     number: u64,
 }
 
 impl Drop for Recalling<'_> {
     fn drop(&mut self) {
-        let ended = self.recalls.state.lock().running.remove(&self.number);
+        let ended = self.recalls.0.lock().recalls.remove(&self.number);
         assert!(ended.is_some(), "a recall ends twice");
     }
 }
@@ -63,38 +60,38 @@ impl Drop for Recalling<'_> {
 impl Recalling<'_> {
     /// A session does not cache it any more.
     pub(super) fn answered(&self, session: u64) {
-        if let Some(recall) = self.recalls.state.lock().running.get_mut(&self.number) {
+        if let Some(recall) = self.recalls.0.lock().recalls.get_mut(&self.number) {
             recall.unanswered.retain(|(asked, _)| *asked != session);
         }
     }
 }
 
-impl Recalls {
+impl RecallsUnderWay {
     /// Sessions are asked to drop something, for a call.
     pub(super) fn begin(
         &self,
         by: &RequestContext<'_>,
         since: Time,
-        asked: &[(u64, Vec<Changed>)],
+        asked: &Drops,
     ) -> Recalling<'_> {
         let client = by.session.visitor.name.clone();
-        let recall = Recall { since, client, call: by.kind, unanswered: asked.to_vec() };
-        let mut state = self.state.lock();
-        state.last += 1;
-        let number = state.last;
-        let before = state.running.insert(number, recall);
+        let recall = RecallReport { since, client, call: by.kind, unanswered: asked.clone() };
+        let mut running = self.0.lock();
+        running.last += 1;
+        let number = running.last;
+        let before = running.recalls.insert(number, recall);
         assert!(before.is_none(), "two recalls have one number");
         Recalling { recalls: self, number }
     }
 
     /// Those under way, the oldest first.
-    pub(super) fn running(&self) -> Vec<Recall> {
-        self.state.lock().running.values().cloned().collect()
+    pub(super) fn running(&self) -> Vec<RecallReport> {
+        self.0.lock().recalls.values().cloned().collect()
     }
 
     /// How many are under way, and since when the first of them is.
     pub(super) fn pending(&self) -> (usize, Option<Time>) {
-        let state = self.state.lock();
-        (state.running.len(), state.running.values().next().map(|recall| recall.since))
+        let running = self.0.lock();
+        (running.recalls.len(), running.recalls.values().next().map(|recall| recall.since))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use crate::protocol::{Grants, Reply};
 
@@ -12,16 +13,16 @@ const MAX_CALLS: usize = 1 << 16;
 
 /// A call that must not be carried out twice.
 #[derive(Debug)]
-enum CallState {
-    Running(RunningCall),
+enum CallState<W> {
+    Running(RunningCall<W>),
     Done(Box<Reply>, Vec<Bytes>),
 }
 
 #[derive(Debug)]
-struct RunningCall {
-    /// The answer goes to this call of the present connection.
-    answers: Option<u64>,
-    /// The client does not want the answer any more.
+struct RunningCall<W> {
+    /// Where it came last: there it is answered.
+    waiter: W,
+    /// The client does not want the answer any more, so that it is not kept.
     is_unwanted: bool,
     /// It is not to wait for a lock.
     is_cancelled: bool,
@@ -29,7 +30,7 @@ struct RunningCall {
 
 /// What is to be done with a call.
 #[derive(Debug)]
-pub(super) enum Admission {
+pub(in crate::server) enum Admission {
     /// Carry it out.
     New,
     /// Answer this.
@@ -40,44 +41,27 @@ pub(super) enum Admission {
     TooMany,
 }
 
-/// The calls, by their numbers.
-#[derive(Debug, Default)]
-pub(super) struct Calls {
-    calls: BTreeMap<u64, CallState>,
+/// The calls of a session, and their answers. Calls wait as `W`.
+#[derive(Debug)]
+pub(in crate::server) struct ReplyCache<W>(Mutex<Calls<W>>);
+
+#[derive(Debug)]
+struct Calls<W> {
+    by_number: BTreeMap<u64, CallState<W>>,
     /// The client knows the answers to all calls before this one.
     oldest: u64,
 }
 
-impl Calls {
-    /// The client has a new connection, on which it sends its calls again.
-    pub(super) fn connect(&mut self) {
-        for call in self.calls.values_mut() {
-            if let CallState::Running(running) = call {
-                running.answers = None;
-            }
-        }
+impl<W> Default for ReplyCache<W> {
+    fn default() -> ReplyCache<W> {
+        ReplyCache(Mutex::new(Calls { by_number: BTreeMap::new(), oldest: 0 }))
     }
+}
 
-    /// The client knows the answers to all calls before `oldest`, and to these. The calls that run, and that it does not wait for.
-    pub(super) fn acknowledge(&mut self, oldest: u64, answered: &[u64]) -> Vec<u64> {
-        self.oldest = self.oldest.max(oldest);
-        let mut over: Vec<u64> = self.calls.range(..oldest).map(|(number, _)| *number).collect();
-        over.extend_from_slice(answered);
-        over.retain(|number| self.drop_answer(*number));
-        over
-    }
-
-    /// As [`Calls::acknowledge`], of all calls but these, which are in their order.
-    pub(super) fn acknowledge_others(&mut self, pending: &[u64]) -> Vec<u64> {
-        let others = self.calls.keys().copied().filter(|it| pending.binary_search(it).is_err());
-        let mut others: Vec<u64> = others.collect();
-        others.retain(|number| self.drop_answer(*number));
-        others
-    }
-
+impl<W> Calls<W> {
     /// The client does not want the answer of a call any more; whether the call runs.
     fn drop_answer(&mut self, number: u64) -> bool {
-        let Entry::Occupied(mut call) = self.calls.entry(number) else { return false };
+        let Entry::Occupied(mut call) = self.by_number.entry(number) else { return false };
         match call.get_mut() {
             CallState::Running(running) => {
                 (running.is_unwanted, running.is_cancelled) = (true, true);
@@ -89,27 +73,49 @@ impl Calls {
             }
         }
     }
+}
 
-    /// What is to be done with call `number`, which is call `id` of the connection.
-    pub(super) fn admit(&mut self, number: u64, id: u64) -> Admission {
-        if number < self.oldest {
+impl<W> ReplyCache<W> {
+    /// The client knows the answers to all calls before `oldest`, and to these. The calls that run, and that it does not wait for.
+    pub(super) fn acknowledge(&self, oldest: u64, answered: &[u64]) -> Vec<u64> {
+        let mut calls = self.0.lock();
+        calls.oldest = calls.oldest.max(oldest);
+        let mut over: Vec<u64> =
+            calls.by_number.range(..oldest).map(|(number, _)| *number).collect();
+        over.extend_from_slice(answered);
+        over.retain(|number| calls.drop_answer(*number));
+        over
+    }
+
+    /// As [`ReplyCache::acknowledge`], of all calls but these, which are in their order.
+    pub(super) fn acknowledge_others(&self, pending: &[u64]) -> Vec<u64> {
+        let mut calls = self.0.lock();
+        let is_other = |number: &u64| pending.binary_search(number).is_err();
+        let mut others: Vec<u64> = calls.by_number.keys().copied().filter(is_other).collect();
+        others.retain(|number| calls.drop_answer(*number));
+        others
+    }
+
+    /// What is to be done with call `number`, whose answer this waits for.
+    pub(in crate::server) fn admit(&self, number: u64, waiter: W) -> Admission {
+        let mut calls = self.0.lock();
+        if number < calls.oldest {
             return Admission::Ignored;
         }
-        let is_full = self.calls.len() >= MAX_CALLS;
-        match self.calls.get_mut(&number) {
+        let is_full = calls.by_number.len() >= MAX_CALLS;
+        match calls.by_number.get_mut(&number) {
             None if is_full => Admission::TooMany,
             None => {
-                let (answers, is_unwanted, is_cancelled) = (Some(id), false, false);
-                let running = RunningCall { answers, is_unwanted, is_cancelled };
-                self.calls.insert(number, CallState::Running(running));
+                let running = RunningCall { waiter, is_unwanted: false, is_cancelled: false };
+                calls.by_number.insert(number, CallState::Running(running));
                 assert!(
-                    self.calls.len() <= MAX_CALLS,
+                    calls.by_number.len() <= MAX_CALLS,
                     "more calls are admitted than a session may have"
                 );
                 Admission::New
             }
             Some(CallState::Running(running)) => {
-                running.answers = Some(id);
+                running.waiter = waiter;
                 Admission::Ignored
             }
             Some(CallState::Done(reply, payload)) => {
@@ -120,44 +126,51 @@ impl Calls {
         }
     }
 
-    /// A call has its answer. Returns the call of the present connection that waits for it.
-    pub(super) fn done(&mut self, number: u64, reply: &Reply, payload: &[Bytes]) -> Option<u64> {
-        let Entry::Occupied(mut call) = self.calls.entry(number) else { return None };
-        let CallState::Running(RunningCall { answers, is_unwanted, .. }) = *call.get() else {
-            return None;
+    /// A call has its answer. Returns what waits for it.
+    pub(in crate::server) fn done(
+        &self,
+        number: u64,
+        reply: &Reply,
+        payload: &[Bytes],
+    ) -> Option<W> {
+        let mut calls = self.0.lock();
+        let CallState::Running(running) = calls.by_number.remove(&number)? else {
+            unreachable!("a call is answered twice")
         };
-        match is_unwanted {
-            true => drop(call.remove()),
-            false => drop(call.insert(CallState::Done(Box::new(reply.clone()), payload.to_vec()))),
+        if !running.is_unwanted {
+            let done = CallState::Done(Box::new(reply.clone()), payload.to_vec());
+            calls.by_number.insert(number, done);
         }
-        answers
+        Some(running.waiter)
     }
 
     /// A call is not to wait for a lock any more.
-    pub(super) fn cancel(&mut self, number: u64) {
-        if let Some(CallState::Running(running)) = self.calls.get_mut(&number) {
+    pub(super) fn cancel(&self, number: u64) {
+        if let Some(CallState::Running(running)) = self.0.lock().by_number.get_mut(&number) {
             running.is_cancelled = true;
         }
     }
 
     /// Whether a call is not to wait for a lock.
     pub(super) fn is_cancelled(&self, number: u64) -> bool {
-        matches!(self.calls.get(&number), Some(CallState::Running(it)) if it.is_cancelled)
+        let calls = self.0.lock();
+        matches!(calls.by_number.get(&number), Some(CallState::Running(it)) if it.is_cancelled)
     }
 
     /// Whether a call is carried out now.
-    pub(super) fn runs(&self, number: u64) -> bool {
-        matches!(self.calls.get(&number), Some(CallState::Running(_)))
+    pub(in crate::server) fn runs(&self, number: u64) -> bool {
+        matches!(self.0.lock().by_number.get(&number), Some(CallState::Running(_)))
     }
 
     /// How many are carried out now.
-    pub(super) fn running(&self) -> usize {
-        self.calls.values().filter(|call| matches!(call, CallState::Running(_))).count()
+    pub(in crate::server) fn running(&self) -> usize {
+        let calls = self.0.lock();
+        calls.by_number.values().filter(|call| matches!(call, CallState::Running(_))).count()
     }
 
     /// The session has ended.
-    pub(super) fn clear(&mut self) {
-        self.calls.clear();
+    pub(super) fn clear(&self) {
+        self.0.lock().by_number.clear();
     }
 }
 
@@ -174,14 +187,14 @@ mod tests {
 
     #[test]
     fn one_call_without_an_answer_keeps_no_other_answers() {
-        let mut calls = Calls::default();
+        let calls = ReplyCache::default();
         assert!(matches!(calls.admit(1, 1), Admission::New));
         for number in 2..=3 * MAX_CALLS as u64 {
             assert!(matches!(calls.admit(number, number), Admission::New));
             assert_eq!(calls.done(number, &reply(), &[]), Some(number));
             assert!(calls.acknowledge(1, &[number]).is_empty());
         }
-        assert_eq!((calls.running(), calls.calls.len()), (1, 1));
+        assert_eq!((calls.running(), calls.0.lock().by_number.len()), (1, 1));
         // A peer that acknowledges nothing is stopped.
         let first = 4 * MAX_CALLS as u64;
         let full = (first..).find(|number| !matches!(calls.admit(*number, 1), Admission::New));
@@ -190,23 +203,23 @@ mod tests {
 
     #[test]
     fn an_answer_is_kept_until_it_is_acknowledged() {
-        let mut calls = Calls::default();
+        let calls = ReplyCache::default();
         for number in [1, 2, 3, 4] {
             assert!(matches!(calls.admit(number, number), Admission::New));
         }
         for number in [2, 4] {
             assert_eq!(calls.done(number, &reply(), &[]), Some(number));
         }
-        calls.connect();
+        // A new connection.
         assert!(matches!(calls.admit(2, 9), Admission::Known(..)));
         assert!(matches!(calls.admit(3, 8), Admission::Ignored));
         // The client does not wait for call 1, which runs, and has the answer of call 2.
         assert_eq!(calls.acknowledge_others(&[3, 4]), [1]);
         assert!(calls.is_cancelled(1) && !calls.is_cancelled(3));
-        assert_eq!(calls.done(1, &reply(), &[]), None);
+        assert_eq!(calls.done(1, &reply(), &[]), Some(1));
         assert_eq!(calls.done(3, &reply(), &[]), Some(8));
-        assert_eq!(calls.calls.keys().copied().collect::<Vec<_>>(), [3, 4]);
-        assert!(calls.acknowledge(5, &[]).is_empty() && calls.calls.is_empty());
+        assert_eq!(calls.0.lock().by_number.keys().copied().collect::<Vec<_>>(), [3, 4]);
+        assert!(calls.acknowledge(5, &[]).is_empty() && calls.0.lock().by_number.is_empty());
         assert!(matches!(calls.admit(4, 1), Admission::Ignored));
     }
 }

@@ -108,12 +108,11 @@ impl PageChanges {
             };
             let of = |range: Range<u64>| Changed::Content { ino, from: range.start, to: range.end };
             let parts = self.held((number, session), ino, &(from..to));
-            match parts.is_empty() {
-                true => free.push(change),
-                false => {
-                    free.extend(without(from..to, &parts).into_iter().map(of));
-                    held.extend(parts.into_iter().map(of));
-                }
+            if parts.is_empty() {
+                free.push(change);
+            } else {
+                free.extend(without(from..to, &parts).into_iter().map(of));
+                held.extend(parts.into_iter().map(of));
             }
         }
         (free, held)
@@ -161,11 +160,11 @@ impl PageChanges {
 
 /// What a session has to drop, or is to know, before a change is answered that was carried out.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Late {
+pub(in crate::server) struct Late {
     /// The number of the change.
-    pub(super) number: u64,
-    pub(super) session: u64,
-    pub(super) change: Changed,
+    pub(in crate::server) number: u64,
+    pub(in crate::server) session: u64,
+    pub(in crate::server) change: Changed,
 }
 
 /// The inode of a change of bytes.

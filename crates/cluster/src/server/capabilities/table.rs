@@ -1,0 +1,238 @@
+//! Which session holds what of an inode, and which inodes change.
+
+use smallvec::SmallVec;
+use thalweg_env::{HashMap, Time};
+use thalweg_fs::Ino;
+
+use super::pages::PageChanges;
+use crate::protocol::Changed;
+
+/// What is to be dropped, for each session.
+pub(in crate::server) type Drops = Vec<(u64, Vec<Changed>)>;
+
+/// Inodes with equal numbers modulo this share a slot. Two in one slot cost each other a grant now and then.
+const SLOTS: usize = 4096;
+/// Directories of which it is remembered that several sessions use them.
+const MAX_SHARED: usize = 65536;
+
+/// What a session may cache of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::server) struct Held {
+    /// Its attributes.
+    pub(in crate::server) attributes: bool,
+    /// Names in the directory.
+    pub(in crate::server) names: bool,
+    /// Its pages.
+    pub(in crate::server) content: bool,
+    /// The directory is the session's alone.
+    pub(in crate::server) delegation: bool,
+}
+
+impl Held {
+    const NOTHING: Held =
+        Held { attributes: false, names: false, content: false, delegation: false };
+    pub(super) const ATTRIBUTES: Held = Held { attributes: true, ..Held::NOTHING };
+    pub(super) const NAMES: Held = Held { names: true, ..Held::NOTHING };
+    pub(super) const CONTENT: Held = Held { content: true, ..Held::NOTHING };
+    const EXCLUSIVE: Held = Held { delegation: true, ..Held::NOTHING };
+
+    fn add(&mut self, more: Held) {
+        self.attributes |= more.attributes;
+        self.names |= more.names;
+        self.content |= more.content;
+        self.delegation |= more.delegation;
+    }
+
+    pub(super) fn is_nothing(self) -> bool {
+        self == Held::NOTHING
+    }
+}
+
+/// What a session may cache of an inode, and since when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Holder {
+    pub(super) session: u64,
+    pub(super) held: Held,
+    pub(super) since: Time,
+    /// The stamp when it last read pages.
+    pub(super) read: u64,
+}
+
+type Holders = SmallVec<[Holder; 2]>;
+
+/// The sessions that cache something.
+#[derive(Debug)]
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    /// The sessions by their serial numbers, and since when each caches something of the inode.
+    pub(super) holders: HashMap<Ino, Holders>,
+    /// Directories and files that are or were taken back from a session, and when they may be one session's alone again.
+    shared: HashMap<Ino, Time>,
+    /// The stamp of the last change of a quota.
+    pub(super) quotas_changed: u64,
+    /// Changes of bytes.
+    pub(super) pages: PageChanges,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// Changes under way.
+    running: u32,
+    /// When the last one began or ended.
+    last: u64,
+}
+
+fn slot(ino: Ino) -> usize {
+    (ino.0 % SLOTS as u64) as usize
+}
+
+impl Table {
+    pub(super) fn new() -> Table {
+        Table {
+            slots: vec![Slot::default(); SLOTS],
+            holders: HashMap::default(),
+            shared: HashMap::default(),
+            quotas_changed: 0,
+            pages: PageChanges::default(),
+        }
+    }
+
+    /// Some changes of an inode have ended.
+    pub(super) fn end(&mut self, ino: Ino, stamp: u64) {
+        let slot = &mut self.slots[slot(ino)];
+        assert!(slot.running > 0, "a change ends that has not begun");
+        slot.running -= 1;
+        slot.last = stamp;
+    }
+
+    /// A session caches this of an inode no more, of which `keeps` says what is left of it.
+    pub(super) fn reduce(&mut self, ino: Ino, session: u64, keeps: impl Fn(&mut Holder)) {
+        let Some(holders) = self.holders.get_mut(&ino) else { return };
+        holders.iter_mut().filter(|it| it.session == session).for_each(keeps);
+        holders.retain(|it| !it.held.is_nothing());
+        if holders.is_empty() {
+            self.holders.remove(&ino);
+        }
+    }
+
+    /// A directory or file is no session's alone before that time.
+    pub(super) fn share(&mut self, ino: Ino, until: Time) {
+        if self.shared.len() >= MAX_SHARED {
+            self.shared.clear();
+        }
+        self.shared.insert(ino, until);
+    }
+
+    /// Directories or files are being taken back: an owner that has answered may ask for one again before the answer
+    /// is noticed here.
+    pub(super) fn share_recalled(&mut self, recalls: &[(u64, Vec<Changed>)], until: Time) {
+        for change in recalls.iter().flat_map(|(_, changes)| changes) {
+            if let Changed::Delegation(ino) = change {
+                self.share(*ino, until);
+            }
+        }
+    }
+
+    /// Whether no change of an inode was under way since the stamp `since`.
+    pub(super) fn is_steady(&self, ino: Ino, since: u64) -> bool {
+        let slot = self.slots[slot(ino)];
+        slot.running == 0 && slot.last <= since
+    }
+
+    /// Grants a session something of an inode that it has read since the stamp `since`; whether it did.
+    pub(super) fn grant(
+        &mut self,
+        session: u64,
+        ino: Ino,
+        what: Held,
+        (since, now): (u64, Time),
+    ) -> bool {
+        let is_early = what.attributes && self.pages.has_outdated(session, ino);
+        if is_early || !self.is_steady(ino, since) || self.delegation(ino, session).is_some() {
+            return false;
+        }
+        self.add(session, ino, what, now);
+        true
+    }
+
+    /// Makes a directory or file a session's alone, if no other one caches or changes something of it, and no quota has changed
+    /// since the stamp `since`; whether it did.
+    pub(super) fn delegate(&mut self, session: u64, ino: Ino, (since, now): (u64, Time)) -> bool {
+        if self.quotas_changed > since || !self.is_free(ino, session, now) {
+            return false;
+        }
+        let mut others = self.holders.get(&ino).into_iter().flatten();
+        if self.slots[slot(ino)].running > 0 || others.any(|it| it.session != session) {
+            return false;
+        }
+        self.add(session, ino, Held::EXCLUSIVE, now);
+        true
+    }
+
+    pub(super) fn is_free(&mut self, ino: Ino, session: u64, now: Time) -> bool {
+        if self.shared.get(&ino).is_some_and(|until| *until > now) {
+            return false;
+        }
+        self.shared.remove(&ino);
+        self.delegation(ino, session).is_none()
+    }
+
+    /// The other session to which a directory or file is delegated.
+    pub(super) fn delegation(&self, ino: Ino, session: u64) -> Option<u64> {
+        let mut holders = self.holders.get(&ino)?.iter();
+        holders.find(|it| it.held.delegation && it.session != session).map(|it| it.session)
+    }
+
+    pub(super) fn add(&mut self, session: u64, ino: Ino, what: Held, since: Time) {
+        let holders = self.holders.entry(ino).or_default();
+        match holders.iter_mut().find(|it| it.session == session) {
+            Some(holder) => holder.held.add(what),
+            None => holders.push(Holder { session, held: what, since, read: 0 }),
+        }
+    }
+
+    /// Notes that some changes of an inode begin; adds what sessions have to drop for one of them.
+    pub(super) fn begin(
+        &mut self,
+        (number, by): (u64, u64),
+        change: &Changed,
+        is_surprising: bool,
+        invalid: &mut Drops,
+    ) {
+        let ino = change.ino();
+        let slot = &mut self.slots[slot(ino)];
+        slot.running += 1;
+        slot.last = number;
+        let holders = self.holders.get(&ino).map(|it| &it[..]).unwrap_or_default();
+        if let Changed::Content { from, to, .. } = change {
+            let waits = holders.iter().any(|it| it.session != by && it.held.content);
+            self.pages.begin((number, by), (ino, *from..*to), waits);
+        }
+        for Holder { session, held, .. } in holders {
+            if *session == by && !is_surprising {
+                continue;
+            }
+            let concerns = match change {
+                Changed::Delegation(_) | Changed::Size { .. } => false,
+                Changed::Attributes(_) => held.attributes,
+                Changed::Names(_) | Changed::Name { .. } => held.names,
+                Changed::Content { .. } | Changed::Pages(_) => held.content,
+            };
+            if held.delegation && *session != by {
+                add_change(invalid, *session, Changed::Delegation(ino));
+            }
+            if concerns {
+                add_change(invalid, *session, change.clone());
+            }
+        }
+    }
+}
+
+/// Adds to what a session has to drop.
+pub(super) fn add_change(all: &mut Drops, session: u64, change: Changed) {
+    match all.iter_mut().find(|(other, _)| *other == session) {
+        Some((_, changes)) if changes.contains(&change) => {}
+        Some((_, changes)) => changes.push(change),
+        None => all.push((session, vec![change])),
+    }
+}

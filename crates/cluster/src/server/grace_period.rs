@@ -1,0 +1,179 @@
+//! The sessions of a server that stopped go on at the next one.
+//!
+//! Until each client has reclaimed what it held, or the time for that is up, no other call is carried out. So a reclaim meets
+//! what the client left behind, and nothing that came after it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use thalweg_env::{Env, HashSet, Time, watch};
+use thalweg_fs::session_table::SessionRecord;
+use thalweg_fs::{Filesystem, FsError, SessionTable};
+use tokio::sync::Notify;
+
+use super::paths::resolve;
+use super::replay::Replay;
+use super::session::Session;
+use super::session_info;
+use super::sessions::{Ending, Sessions};
+
+/// The clients that are expected back.
+#[derive(Debug)]
+pub(super) struct GracePeriod {
+    env: Env,
+    files: Arc<dyn Filesystem>,
+    sessions: Arc<Sessions>,
+    replay: Arc<Replay>,
+    /// For how long clients of this server may use what they cache.
+    lease: Duration,
+    /// The sessions that have not reclaimed what they held yet.
+    expected: Mutex<HashSet<u64>>,
+    /// One is back.
+    moved: Notify,
+    is_over: watch::Sender<bool>,
+}
+
+impl GracePeriod {
+    pub(super) fn new(
+        env: &Env,
+        files: &Arc<dyn Filesystem>,
+        sessions: &Arc<Sessions>,
+        replay: &Arc<Replay>,
+        lease: Duration,
+    ) -> GracePeriod {
+        GracePeriod {
+            env: env.clone(),
+            files: files.clone(),
+            sessions: sessions.clone(),
+            replay: replay.clone(),
+            lease,
+            expected: Mutex::default(),
+            moved: Notify::new(),
+            is_over: watch::Sender::new(true),
+        }
+    }
+
+    /// Whether a session has not reclaimed what it held yet.
+    pub(super) fn expects(&self, session: u64) -> bool {
+        self.expected.lock().contains(&session)
+    }
+
+    /// How many are expected.
+    pub(super) fn missing(&self) -> usize {
+        self.expected.lock().len()
+    }
+
+    /// A session has reclaimed what it held, or has ended.
+    pub(super) fn is_gone(&self, session: u64) {
+        self.expected.lock().remove(&session);
+        self.moved.notify_waiters();
+    }
+
+    /// Whether a client that reclaims something has reclaimed everything before, and may not know that.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] when the client is not expected.
+    pub(super) fn has_reclaimed(&self, session: &Session) -> Result<bool, FsError> {
+        match (self.expects(session.serial), session.records.may_replay()) {
+            (true, _) => Ok(false),
+            (false, true) => Ok(true),
+            (false, false) => Err(FsError::Invalid("nothing can be claimed now")),
+        }
+    }
+
+    /// Returns when ordinary calls may be carried out.
+    pub(super) async fn over(&self) {
+        if !*self.is_over.borrow() {
+            let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
+        }
+    }
+
+    async fn all_back(&self) {
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            if self.expected.lock().is_empty() {
+                return;
+            }
+            moved.await;
+        }
+    }
+
+    /// Expects the sessions that the filesystem has on record. Returns the time until which they may come back, if there are
+    /// some.
+    pub(super) async fn begin(&self) -> Result<Option<Time>, FsError> {
+        let Some(table) = self.files.session_table() else { return Ok(None) };
+        let (mut invalid, mut lease) = (Vec::new(), self.lease);
+        for record in table.sessions().await? {
+            let number = record.session;
+            match self.expect(record).await? {
+                Some(granted) => lease = lease.max(granted),
+                None => invalid.push(number),
+            }
+        }
+        if !invalid.is_empty() {
+            self.sessions.shut_out(&invalid).await;
+            table.end_sessions(&invalid).await?;
+        }
+        let expected = self.missing();
+        if expected == 0 {
+            table.release_orphans().await?;
+            return Ok(None);
+        }
+        tracing::info!(sessions = expected, "clients of the server before this one are expected");
+        self.replay.begin();
+        self.is_over.send_replace(false);
+        // Longer than any lease that the server before this one has granted.
+        Ok(Some(self.env.now() + lease + lease / 2))
+    }
+
+    /// Expects a session, which has this lease; `None` if it cannot go on.
+    async fn expect(&self, record: SessionRecord) -> Result<Option<Duration>, FsError> {
+        let Some((id, visitor, granted)) = session_info::decode(&record.info) else {
+            return Ok(None);
+        };
+        let path = match resolve(&*self.files, &visitor.path).await {
+            Ok(path) => path,
+            Err(FsError::NotFound | FsError::NotDirectory) => {
+                tracing::warn!(client = visitor.name, "the directory of a client is gone");
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        self.expected.lock().insert(record.session);
+        self.sessions.resume((id, visitor, path), record);
+        Ok(Some(granted))
+    }
+
+    /// Waits for the clients, and ends the sessions of those that do not come.
+    pub(super) async fn run(&self, until: Time) {
+        let patience = until.since(self.env.now());
+        let _ = self.env.timeout(patience, self.all_back()).await;
+        let mut lost: Vec<Arc<Session>> = self.sessions.all();
+        lost.retain(|session| self.expects(session.serial));
+        if let Some(table) = self.files.session_table() {
+            self.end_records(table, &lost).await;
+        }
+        for session in &lost {
+            let why = "its client did not come back to this server";
+            self.sessions.end(session, Ending::Evicted(why));
+        }
+        self.expected.lock().clear();
+        self.replay.complete();
+        self.is_over.send_replace(true);
+        tracing::info!(lost = lost.len(), "the server goes on");
+    }
+
+    async fn end_records(&self, table: &dyn SessionTable, lost: &[Arc<Session>]) {
+        let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
+        self.sessions.shut_out(&numbers).await;
+        if let Err(error) = table.end_sessions(&numbers).await {
+            tracing::error!(%error, "the records of lost clients stay");
+        }
+        if let Err(error) = table.release_orphans().await {
+            tracing::error!(%error, "files without names stay");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What a client has made by itself under delegations.
+
+use bytes::Bytes;
+use thalweg_env::HashSet;
+use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::room::RoomShare;
+use thalweg_fs::{FsError, Node};
+
+use super::super::context::RequestContext;
+use super::super::counters::add;
+use super::super::response::Response;
+use super::super::room::check_shares;
+use super::super::stages::Stages;
+use crate::protocol::{Answer, MAX_MUTATIONS, changed_by_mutations, decode_list};
+
+/// The mutations of a call.
+fn decode(payload: &[u8]) -> Result<Vec<Mutation>, FsError> {
+    decode_list(payload, MAX_MUTATIONS)
+}
+
+/// What the client is told when its mutations count.
+fn made_by(mutations: &[Mutation]) -> Response {
+    let made = mutations.iter().filter_map(|mutation| match &mutation.kind {
+        MutationKind::Create { number, new, .. } => Some((*number, new.node == Node::Directory)),
+        MutationKind::SetAttributes { .. }
+        | MutationKind::Write { .. }
+        | MutationKind::Stored { .. } => None,
+    });
+    Response { made: made.collect(), ..Response::of(Answer::Made) }
+}
+
+/// The response to a batch that the server before this one has carried out without answering it.
+pub(in super::super) fn made_before(
+    ctx: &RequestContext<'_>,
+    Stages { room, .. }: &Stages,
+    payload: &[u8],
+    charged: &[RoomShare],
+) -> Result<Response, FsError> {
+    room.give_back(ctx.session, charged);
+    Ok(made_by(&decode(payload)?))
+}
+
+/// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
+pub(in super::super) async fn apply(
+    ctx: &RequestContext<'_>,
+    stages: &Stages,
+    payload: &Bytes,
+    sync: bool,
+    charged: &[RoomShare],
+) -> Result<Response, FsError> {
+    check_shares(charged)?;
+    let mutations = decode(payload)?;
+    check(ctx, &mutations)?;
+    stages.authorize.mutations(ctx, &mutations).await?;
+    let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
+    let change = stages.recall.begin_with(ctx, changed_by_mutations(&mutations), &[]).await?;
+    let applied = table.apply(&mutations, charged).await;
+    drop(change);
+    if let Err(error) = applied {
+        // Its client sends each half again.
+        if let [mutation] = &mutations[..] {
+            report_lost(ctx, stages, mutation, &error).await;
+        }
+        return Err(error);
+    }
+    ctx.session.use_numbers(mutations.iter().filter_map(|it| it.kind.made()));
+    if sync {
+        ctx.depend();
+    }
+    let room_for = charged.iter().map(|share| share.quota).collect();
+    Ok(Response { room_for, ..made_by(&mutations) })
+}
+
+/// Whether a client may make these mutations: it knows the inodes, and the numbers are its own.
+fn check(ctx: &RequestContext<'_>, mutations: &[Mutation]) -> Result<(), FsError> {
+    let mut made = HashSet::default();
+    let state = ctx.session.lock();
+    for Mutation { kind, .. } in mutations {
+        if !made.contains(&kind.ino()) && !state.known.has(kind.ino()) {
+            return Err(FsError::Stale);
+        }
+        let Some(number) = kind.made() else { continue };
+        // What is made again had its number before.
+        if !ctx.is_replay() && !state.has_number(number.0) {
+            return Err(FsError::Invalid("the inode number is not the client's"));
+        }
+        made.insert(number);
+    }
+    Ok(())
+}
+
+/// A change that a client had made by itself is lost: counts it, and says in the log of which file.
+async fn report_lost(
+    ctx: &RequestContext<'_>,
+    Stages { counters, .. }: &Stages,
+    mutation: &Mutation,
+    error: &FsError,
+) {
+    add(&counters.refused, 1);
+    let client = &ctx.session.visitor.name;
+    let path = match ctx.files.session_table() {
+        Some(table) => table.path_of(mutation.kind.ino()).await.unwrap_or_default(),
+        None => String::new(),
+    };
+    let path = match &mutation.kind {
+        MutationKind::Create { name, .. } => {
+            format!("{}/{}", path.trim_end_matches('/'), String::from_utf8_lossy(name))
+        }
+        _ => path,
+    };
+    tracing::error!(client, path, %error, "a change that a client had made by itself is lost");
+}

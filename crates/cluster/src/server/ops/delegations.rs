@@ -1,0 +1,95 @@
+//! Delegations of directories, and what clients need to make something there by themselves.
+
+use std::ops::Range;
+
+use thalweg_fs::{FsError, Ino, Kind};
+use thalweg_net::keys::Access;
+
+use super::super::capabilities::GrantRequest;
+use super::super::context::RequestContext;
+use super::super::response::Response;
+use super::super::stages::Stages;
+use super::attributes::attributes;
+use crate::protocol::{Answer, Changed, MAX_NUMBERS};
+
+/// Ranges of inode numbers that a client has at most.
+const MAX_RANGES: usize = 4;
+/// The list from which new inodes in a directory get theirs.
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+
+/// Makes a directory a client's alone, unless another one has used it lately.
+pub(in super::super) async fn request(
+    ctx: &RequestContext<'_>,
+    stages: &Stages,
+    ino: Ino,
+) -> Result<Response, FsError> {
+    // A client does not know the lists that what it makes would inherit. Without records its mutations could be lost or
+    // applied twice.
+    let may_be = stages.capabilities.is_free(ino, ctx.session.serial)
+        && ctx.session.visitor.access == Access::Write
+        && ctx.files.session_table().is_some()
+        && !inherits(ctx, ino).await?;
+    if !may_be {
+        return attributes(ctx, stages, ino).await;
+    }
+    // The other clients drop what they cache of it.
+    let changes = vec![Changed::Attributes(ino), Changed::Names(ino)];
+    drop(stages.recall.begin_with(ctx, changes, &[]).await?);
+    let found = attributes(ctx, stages, ino).await?;
+    match &found.answer {
+        Answer::Inode(it) if it.kind == Kind::Directory && it.links > 0 => {
+            let wants = GrantRequest { delegation: Some(ino), ..found.wants };
+            with_quota(ctx, ino, Response { wants, ..found }).await
+        }
+        _ => Ok(found),
+    }
+}
+
+/// Whether new inodes in a directory inherit an access control list.
+async fn inherits(ctx: &RequestContext<'_>, ino: Ino) -> Result<bool, FsError> {
+    match ctx.files.xattr(ino, DEFAULT_ACL).await {
+        Err(FsError::NoAttribute) => Ok(false),
+        found => found.map(|_| true),
+    }
+}
+
+/// A response that would delegate an inode: with room for what the client makes of it.
+pub(super) async fn with_quota(
+    ctx: &RequestContext<'_>,
+    ino: Ino,
+    response: Response,
+) -> Result<Response, FsError> {
+    let Some(table) = ctx.files.session_table() else { return Ok(response) };
+    let quota = table.quota_of(ino).await?;
+    Ok(Response { quota, room_for: vec![quota], ..response })
+}
+
+/// Reserves inode numbers for a client.
+pub(in super::super) async fn reserve_numbers(
+    ctx: &RequestContext<'_>,
+) -> Result<Response, FsError> {
+    let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
+    if ctx.session.ranges() >= MAX_RANGES {
+        return Err(FsError::Invalid("the client has many inode numbers"));
+    }
+    let Range { start: first, end } = table.reserve_numbers(MAX_NUMBERS).await?;
+    ctx.session.add_numbers(first..end, true);
+    let inode_token = table.inode_range_token(ctx.session.serial, first..end);
+    Ok(Response::of(Answer::Numbers { first, count: end - first, inode_token }))
+}
+
+/// The client has these numbers still.
+pub(in super::super) fn reclaim_numbers(
+    ctx: &RequestContext<'_>,
+    (first, count): (u64, u64),
+    inode_token: u64,
+) -> Result<(), FsError> {
+    let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
+    let numbers = first..first.saturating_add(count);
+    if table.inode_range_token(ctx.session.serial, numbers.clone()) != inode_token {
+        return Err(FsError::Stale);
+    }
+    // Inodes that had some of them may be gone.
+    ctx.session.add_numbers(numbers, false);
+    Ok(())
+}

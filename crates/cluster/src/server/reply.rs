@@ -1,0 +1,244 @@
+//! Answers: what is granted with them, and in which order they are sent.
+
+use bytes::Bytes;
+use parking_lot::MutexGuard;
+use smallvec::SmallVec;
+use thalweg_fs::{FsError, Ino};
+use thalweg_net::channel::Channel;
+
+use super::counters::add;
+use super::response::Response;
+use super::session::{OpenFile, Session, SessionState};
+use super::stages::Stages;
+use crate::protocol::{Answer, Grants, Reply, Request, RoomGrant, encode_list};
+
+/// What a client sees of what its call is about.
+#[derive(Clone, Debug)]
+pub(super) struct Sight {
+    named: SmallVec<[Ino; 2]>,
+    /// How many inodes the client had lost when the call began.
+    lost: u64,
+}
+
+impl Sight {
+    /// Of a call that begins. What a client sees that sees everything is not lost.
+    pub(super) fn of(session: &Session, request: &Request) -> Option<Sight> {
+        session.is_confined().then(|| {
+            let named = request.footprint(0).inodes;
+            Sight { named, lost: session.lock().known.lost() }
+        })
+    }
+
+    /// Whether some of that was moved out of the client's root since the call began.
+    fn is_lost(&self, state: &SessionState, response: &Response) -> bool {
+        let has_lost = state.known.lost() > self.lost;
+        // Where a batch has made inodes is not known here.
+        let is_named = |ino: &Ino| state.known.is_revoked(*ino);
+        has_lost && (self.named.iter().any(is_named) || !response.made.is_empty())
+    }
+}
+
+/// Where an answer goes.
+#[derive(Debug)]
+pub(super) enum Recipient<'a> {
+    /// To the call of the client with this number, on the connection on which it came last.
+    Once(u64),
+    /// To this call of a connection.
+    Here(&'a Channel, u64),
+}
+
+/// An answer that allows nothing.
+pub(super) fn plain(answer: Answer) -> Reply {
+    Reply {
+        stamp: 0,
+        grants: Grants::default(),
+        committed: None,
+        room: RoomGrant::default(),
+        quota: 0,
+        inode_token: 0,
+        answer,
+    }
+}
+
+/// What an answer has come to when nothing of it changes any more.
+struct Settled {
+    reply: Reply,
+    /// The response that the client is not told of, since it has lost sight of what it is about.
+    lost: Option<Box<Response>>,
+    /// Two calls have opened files under one handle: the first one is closed.
+    displaced: Option<OpenFile>,
+    /// An inode that the call has taken a reference to, and that the client knew before.
+    known: Option<Ino>,
+}
+
+/// Grants what may be cached of a response, and answers. Both happen in one order for all answers of a session, so that an
+/// invalidation follows the answer in flight to the client. The response comes back, to be undone, if the session has ended, or
+/// what the call is about was moved out of the client's sight.
+pub(super) fn answer(
+    stages: &Stages,
+    session: &Session,
+    sight: Option<Sight>,
+    recipient: Recipient<'_>,
+    mut response: Response,
+) -> Result<(), Box<Response>> {
+    let tells = response.tells();
+    let (ordered, state, inode_token) = loop {
+        // Tokens are hashed and encoded before the locks, of which each is taken by every call of the client.
+        let tokens = seal(stages, session, &tells, &mut response);
+        let ordered = session.order_answers();
+        let state = session.lock();
+        if tokens.lost == state.known.lost() {
+            break (ordered, state, tokens.inode_token);
+        }
+    };
+    if state.has_ended() {
+        return Err(Box::new(response));
+    }
+    let told = (tells, inode_token);
+    let settled = settle(stages, session, state, sight, told, &mut response);
+    let Settled { reply, lost, displaced, known } = settled;
+    let bytes: usize = response.payload.iter().map(Bytes::len).sum();
+    add(&session.counters.sent, bytes as u64);
+    add(&stages.counters.sent, bytes as u64);
+    match recipient {
+        Recipient::Here(channel, id) => channel.answer(id, &reply, &response.payload),
+        Recipient::Once(number) => {
+            let waiter = session.replies.done(number, &reply, &response.payload);
+            if let Some((channel, id)) = waiter {
+                channel.answer(id, &reply, &response.payload);
+                channel.flush_soon();
+            }
+        }
+    }
+    drop(ordered);
+    stages.sessions.request_release();
+    if let Some(ino) = known {
+        stages.files.unreference(ino, 1);
+    }
+    if let Some(file) = displaced {
+        let (open_files, serial) = (stages.open_files.clone(), session.serial);
+        stages.env.spawn(async move { open_files.close(serial, file).await }).detach();
+    }
+    lost.map_or(Ok(()), Err)
+}
+
+/// Decides what an answer grants and tells, under the lock of its session.
+fn settle(
+    stages: &Stages,
+    session: &Session,
+    mut state: MutexGuard<'_, SessionState>,
+    sight: Option<Sight>,
+    (mut tells, mut inode_token): (SmallVec<[Ino; 2]>, u64),
+    response: &mut Response,
+) -> Settled {
+    let mut lost = None;
+    if sight.is_some_and(|sight| sight.is_lost(&state, response)) {
+        let stale = Response::of(Answer::Failed(FsError::Stale.into()));
+        lost = Some(Box::new(std::mem::replace(response, stale)));
+        inode_token = 0;
+        tells.clear();
+    }
+    let grants = if stages.limit.refuses(state.known.asked(), stages.env.now()) {
+        Grants::default()
+    } else {
+        grant(stages, session, response)
+    };
+    let displaced = response.opened.and_then(|(handle, file)| session.handles.open(handle, file));
+    let (stamp, new) = state.known.tell(&tells);
+    for ino in new.iter().filter(|ino| response.referenced != Some(**ino)) {
+        stages.files.reference(*ino);
+    }
+    let mut room = RoomGrant::default();
+    if stages.room.grants(session, &response.room) {
+        let shares = std::mem::take(&mut response.room);
+        room = RoomGrant { recalls: state.room_recalls(), shares };
+    }
+    if let Some(committed) = response.committed {
+        state.keep(committed.version);
+    }
+    let reply = Reply {
+        stamp,
+        grants,
+        committed: response.committed,
+        room,
+        quota: response.quota,
+        inode_token,
+        answer: std::mem::replace(&mut response.answer, Answer::Done),
+    };
+    let known = response.referenced.filter(|ino| !new.contains(ino));
+    Settled { reply, lost, displaced, known }
+}
+
+/// Grants what a response would like to grant, as far as no change came between.
+fn grant(stages: &Stages, session: &Session, response: &mut Response) -> Grants {
+    let Stages { capabilities, open_files, replay, .. } = stages;
+    let mut wants = response.wants;
+    wants.delegation = wants.delegation.filter(|ino| {
+        !open_files.is_open_by_others(session.serial, *ino) && !replay.has_file(*ino)
+    });
+    let entries = response.entries.iter().flatten();
+    let listed: Vec<Option<Ino>> =
+        entries.map(|it| it.attributes.is_some().then_some(it.ino)).collect();
+    let granted = capabilities.grant(session.serial, &wants, &listed, &response.made);
+    if response.entries.is_some() {
+        response.payload.push(granted.listed.into_iter().map(u8::from).collect());
+    }
+    // A change that came between may have made the file shorter.
+    if let Answer::Opened { write_bound, .. } = &mut response.answer
+        && !granted.is_steady
+    {
+        *write_bound = 0;
+    }
+    granted.grants
+}
+
+/// The inode tokens of a response.
+#[derive(Clone, Copy, Debug)]
+struct Tokens {
+    /// That of the inode that the answer names; 0 for none.
+    inode_token: u64,
+    /// How many inodes the client had lost by then. When it has lost more, the tokens are to be made anew.
+    lost: u64,
+}
+
+/// Makes the tokens of what a response tells, and encodes those of a list.
+fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Response) -> Tokens {
+    let (lost, told) = {
+        let state = session.lock();
+        let told = tells.iter().map(|ino| (*ino, state.known.generation(*ino)));
+        (state.known.lost(), told.collect::<SmallVec<[(Ino, u64); 2]>>())
+    };
+    let table = stages.files.session_table();
+    let token_of = |(ino, generation): (Ino, u64)| {
+        table.map_or(0, |table| table.inode_token(session.serial, ino, generation))
+    };
+    let mut inode_token = 0;
+    if let Some(entries) = &mut response.entries {
+        let shown = entries.iter_mut().filter_map(|entry| entry.attributes.as_mut());
+        for ((_, shown), told) in shown.zip(told) {
+            *shown = token_of(told);
+        }
+        response.payload = vec![encode_list(entries)];
+    } else {
+        match &response.answer {
+            Answer::Inode(_) => inode_token = told.first().map_or(0, |told| token_of(*told)),
+            Answer::Made => {
+                let tokens: Vec<u64> = told.into_iter().map(token_of).collect();
+                response.payload = vec![encode_list(&tokens)];
+            }
+            _ => {}
+        }
+    }
+    Tokens { inode_token, lost }
+}
+
+/// No client is told of what a call has got.
+pub(super) async fn undo(stages: &Stages, session: &Session, response: Response) {
+    if let Some(ino) = response.referenced {
+        stages.files.unreference(ino, 1);
+    }
+    stages.room.give_back(session, &response.room);
+    if let Some((_, file)) = response.opened {
+        stages.open_files.close(session.serial, file).await;
+    }
+}

@@ -1,0 +1,305 @@
+//! The sessions of a server: how they begin, and how they end.
+//!
+//! A session that has ended is *leaving* until the filesystem has no record of it and its client uses nothing of its cache.
+//! Until then nothing that it held is another client's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use thalweg_env::{Env, HashMap, Time, watch};
+use thalweg_fs::session_table::SessionRecord;
+use thalweg_fs::{DirectContents, Filesystem, FsError, Ino};
+use uuid::Uuid;
+
+use super::capabilities::Capabilities;
+use super::counters::{Counters, add};
+use super::inode_limit::InodeLimit;
+use super::open_files::OpenFiles;
+use super::options::{Options, Visitor};
+use super::paths::resolve;
+use super::replay::Replay;
+use super::session::{Session, SessionResources};
+use super::session_info;
+
+/// How a session ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ending {
+    /// Its client has ended it, and uses nothing any more.
+    Detached,
+    /// Its client may not know yet.
+    Evicted(&'static str),
+}
+
+/// The sessions.
+#[derive(Debug)]
+pub(super) struct Sessions {
+    env: Env,
+    files: Arc<dyn Filesystem>,
+    options: Options,
+    capabilities: Arc<Capabilities>,
+    open_files: Arc<OpenFiles>,
+    replay: Arc<Replay>,
+    counters: Arc<Counters>,
+    limit: Arc<InodeLimit>,
+    /// The number of the last session of a filesystem without records. 0 is the machine with the filesystem.
+    last: AtomicU64,
+    live: Mutex<LiveSessions>,
+    /// By serial number.
+    leaving: Mutex<HashMap<u64, LeavingSession>>,
+}
+
+#[derive(Debug, Default)]
+struct LiveSessions {
+    by_id: HashMap<Uuid, Arc<Session>>,
+    by_serial: HashMap<u64, Arc<Session>>,
+}
+
+/// An ended session.
+#[derive(Debug)]
+struct LeavingSession {
+    /// Its client's name.
+    client: String,
+    /// Told when it has left.
+    left: watch::Receiver<()>,
+}
+
+impl LiveSessions {
+    fn insert(&mut self, session: Arc<Session>) {
+        let before = self.by_serial.insert(session.serial, session.clone());
+        assert!(before.is_none(), "two sessions have one number");
+        self.by_id.insert(session.id, session);
+    }
+
+    fn remove(&mut self, session: &Session) {
+        self.by_serial.remove(&session.serial);
+        self.by_id.remove(&session.id);
+    }
+}
+
+impl Sessions {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the stages below it, of which each is its own type"
+    )]
+    pub(super) fn new(
+        env: &Env,
+        files: &Arc<dyn Filesystem>,
+        options: &Options,
+        capabilities: &Arc<Capabilities>,
+        open_files: &Arc<OpenFiles>,
+        replay: &Arc<Replay>,
+        counters: &Arc<Counters>,
+        limit: &Arc<InodeLimit>,
+    ) -> Sessions {
+        Sessions {
+            env: env.clone(),
+            files: files.clone(),
+            options: options.clone(),
+            capabilities: capabilities.clone(),
+            open_files: open_files.clone(),
+            replay: replay.clone(),
+            counters: counters.clone(),
+            limit: limit.clone(),
+            last: AtomicU64::new(0),
+            live: Mutex::default(),
+            leaving: Mutex::default(),
+        }
+    }
+
+    /// The session with this identifier.
+    pub(super) fn get(&self, id: Uuid) -> Option<Arc<Session>> {
+        self.live.lock().by_id.get(&id).cloned()
+    }
+
+    /// The session with this serial number.
+    pub(super) fn with_serial(&self, serial: u64) -> Option<Arc<Session>> {
+        self.live.lock().by_serial.get(&serial).cloned()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Session>> {
+        self.live.lock().by_id.values().cloned().collect()
+    }
+
+    /// The sessions whose clients know an inode.
+    pub(super) fn knowing(&self, ino: Ino) -> impl Iterator<Item = Arc<Session>> {
+        self.all().into_iter().filter(move |session| session.knows(ino).is_ok())
+    }
+
+    /// The name of the client of a session, which may be leaving.
+    pub(super) fn client_of(&self, serial: u64) -> String {
+        if let Some(session) = self.with_serial(serial) {
+            return session.visitor.name.clone();
+        }
+        let leaving = self.leaving.lock();
+        leaving.get(&serial).map(|leaving| leaving.client.clone()).unwrap_or_default()
+    }
+
+    /// Begins a session.
+    ///
+    /// # Errors
+    /// Those of the filesystem; [`FsError::Invalid`] when there are too many.
+    pub(super) async fn begin(
+        self: &Arc<Self>,
+        id: Uuid,
+        visitor: &Visitor,
+    ) -> Result<Arc<Session>, FsError> {
+        let path = resolve(&*self.files, &visitor.path).await?;
+        if self.live.lock().by_id.len() >= self.options.sessions {
+            return Err(FsError::Invalid("the server has its maximum of sessions"));
+        }
+        let serial = match self.files.session_table() {
+            Some(table) => {
+                table.begin_session(session_info::encode(id, visitor, self.options.lease)).await?
+            }
+            None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
+        };
+        let session = self.add((id, serial), visitor.clone(), path);
+        // A rename may have come between that did not know of the session.
+        match resolve(&*self.files, &visitor.path).await {
+            Ok(path) if path == session.path => {}
+            found => {
+                self.end(&session, Ending::Detached);
+                return Err(found.err().unwrap_or(FsError::NotFound));
+            }
+        }
+        tracing::info!(client = visitor.name, path = visitor.path, "a session began");
+        Ok(session)
+    }
+
+    fn add(&self, numbers: (Uuid, u64), visitor: Visitor, path: Vec<Ino>) -> Arc<Session> {
+        let session = Arc::new(Session::new(numbers, visitor, path, self.env.now(), &self.limit));
+        self.files.reference(session.root);
+        self.live.lock().insert(session.clone());
+        session
+    }
+
+    /// A session that the server before this one has recorded goes on, of this client and with this path.
+    pub(super) fn resume(
+        &self,
+        (id, visitor, path): (Uuid, Visitor, Vec<Ino>),
+        record: SessionRecord,
+    ) {
+        let session = self.add((id, record.session), visitor, path);
+        session.expect(record.slots, record.revoked);
+    }
+
+    /// Ends a session, and releases what it holds.
+    pub(super) fn end(self: &Arc<Self>, session: &Session, how: Ending) {
+        let why = match how {
+            Ending::Detached => "its client has left",
+            Ending::Evicted(why) => why,
+        };
+        let (leaves, left) = watch::channel(());
+        let leaving = LeavingSession { client: session.visitor.name.clone(), left };
+        let resources = {
+            // Before it is seen to have ended, so that a change which waits for that waits for it to leave, too.
+            let mut all = self.leaving.lock();
+            let Some(resources) = session.end(why) else { return };
+            all.insert(session.serial, leaving);
+            resources
+        };
+        add(&self.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
+        let Visitor { name, path, .. } = &session.visitor;
+        tracing::info!(client = name, path, why, "a session ended");
+        self.live.lock().remove(session);
+        self.replay.forget(session.serial);
+        let (sessions, serial) = (self.clone(), session.serial);
+        let leaving = async move {
+            sessions.release(serial, how, resources).await;
+            sessions.leaving.lock().remove(&serial);
+            drop(leaves);
+        };
+        self.env.spawn(leaving).detach();
+    }
+
+    /// Releases what an ended session held; returns when its client uses nothing of its cache.
+    async fn release(&self, serial: u64, how: Ending, resources: SessionResources) {
+        let SessionResources { files, inodes, numbers, heard } = resources;
+        let until = match how {
+            Ending::Detached => self.env.now(),
+            Ending::Evicted(_) => {
+                self.shut_out(&[serial]).await;
+                self.lease_end(heard)
+            }
+        };
+        if let Some(table) = self.files.session_table() {
+            // Before anything is released, so that a client cannot reclaim what another one gets now.
+            if let Err(error) = table.end_sessions(&[serial]).await {
+                tracing::error!(%error, "the record of a client's session stays");
+            }
+            table.release_room(serial);
+        }
+        for file in files {
+            self.open_files.close(serial, file).await;
+        }
+        inodes.into_iter().for_each(|ino| self.files.unreference(ino, 1));
+        if let Some(table) = self.files.session_table() {
+            for range in numbers {
+                if let Err(error) = table.return_numbers(range).await {
+                    tracing::debug!(%error, "inode numbers stay unused");
+                }
+            }
+        }
+        self.env.sleep_until(until).await;
+        self.capabilities.drop_session(serial);
+    }
+
+    /// When a client that was last heard then cannot use what it caches any more. Clocks differ by less than an eighth.
+    fn lease_end(&self, heard: Time) -> Time {
+        heard + self.options.lease + self.options.lease / 8
+    }
+
+    /// Returns when an ended session has left.
+    pub(super) async fn left(&self, serial: u64) {
+        let left = self.leaving.lock().get(&serial).map(|leaving| leaving.left.clone());
+        if let Some(mut left) = left {
+            let _ = left.changed().await;
+        }
+    }
+
+    /// Ends the sessions of clients that are silent for too long.
+    pub(super) fn expire(self: &Arc<Self>) {
+        let now = self.env.now();
+        let is_lost = |session: &Arc<Session>| now.since(session.heard()) > self.options.expire;
+        for session in self.all().into_iter().filter(is_lost) {
+            self.end(&session, Ending::Evicted("its client was silent for too long"));
+        }
+    }
+
+    /// Ends the sessions of a client; how many.
+    pub(super) fn evict(self: &Arc<Self>, client: &str) -> usize {
+        let mut of_client = self.all();
+        of_client.retain(|session| session.visitor.name == client);
+        for session in &of_client {
+            self.end(session, Ending::Evicted("an administrator evicted it"));
+        }
+        of_client.len()
+    }
+
+    /// Asks the clients that know most to forget inodes, if the clients know too many.
+    pub(super) fn request_release(&self) {
+        if !self.limit.may_ask(self.env.now()) {
+            return;
+        }
+        let sessions = self.all();
+        let counts = sessions.iter().map(|session| session.uses().inodes).collect();
+        let request = self.limit.request(counts, self.env.now());
+        sessions.iter().for_each(|session| session.request_release(request));
+    }
+
+    /// What clients need that reach contents themselves.
+    pub(super) fn direct(&self) -> Option<&dyn DirectContents> {
+        self.files.session_table()?.direct()
+    }
+
+    /// Nothing of these sessions changes contents any more when this returns. Before that nothing that they had is another
+    /// client's.
+    pub(super) async fn shut_out(&self, sessions: &[u64]) {
+        let Some(direct) = self.direct() else { return };
+        while let Err(error) = direct.shut_out(sessions).await {
+            tracing::error!(%error, "a client cannot be shut out of the contents; it is tried again");
+            self.env.sleep(self.options.lease / 4).await;
+        }
+    }
+}

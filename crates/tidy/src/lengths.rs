@@ -104,7 +104,8 @@ impl<'ast> Visit<'ast> for Functions<'_> {
     }
 }
 
-fn type_name(of: &syn::Type) -> String {
+/// The last name of a type.
+pub(crate) fn type_name(of: &syn::Type) -> String {
     match of {
         syn::Type::Path(path) => last_segment(&path.path),
         syn::Type::Reference(reference) => type_name(&reference.elem),

@@ -6,16 +6,21 @@
 //! - `lengths`: lines of files and of functions;
 //! - `layers`: dependencies between crates, imports between the modules of `store`;
 //! - `circles`: siblings that import each other;
+//! - `parents`: imports of modules from the file of a module around them;
+//! - `impls`: types of `cluster` with `impl` blocks in many files;
 //! - `locks`: a crate with more than one lock says in which order they are taken;
 //! - `words`: words to avoid in comments and documentation.
 
 mod circles;
 mod comments;
 mod error;
+mod impls;
+mod items;
 mod layers;
 mod lengths;
 mod locks;
 mod modules;
+mod parents;
 mod ratchet;
 mod sources;
 #[cfg(test)]
@@ -27,7 +32,7 @@ use std::fs;
 use std::path::Path;
 
 pub use error::TidyError;
-use modules::Edges;
+use modules::{Edges, Upward};
 use ratchet::{Change, Kind, Measured, Ratchet, Section};
 pub use ratchet::{FILE, UPDATE};
 use sources::Sources;
@@ -65,6 +70,16 @@ const SECTIONS: &[Section] = &[
         kind: Kind::Numbers,
     },
     Section {
+        name: "parents",
+        about: "For each module, how many imports modules below it have of items in its own file.",
+        kind: Kind::Numbers,
+    },
+    Section {
+        name: "impls",
+        about: "Types of `cluster` with `impl` blocks in more than three files.",
+        kind: Kind::Numbers,
+    },
+    Section {
         name: "lock-order",
         about: "Crates with more than one lock that do not have one heading `# Lock order`, and why.",
         kind: Kind::Reasons,
@@ -98,12 +113,14 @@ pub fn check(root: &Path) -> Result<Report, TidyError> {
 }
 
 /// What each of [`SECTIONS`] measures.
-fn measure(sources: &Sources) -> Result<[Measured; 8], TidyError> {
+fn measure(sources: &Sources) -> Result<[Measured; 10], TidyError> {
     let parsed = sources.parse()?;
     let packages = sources.packages()?;
-    let mut edges = Edges::new();
+    let (mut edges, mut upward) = (Edges::new(), Upward::new());
     for package in &packages {
-        edges.extend(modules::edges(package, &parsed)?);
+        let (siblings, parents) = modules::references(package, &parsed)?;
+        edges.extend(siblings);
+        upward.extend(parents);
     }
     Ok([
         lengths::files(sources),
@@ -112,6 +129,8 @@ fn measure(sources: &Sources) -> Result<[Measured; 8], TidyError> {
         layers::store(&edges),
         circles::pairs(&edges),
         circles::knots(&edges),
+        parents::measure(&upward),
+        impls::measure(&parsed),
         locks::measure(sources, &parsed, &packages),
         words::measure(sources),
     ])

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use syn::visit::{self, Visit};
 
-use crate::modules::is_test;
+use crate::items::is_test;
 use crate::ratchet::Measured;
 use crate::sources::{Package, Parsed, Sources};
 

@@ -7,6 +7,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 use crate::TidyError;
+use crate::items::{attributes, is_test, item_name, path_attribute};
 use crate::sources::{Package, Parsed};
 
 /// How many re-exports are followed for one name.
@@ -22,16 +23,21 @@ pub(crate) struct Edge {
 /// References between siblings, by the path of their parent (`store::chain`), each with the files it is in.
 pub(crate) type Edges = BTreeMap<String, BTreeMap<Edge, BTreeSet<String>>>;
 
-/// References between siblings in the library and the binary of `package`.
-pub(crate) fn edges(package: &Package, parsed: &Parsed) -> Result<Edges, TidyError> {
-    let mut edges = Edges::new();
+/// References of modules to items of a module around them, by the path of that module: each the file, and the name of the item.
+pub(crate) type Upward = BTreeMap<String, BTreeSet<(String, String)>>;
+
+/// References between siblings, and upward ones, in the library and the binary of `package`.
+pub(crate) fn references(package: &Package, parsed: &Parsed) -> Result<(Edges, Upward), TidyError> {
+    let (mut edges, mut upward) = (Edges::new(), Upward::new());
     for root in ["lib.rs", "main.rs"] {
         let path = format!("{}/src/{root}", package.folder);
         if parsed.contains_key(&path) {
-            Modules::load(package.short(), &path, parsed)?.edges(&mut edges);
+            let modules = Modules::load(package.short(), &path, parsed)?;
+            modules.edges(&mut edges);
+            modules.upward(&mut upward);
         }
     }
-    Ok(edges)
+    Ok((edges, upward))
 }
 
 #[derive(Default)]
@@ -129,6 +135,42 @@ impl<'a> Modules<'a> {
             }
             for target in targets {
                 self.add_edge(module, &self.modules[target].path, edges);
+            }
+        }
+    }
+
+    /// References to items that are defined in the file of a module around, and not in another module below that one. The root of a
+    /// crate is no such module: it has the types of the whole crate.
+    fn upward(&self, upward: &mut Upward) {
+        for (from, module) in self.modules.iter().enumerate() {
+            for path in &module.uses {
+                let Some((around, name)) = self.item_around(from, path) else { continue };
+                let mut parent = vec![self.name.to_owned()];
+                parent.extend_from_slice(&self.modules[around].path);
+                let found = (module.file.clone(), name.to_owned());
+                upward.entry(parent.join("::")).or_default().insert(found);
+            }
+        }
+    }
+
+    /// The module around `from`, in a file of its own, and its item, that `path` names.
+    fn item_around<'b>(&self, from: usize, path: &'b [String]) -> Option<(usize, &'b str)> {
+        let modules =
+            path.iter().take_while(|name| ["crate", "super", "self"].contains(&name.as_str()));
+        let (keywords, rest) = path.split_at(modules.count());
+        let mut at = self.module_of(from, keywords).filter(|_| !keywords.is_empty())?;
+        let mut rest = rest.iter();
+        loop {
+            let name = rest.next()?;
+            match self.modules[at].children.get(name) {
+                Some(child) => at = *child,
+                None => {
+                    let (inner, outer) = (&self.modules[from], &self.modules[at]);
+                    let is_around = at != 0 && from != at && inner.path.starts_with(&outer.path);
+                    let is_apart = inner.file != outer.file;
+                    return (is_around && is_apart && outer.items.contains(name))
+                        .then_some((at, name));
+                }
             }
         }
     }
@@ -339,69 +381,6 @@ impl<'ast> Visit<'ast> for Names<'ast, '_> {
     }
 }
 
-fn item_name(item: &syn::Item) -> Option<&syn::Ident> {
-    match item {
-        syn::Item::Const(item) => Some(&item.ident),
-        syn::Item::Enum(item) => Some(&item.ident),
-        syn::Item::Fn(item) => Some(&item.sig.ident),
-        syn::Item::Macro(item) => item.ident.as_ref(),
-        syn::Item::Static(item) => Some(&item.ident),
-        syn::Item::Struct(item) => Some(&item.ident),
-        syn::Item::Trait(item) => Some(&item.ident),
-        syn::Item::Type(item) => Some(&item.ident),
-        syn::Item::Union(item) => Some(&item.ident),
-        _ => None,
-    }
-}
-
-fn attributes(item: &syn::Item) -> &[syn::Attribute] {
-    match item {
-        syn::Item::Const(item) => &item.attrs,
-        syn::Item::Enum(item) => &item.attrs,
-        syn::Item::Fn(item) => &item.attrs,
-        syn::Item::Impl(item) => &item.attrs,
-        syn::Item::Macro(item) => &item.attrs,
-        syn::Item::Mod(item) => &item.attrs,
-        syn::Item::Static(item) => &item.attrs,
-        syn::Item::Struct(item) => &item.attrs,
-        syn::Item::Trait(item) => &item.attrs,
-        syn::Item::Type(item) => &item.attrs,
-        syn::Item::Use(item) => &item.attrs,
-        _ => &[],
-    }
-}
-
-/// Whether an item is compiled for tests alone: `#[cfg(test)]`, `#[cfg(all(test, ...))]`, `#[test]`.
-pub(crate) fn is_test(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        if !attribute.path().is_ident("cfg") {
-            return attribute.path().segments.last().is_some_and(|last| last.ident == "test");
-        }
-        attribute.parse_args::<syn::Meta>().is_ok_and(|condition| requires_test(&condition))
-    })
-}
-
-fn requires_test(condition: &syn::Meta) -> bool {
-    match condition {
-        syn::Meta::Path(path) => path.is_ident("test") || path.is_ident("doctest"),
-        syn::Meta::List(list) if list.path.is_ident("all") => {
-            let parser = syn::punctuated::Punctuated::<syn::Meta, syn::Token![,]>::parse_terminated;
-            list.parse_args_with(parser).is_ok_and(|all| all.iter().any(requires_test))
-        }
-        _ => false,
-    }
-}
-
-/// The path in `#[path = "..."]`.
-fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
-    let attribute = attributes.iter().find(|attribute| attribute.path().is_ident("path"))?;
-    let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
-    let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(path), .. }) = &pair.value else {
-        return None;
-    };
-    Some(path.value())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,7 +395,7 @@ mod tests {
         let package =
             Package { folder: "crates/a".into(), name: "a".into(), dependencies: BTreeSet::new() };
         let mut found = Vec::new();
-        for (parent, edges) in edges(&package, &parsed).unwrap() {
+        for (parent, edges) in references(&package, &parsed).unwrap().0 {
             found
                 .extend(edges.keys().map(|edge| format!("{parent}: {} -> {}", edge.from, edge.to)));
         }
@@ -489,7 +468,7 @@ mod tests {
         let parsed = Sources::of(&[("crates/a/src/lib.rs", "mod b;")]).parse().unwrap();
         let package =
             Package { folder: "crates/a".into(), name: "a".into(), dependencies: BTreeSet::new() };
-        let error = edges(&package, &parsed).unwrap_err().to_string();
+        let error = references(&package, &parsed).unwrap_err().to_string();
         assert_eq!(error, "crates/a/src/lib.rs: the file of `mod b` is missing");
     }
 }

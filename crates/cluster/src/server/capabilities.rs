@@ -90,7 +90,7 @@ impl Capabilities {
         }
     }
 
-    /// The present stamp: for a read that begins now. What has ended by it is seen by that read.
+    /// The present stamp: for a read that begins now, which sees each change that has ended by then.
     pub(super) fn now(&self) -> u64 {
         self.stamp.load(Ordering::Acquire)
     }
@@ -305,7 +305,7 @@ impl Capabilities {
         owned
     }
 
-    /// A quota begins to change: what was read of quotas before does not count any more. What is delegated to each session.
+    /// A quota begins to change: what was read of quotas before does not count any more. Returns the delegations of each session.
     pub(super) fn begin_quota_change(&self) -> Drops {
         let mut table = self.table.lock();
         let table = &mut *table;

@@ -32,7 +32,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) user: Option<Credentials>,
     /// What it reads and writes.
     pub(super) footprint: Footprint<'a>,
-    /// The filesystem. What is changed through it is recorded as this call's.
+    /// The filesystem, which records changes that are made through it as those of this call.
     pub(super) files: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
     /// Its answer depends on what may not survive a crash.
@@ -46,8 +46,8 @@ pub(super) struct RequestContext<'a> {
 }
 
 impl<'a> RequestContext<'a> {
-    /// A call for a user of the client, with so many bytes of payload. What it has come to `before` is known if it is made
-    /// again after a crash.
+    /// A call for a user of the client, with so many bytes of payload; `before` is its outcome if it is made again after a
+    /// crash.
     pub(super) fn new(
         files: &Arc<dyn Filesystem>,
         session: &'a Session,

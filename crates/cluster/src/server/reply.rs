@@ -21,7 +21,7 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    /// Of a call that begins. What a client sees that sees everything is not lost.
+    /// Of a call that begins; `None` for a client that sees everything: nothing is moved out of its sight.
     pub(super) fn of(session: &Session, request: &Request) -> Option<Sight> {
         session.is_confined().then(|| {
             let named = request.footprint(0).inodes;

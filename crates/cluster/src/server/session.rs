@@ -330,7 +330,7 @@ impl Session {
         since: Time,
     ) -> Result<oneshot::Receiver<()>, FsError> {
         let wait = self.lock_waits.begin(number, lock, since)?;
-        // Behind that: who cancels the call looks for its wait last.
+        // Behind that: a cancellation looks for the wait last.
         if self.replies.is_cancelled(number) {
             self.lock_waits.end(&[number]);
             return Err(FsError::Locked);

@@ -5,7 +5,8 @@
 //!
 //! # Lock order
 //!
-//! 1. of a server: what the clients cache, then the state of a session, then a channel's;
+//! 1. of a server: the list of leaving sessions or the order of a session's answers, then the state of the session, then those of
+//!    other stages (what the clients cache, open files, replayed calls, room), then a reply cache's and a channel's;
 //! 2. all others, none of which is held while another is taken or anything is awaited.
 
 pub mod client;

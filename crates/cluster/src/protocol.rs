@@ -45,6 +45,7 @@ use uuid::Uuid;
 
 use crate::failure::WireError;
 pub use call::Call;
+pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};

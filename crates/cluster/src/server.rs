@@ -7,7 +7,7 @@
 //!   files, and the answers to its calls that are carried out once;
 //! - `authorize`: what the users of a client may do that is not trusted with that;
 //! - `recall`: a change invalidates first what other clients cache; `capabilities`: what each caches;
-//! - `execute`, `ops`: the operations; `replay`: calls of the server before this one that come again;
+//! - `pipeline`, `ops`: the operations; `replay`: calls of the server before this one that come again;
 //! - `commit_on_share`: changes that may not survive a crash yet, which other clients do not see before they do;
 //! - `reply`: what is granted with an answer, and in which order answers are sent.
 //!
@@ -25,7 +25,6 @@ mod commit_on_share;
 mod connection;
 mod context;
 mod counters;
-mod execute;
 mod grace_period;
 mod inode_limit;
 mod moves;
@@ -40,6 +39,7 @@ mod reply;
 mod report;
 mod response;
 mod room;
+mod served;
 mod session;
 mod session_info;
 mod sessions;

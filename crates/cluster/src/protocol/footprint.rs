@@ -200,6 +200,24 @@ impl Footprint<'_> {
     }
 }
 
+/// The requests of a session: a pattern, so that each place that names all kinds of requests names these at once.
+macro_rules! session_request {
+    () => {
+        $crate::protocol::Request::Attach { .. }
+            | $crate::protocol::Request::Reclaim
+            | $crate::protocol::Request::ReclaimOpen { .. }
+            | $crate::protocol::Request::ReclaimLock { .. }
+            | $crate::protocol::Request::ReclaimNumbers { .. }
+            | $crate::protocol::Request::ReclaimRoom { .. }
+            | $crate::protocol::Request::Reclaimed
+            | $crate::protocol::Request::Renew
+            | $crate::protocol::Request::Detach
+            | $crate::protocol::Request::Forget
+            | $crate::protocol::Request::Cancel(_)
+    };
+}
+pub(crate) use session_request;
+
 fn range_of(offset: u64, len: u64) -> Range<u64> {
     offset..offset.saturating_add(len)
 }
@@ -208,17 +226,7 @@ impl Request {
     /// What it reads and writes; its payload has so many bytes. Each kind is named, so that a new one is told of here first.
     pub fn footprint(&self, payload: usize) -> Footprint<'_> {
         match self {
-            Request::Attach { .. }
-            | Request::Reclaim
-            | Request::ReclaimOpen { .. }
-            | Request::ReclaimLock { .. }
-            | Request::ReclaimNumbers { .. }
-            | Request::ReclaimRoom { .. }
-            | Request::Reclaimed
-            | Request::Renew
-            | Request::Detach
-            | Request::Forget
-            | Request::Cancel(_) => Footprint::session(),
+            session_request!() => Footprint::session(),
             Request::ReachContents { .. } => Footprint::reads(&[]),
             Request::Reserve | Request::Room { .. } => Footprint::once(&[]).needs(Needs::Nothing),
             Request::SyncAll | Request::Statistics => Footprint::of_all(&[]),

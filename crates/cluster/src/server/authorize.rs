@@ -23,7 +23,7 @@ use thalweg_fs::{
 
 use super::context::RequestContext;
 use super::open_files::OpenFiles;
-use crate::protocol::Request;
+use crate::protocol::{Request, session_request};
 
 /// Names are made in a directory, or removed from it.
 const MAKE: u16 = WRITE | SEARCH;
@@ -99,22 +99,12 @@ impl Authorize {
             | Request::Rename { .. }
             | Request::Batch { .. }
             // Of a client, not of one of its users.
-            | Request::Attach { .. }
-            | Request::Reclaim
-            | Request::ReclaimOpen { .. }
-            | Request::ReclaimLock { .. }
-            | Request::ReclaimNumbers { .. }
-            | Request::ReclaimRoom { .. }
-            | Request::Reclaimed
+            | session_request!()
             | Request::Reserve
             | Request::Room { .. }
             | Request::ReachContents { .. }
             | Request::ExtendWriteBound { .. }
             | Request::KeepSizeRecord { .. }
-            | Request::Renew
-            | Request::Detach
-            | Request::Forget
-            | Request::Cancel(_)
             // All users may.
             | Request::Parent { .. }
             | Request::Attributes { .. }

@@ -5,15 +5,15 @@
 //! others. Lustre calls that commit on share.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use thalweg_env::{Env, HashMap};
-use thalweg_fs::{Filesystem, FsError, Ino};
+use thalweg_env::HashMap;
+use thalweg_fs::{FsError, Ino};
 
 use super::context::RequestContext;
+use super::served::Served;
 use super::sessions::Sessions;
 use crate::protocol::Changed;
 
@@ -40,11 +40,8 @@ pub(super) struct Undurable(Dependencies);
 /// The changes of all sessions since the last sync.
 #[derive(Debug)]
 pub(super) struct CommitOnShare {
-    env: Env,
-    files: Arc<dyn Filesystem>,
+    served: Served,
     sessions: Arc<Sessions>,
-    /// Changes are durable after so long at the latest.
-    delay: Duration,
     changes: Mutex<Changes>,
     /// One sync at a time.
     turn: tokio::sync::Mutex<()>,
@@ -143,17 +140,10 @@ fn dependencies(changes: &[Changed]) -> Dependencies {
 }
 
 impl CommitOnShare {
-    pub(super) fn new(
-        env: &Env,
-        files: &Arc<dyn Filesystem>,
-        sessions: &Arc<Sessions>,
-        delay: Duration,
-    ) -> CommitOnShare {
+    pub(super) fn new(served: &Served, sessions: &Arc<Sessions>) -> CommitOnShare {
         CommitOnShare {
-            env: env.clone(),
-            files: files.clone(),
+            served: served.clone(),
             sessions: sessions.clone(),
-            delay,
             changes: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }
@@ -161,7 +151,7 @@ impl CommitOnShare {
 
     /// A session begins to change these. `None` if the filesystem keeps no records: then no client makes a change again.
     pub(super) fn begin(&self, by: u64, changes: &[Changed]) -> Option<Undurable> {
-        self.files.session_table()?;
+        self.served.files.session_table()?;
         let dependencies = dependencies(changes);
         let mut all = self.changes.lock();
         for dependency in &dependencies {
@@ -247,7 +237,7 @@ impl CommitOnShare {
     /// Makes changes durable before long, for ever.
     pub(super) async fn run(&self) {
         loop {
-            self.env.sleep(self.delay).await;
+            self.served.env.sleep(self.served.options.commit).await;
             let is_dirty = !self.changes.lock().recent.is_empty();
             if is_dirty && let Err(error) = self.make_durable().await {
                 tracing::error!(%error, "changes of clients could not be made durable");
@@ -273,14 +263,15 @@ impl CommitOnShare {
             changes.syncing = std::mem::take(&mut changes.recent);
             changes.committed
         };
-        let synced = self.files.sync_all().await;
+        let synced = self.served.files.sync_all().await;
         let mut changes = self.changes.lock();
         let done = std::mem::take(&mut changes.syncing);
         if let Err(error) = synced {
             done.into_iter().for_each(|(dependency, by)| changes.changed(dependency, by));
             return Err(error);
         }
-        changes.durable = changes.durable.max(reached);
+        assert!(reached >= changes.durable, "what was durable is so no more");
+        changes.durable = reached;
         Ok(Some(changes.durable))
     }
 }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::context::Place;
 use super::counters::add;
-use super::ops::reclaim::reclaim;
+use super::ops::reclaim;
 use super::options::Visitor;
 use super::pipeline::{perform, replay};
 use super::reply::{Recipient, Sight, answer, plain, undo};
@@ -231,8 +231,9 @@ impl Connection {
             add(counter, payload.len() as u64);
         }
         add(&session.counters.calls, 1);
-        let here = (!is_once).then(|| (self.channel.clone(), id));
-        let work = carry_out(self.stages.clone(), session, call, payload, here);
+        let (channel, number) = (self.channel.clone(), is_once.then_some(call.number));
+        let recipient = Recipient { channel, id, number };
+        let work = carry_out(self.stages.clone(), session, call, payload, recipient);
         let work = async move {
             work.await;
             drop(level_wait);
@@ -242,13 +243,13 @@ impl Connection {
     }
 }
 
-/// Carries out a call and answers it: `here`, or where it came last if it is carried out once.
+/// Carries out a call and answers it.
 async fn carry_out(
     stages: Arc<Stages>,
     session: Arc<Session>,
     call: Call,
     payload: Bytes,
-    here: Option<(Channel, u64)>,
+    recipient: Recipient,
 ) {
     let Call { number, slot, user, request, .. } = call;
     let began = stages.env.now();
@@ -257,17 +258,13 @@ async fn carry_out(
     let done = perform(&stages, &session, place, user.as_ref(), (&request, payload)).await;
     let response = done.unwrap_or_else(|error| Response::of(Answer::Failed(error.into())));
     let failed = matches!(response.answer, Answer::Failed(_));
-    let recipient = match &here {
-        Some((channel, id)) => Recipient::Here(channel, *id),
-        None => Recipient::Once(number),
-    };
-    if let Err(response) = answer(&stages, &session, sight, recipient, response) {
+    if let Err(response) = answer(&stages, &session, sight, &recipient, response) {
         undo(&stages, &session, *response).await;
     } else if !failed {
         // What follows is sent behind the answer, which grants what the client has made.
         stages.recall.released(session.serial, released_by(&request));
     }
-    if here.is_none() {
+    if recipient.number.is_some() {
         stages.replay.has_answer(session.serial, number);
     }
     let took = stages.env.now().since(began);

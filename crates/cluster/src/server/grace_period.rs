@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_env::{Env, HashSet, Time, watch};
+use thalweg_env::{HashSet, Time, watch};
 use thalweg_fs::session_table::SessionRecord;
-use thalweg_fs::{Filesystem, FsError, SessionTable};
+use thalweg_fs::{FsError, SessionTable};
 use tokio::sync::Notify;
 
 use super::paths::resolve;
 use super::replay::Replay;
+use super::served::Served;
 use super::session::Session;
 use super::session_info;
 use super::sessions::{Ending, Sessions};
@@ -21,12 +22,9 @@ use super::sessions::{Ending, Sessions};
 /// The clients that are expected back.
 #[derive(Debug)]
 pub(super) struct GracePeriod {
-    env: Env,
-    files: Arc<dyn Filesystem>,
+    served: Served,
     sessions: Arc<Sessions>,
     replay: Arc<Replay>,
-    /// For how long clients of this server may use what they cache.
-    lease: Duration,
     /// The sessions that have not reclaimed what they held yet.
     expected: Mutex<HashSet<u64>>,
     /// One is back.
@@ -36,18 +34,14 @@ pub(super) struct GracePeriod {
 
 impl GracePeriod {
     pub(super) fn new(
-        env: &Env,
-        files: &Arc<dyn Filesystem>,
+        served: &Served,
         sessions: &Arc<Sessions>,
         replay: &Arc<Replay>,
-        lease: Duration,
     ) -> GracePeriod {
         GracePeriod {
-            env: env.clone(),
-            files: files.clone(),
+            served: served.clone(),
             sessions: sessions.clone(),
             replay: replay.clone(),
-            lease,
             expected: Mutex::default(),
             moved: Notify::new(),
             is_over: watch::Sender::new(true),
@@ -104,8 +98,9 @@ impl GracePeriod {
     /// Expects the sessions that the filesystem has on record. Returns the time until which they may come back, if there are
     /// some.
     pub(super) async fn begin(&self) -> Result<Option<Time>, FsError> {
-        let Some(table) = self.files.session_table() else { return Ok(None) };
-        let (mut invalid, mut lease) = (Vec::new(), self.lease);
+        let Some(table) = self.served.files.session_table() else { return Ok(None) };
+        assert!(self.missing() == 0, "a grace period begins twice");
+        let (mut invalid, mut lease) = (Vec::new(), self.served.options.lease);
         for record in table.sessions().await? {
             let number = record.session;
             match self.expect(record).await? {
@@ -126,7 +121,7 @@ impl GracePeriod {
         self.replay.begin();
         self.is_over.send_replace(false);
         // Longer than any lease that the server before this one has granted.
-        Ok(Some(self.env.now() + lease + lease / 2))
+        Ok(Some(self.served.env.now() + lease + lease / 2))
     }
 
     /// Expects a session, which has this lease; `None` if it cannot go on.
@@ -134,7 +129,7 @@ impl GracePeriod {
         let Some((id, visitor, granted)) = session_info::decode(&record.info) else {
             return Ok(None);
         };
-        let path = match resolve(&*self.files, &visitor.path).await {
+        let path = match resolve(&*self.served.files, &visitor.path).await {
             Ok(path) => path,
             Err(FsError::NotFound | FsError::NotDirectory) => {
                 tracing::warn!(client = visitor.name, "the directory of a client is gone");
@@ -149,11 +144,10 @@ impl GracePeriod {
 
     /// Waits for the clients, and ends the sessions of those that do not come.
     pub(super) async fn run(&self, until: Time) {
-        let patience = until.since(self.env.now());
-        let _ = self.env.timeout(patience, self.all_back()).await;
-        let mut lost: Vec<Arc<Session>> = self.sessions.all();
-        lost.retain(|session| self.expects(session.serial));
-        if let Some(table) = self.files.session_table() {
+        let patience = until.since(self.served.env.now());
+        let _ = self.served.env.timeout(patience, self.all_back()).await;
+        let lost = self.sessions.matching(|session| self.expects(session.serial));
+        if let Some(table) = self.served.files.session_table() {
             self.end_records(table, &lost).await;
         }
         for session in &lost {

@@ -9,10 +9,11 @@
 //! proportion to the entries below what is moved.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use thalweg_env::{HashMap, HashSet};
-use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Kind, Rename};
+use thalweg_fs::{Cookie, Entry, FsError, Ino, Kind, Rename};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::capabilities::Capabilities;
@@ -21,6 +22,7 @@ use super::context::RequestContext;
 use super::grace_period::GracePeriod;
 use super::open_files::OpenFiles;
 use super::recall::Recall;
+use super::served::Served;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, MAX_ENTRIES};
@@ -34,7 +36,7 @@ const MAX_CHANGES: usize = 1024;
 /// The renames that may cross the roots of clients.
 #[derive(Debug)]
 pub(super) struct Moves {
-    files: Arc<dyn Filesystem>,
+    served: Served,
     sessions: Arc<Sessions>,
     capabilities: Arc<Capabilities>,
     open_files: Arc<OpenFiles>,
@@ -66,7 +68,7 @@ struct Revoked {
 
 impl Moves {
     pub(super) fn new(
-        files: &Arc<dyn Filesystem>,
+        served: &Served,
         sessions: &Arc<Sessions>,
         capabilities: &Arc<Capabilities>,
         open_files: &Arc<OpenFiles>,
@@ -75,7 +77,7 @@ impl Moves {
         grace_period: &Arc<GracePeriod>,
     ) -> Moves {
         Moves {
-            files: files.clone(),
+            served: served.clone(),
             sessions: sessions.clone(),
             capabilities: capabilities.clone(),
             open_files: open_files.clone(),
@@ -88,8 +90,7 @@ impl Moves {
 
     /// The sessions whose roots are below that of a client. Nothing that it renames leaves the root of another one.
     fn confined(&self, by: &Session) -> Vec<Arc<Session>> {
-        let is_below = |it: &Arc<Session>| it.root != by.root && it.path.contains(&by.root);
-        self.sessions.all().into_iter().filter(is_below).collect()
+        self.sessions.matching(|it| it.root != by.root && it.path.contains(&by.root))
     }
 
     /// A directory, and those above it.
@@ -97,7 +98,7 @@ impl Moves {
         let mut above = vec![directory];
         let mut at = directory;
         while at != Ino::ROOT {
-            at = self.files.parent(at).await?;
+            at = self.served.files.parent(at).await?;
             above.push(at);
         }
         Ok(above)
@@ -226,7 +227,7 @@ impl Moves {
             // Changes of these that have passed the check.
             session.changes_ended().await;
             self.drop_revoked(ctx, session, inodes).await;
-            if let Some(table) = self.files.session_table().filter(|_| !inodes.is_empty()) {
+            if let Some(table) = self.served.files.session_table().filter(|_| !inodes.is_empty()) {
                 let records: Vec<(Ino, u64)> = {
                     let state = session.lock();
                     inodes.iter().map(|(ino, _)| (*ino, state.known.generation(*ino))).collect()
@@ -246,27 +247,50 @@ impl Moves {
         revoked: &mut [Revoked],
     ) -> Result<HashMap<Ino, u32>, FsError> {
         let mut files: HashMap<Ino, u32> = HashMap::default();
-        if self.files.attributes(top).await?.attributes.kind != Kind::Directory {
+        if self.served.files.attributes(top).await?.attributes.kind != Kind::Directory {
             files.insert(top, 1);
             return Ok(files);
         }
+        revoked.iter_mut().for_each(|it| it.add(top));
+        self.walk(top, None, |entry| {
+            if entry.kind == Kind::Directory {
+                revoked.iter_mut().for_each(|it| it.add(entry.ino));
+            } else {
+                *files.entry(entry.ino).or_default() += 1;
+            }
+            ControlFlow::Continue(())
+        })
+        .await?;
+        Ok(files)
+    }
+
+    /// Visits the entries below a directory, without those of the inode `except`, until `visit` wants no more. A directory is visited
+    /// before what is in it.
+    async fn walk(
+        &self,
+        top: Ino,
+        except: Option<Ino>,
+        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
+    ) -> Result<(), FsError> {
         let mut directories = VecDeque::from([top]);
         while let Some(directory) = directories.pop_front() {
-            revoked.iter_mut().for_each(|it| it.add(directory));
             let mut from = Cookie::START;
             loop {
-                let some = self.files.read_directory(directory, from, MAX_ENTRIES, false).await?;
-                let Some(last) = some.last() else { break };
+                let files = &self.served.files;
+                let entries = files.read_directory(directory, from, MAX_ENTRIES, false).await?;
+                let Some(last) = entries.last() else { break };
                 from = last.cookie;
-                for entry in some {
-                    match entry.kind {
-                        Kind::Directory => directories.push_back(entry.ino),
-                        _ => *files.entry(entry.ino).or_default() += 1,
+                for entry in entries.iter().filter(|entry| Some(entry.ino) != except) {
+                    if visit(entry).is_break() {
+                        return Ok(());
+                    }
+                    if entry.kind == Kind::Directory {
+                        directories.push_back(entry.ino);
                     }
                 }
             }
         }
-        Ok(files)
+        Ok(())
     }
 
     /// Revokes files that have no other name below the session's root.
@@ -280,7 +304,7 @@ impl Moves {
             let known = |ino: &Ino| it.session.knows(*ino).is_ok();
             let mut named = HashSet::default();
             for (ino, names) in found.iter().filter(|(ino, _)| known(ino)) {
-                if self.files.attributes(*ino).await?.attributes.links > *names {
+                if self.served.files.attributes(*ino).await?.attributes.links > *names {
                     named.insert(*ino);
                 }
             }
@@ -302,27 +326,18 @@ impl Moves {
         except: Ino,
         wanted: &HashSet<Ino>,
     ) -> Result<HashSet<Ino>, FsError> {
-        let (mut directories, mut searched) = (VecDeque::from([directory]), 0);
-        let mut named = HashSet::default();
-        while let Some(directory) = directories.pop_front() {
-            let mut from = Cookie::START;
-            loop {
-                let some = self.files.read_directory(directory, from, MAX_ENTRIES, false).await?;
-                let Some(last) = some.last() else { break };
-                from = last.cookie;
-                searched += some.len();
-                for entry in some.iter().filter(|entry| entry.ino != except) {
-                    match entry.kind {
-                        Kind::Directory => directories.push_back(entry.ino),
-                        _ if wanted.contains(&entry.ino) => drop(named.insert(entry.ino)),
-                        _ => {}
-                    }
-                }
-                if named.len() == wanted.len() || searched >= MAX_SEARCHED {
-                    return Ok(named);
-                }
+        let (mut named, mut searched) = (HashSet::default(), 0);
+        self.walk(directory, Some(except), |entry| {
+            searched += 1;
+            if entry.kind != Kind::Directory && wanted.contains(&entry.ino) {
+                named.insert(entry.ino);
             }
-        }
+            if named.len() == wanted.len() || searched >= MAX_SEARCHED {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })
+        .await?;
         Ok(named)
     }
 
@@ -358,7 +373,7 @@ impl Moves {
             }
             for ino in gone {
                 self.capabilities.forget(session.serial, ino);
-                self.files.unreference(ino, 1);
+                self.served.files.unreference(ino, 1);
             }
         }
     }

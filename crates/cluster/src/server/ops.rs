@@ -1,14 +1,142 @@
-//! The operations: one file for each group. They take the context of a call and the stages that they need, and touch no lock of
-//! a stage.
+//! Carries out calls, by their kind. The operations: one file for each group. They take the context of a call and the stages that
+//! they need, and touch no lock of a stage.
 
-pub(super) mod attributes;
-pub(super) mod batch;
-pub(super) mod content;
-pub(super) mod delegations;
-pub(super) mod direct;
-pub(super) mod durability;
+mod attributes;
+mod batch;
+mod content;
+mod delegations;
+mod direct;
+mod durability;
 mod growth;
-pub(super) mod locks;
-pub(super) mod names;
-pub(super) mod opens;
-pub(super) mod reclaim;
+mod locks;
+mod names;
+mod opens;
+mod reclaim;
+
+use bytes::Bytes;
+use thalweg_fs::{FsError, Ino};
+use thalweg_net::keys::Access;
+
+use super::context::RequestContext;
+use super::response::{Answered, Response};
+use super::stages::Stages;
+use crate::protocol::{Answer, Request, session_request};
+pub(super) use reclaim::reclaim;
+
+/// Carries out a call, if the session may make it and its user may do it. Each kind is named: a new one does not compile
+/// before it is carried out here.
+pub(super) async fn carry_out(
+    ctx: &RequestContext<'_>,
+    stages: &Stages,
+    request: &Request,
+    payload: Bytes,
+) -> Answered {
+    check(ctx)?;
+    match &*stages.authorize.call(ctx, request).await? {
+        session_request!() => Err(FsError::Invalid("the call is one of a session")),
+        Request::RequestDelegation { ino } => delegations::request(ctx, stages, *ino).await,
+        Request::Reserve => delegations::reserve_numbers(ctx).await,
+        Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
+        Request::Batch { sync, charged, .. } => {
+            batch::apply(ctx, stages, &payload, *sync, charged).await
+        }
+        Request::ReachContents { address } => direct::reach_contents(ctx, stages, address).await,
+        Request::ExtendWriteBound { ino, end } => {
+            direct::extend_write_bound(stages, *ino, *end).await
+        }
+        Request::KeepSizeRecord { ino, instead_of } => {
+            direct::keep_size_record(ctx, stages, *ino, *instead_of).await
+        }
+        Request::Lookup { parent, name } => names::look_up(ctx, stages, *parent, name).await,
+        Request::Parent { directory } => names::parent(ctx, stages, *directory).await,
+        Request::Attributes { ino, .. } => attributes::attributes(ctx, stages, *ino).await,
+        Request::SetAttributes { ino, change } => {
+            attributes::set_attributes(ctx, stages, *ino, change).await
+        }
+        Request::Create { parent, name, new } => {
+            names::create(ctx, stages, (*parent, name), new, payload).await
+        }
+        Request::Link { ino, parent, name } => {
+            names::link(ctx, stages, *ino, (*parent, name)).await
+        }
+        Request::Unlink { parent, name, .. } => {
+            names::unlink(ctx, stages, (*parent, name), false).await
+        }
+        Request::RemoveDirectory { parent, name, .. } => {
+            names::unlink(ctx, stages, (*parent, name), true).await
+        }
+        Request::Rename { from, to, how, .. } => names::rename(ctx, stages, from, to, *how).await,
+        Request::ReadLink { ino } => names::read_link(ctx, *ino).await,
+        Request::ReadDirectory { ino, from, most, attributes } => {
+            names::list(ctx, stages, *ino, (*from, *most), *attributes).await
+        }
+        Request::Read { ino, offset, len, pages } => {
+            content::read(ctx, stages, *ino, (*offset, *len), *pages).await
+        }
+        Request::Write { ino, at, how } => {
+            content::write(ctx, stages, (*ino, *at), payload, *how).await
+        }
+        Request::Allocate { ino, offset, len, how } => {
+            content::allocate(ctx, stages, (*ino, *offset, *len), *how).await
+        }
+        Request::Seek { ino, offset, what } => {
+            content::seek(ctx, stages, *ino, *offset, *what).await
+        }
+        Request::Copy { from, to, len } => content::copy(ctx, stages, *from, *to, *len).await,
+        Request::Sync { ino, content_only } => {
+            durability::sync(ctx, stages, *ino, *content_only).await
+        }
+        Request::SyncAll => durability::sync_all(stages).await,
+        Request::Level { ino, wait } => durability::level(ctx, *ino, *wait).await,
+        Request::Xattr { ino, name } => attributes::xattr(ctx, stages, *ino, name).await,
+        Request::SetXattr { ino, name, how } => {
+            attributes::set_xattr(ctx, stages, (*ino, name), payload, *how).await
+        }
+        Request::Xattrs { ino } => attributes::xattrs(ctx, stages, *ino).await,
+        Request::RemoveXattr { ino, name } => {
+            attributes::remove_xattr(ctx, stages, *ino, name).await
+        }
+        Request::Statistics => Ok(Response::of(Answer::Statistics(ctx.files.statistics().await?))),
+        Request::Open { handle, caller, ino, flags, late, delegation } => {
+            let (file, how) = ((*ino, *flags), (*late, *delegation));
+            opens::open(ctx, stages, (caller, *handle), file, how).await
+        }
+        Request::Flush { ino, handle, owner } => opens::flush(ctx, *ino, *handle, *owner).await,
+        Request::Release { ino, handle } => opens::release(ctx, stages, *ino, *handle).await,
+        Request::Lock { ino, lock, wait } => locks::lock(ctx, stages, (*ino, lock), *wait).await,
+        Request::Unlock { ino, kind, owner, range } => {
+            locks::unlock(ctx, *ino, (*kind, *owner), *range).await
+        }
+        Request::ConflictingLock { ino, lock } => locks::conflicting(ctx, *ino, lock).await,
+    }
+}
+
+/// Whether the session may do this at all: its client knows the inodes, and may change what it changes.
+fn check(ctx: &RequestContext<'_>) -> Result<(), FsError> {
+    if ctx.footprint.writes && ctx.session.visitor.access == Access::Read {
+        return Err(FsError::ReadOnly);
+    }
+    ctx.footprint.inodes.iter().try_for_each(|ino| ctx.session.knows(*ino))
+}
+
+/// The response to a call that the server before this one has carried out without answering it.
+pub(super) async fn response_of(
+    ctx: &RequestContext<'_>,
+    stages: &Stages,
+    request: &Request,
+    payload: &Bytes,
+    outcome: u64,
+) -> Answered {
+    match request {
+        Request::Batch { charged, .. } => batch::made_before(ctx, stages, payload, charged),
+        Request::Create { .. } => {
+            let made = attributes::attributes(ctx, stages, Ino(outcome)).await?;
+            Ok(Response { wants: Default::default(), ..made })
+        }
+        Request::SetAttributes { ino, .. } | Request::Link { ino, .. } => {
+            attributes::attributes(ctx, stages, *ino).await
+        }
+        Request::Write { .. } | Request::Copy { .. } => Ok(Response::number(outcome)),
+        _ => Ok(Response::of(Answer::Done)),
+    }
+}

@@ -3,16 +3,15 @@
 
 use bytes::Bytes;
 use thalweg_fs::session_table::{Committed, SlotRecord};
-use thalweg_fs::{Credentials, FsError, Ino, WriteAt};
+use thalweg_fs::{Credentials, FsError, WriteAt};
 
 use super::context::{Place, RequestContext};
-use super::execute::carry_out;
-use super::ops::{attributes, batch};
+use super::ops::{carry_out, response_of};
 use super::reply::undo;
-use super::response::Response;
+use super::response::Answered;
 use super::session::Session;
 use super::stages::Stages;
-use crate::protocol::{Answer, Request};
+use crate::protocol::Request;
 
 /// Bytes of the longest append that is one transaction: a longer one may have been made in part.
 const WHOLE_APPEND: usize = thalweg_fs::local::MAX_ATOMIC_WRITE as usize;
@@ -24,7 +23,7 @@ pub(super) async fn perform(
     place: Place,
     user: Option<&Credentials>,
     (request, payload): (&Request, Bytes),
-) -> Result<Response, FsError> {
+) -> Answered {
     let Stages { files, recall, room, commit_on_share, .. } = stages;
     let ctx = &RequestContext::new(files, session, place, user, (request, payload.len()), None);
     let mut done = match recorded(ctx) {
@@ -65,7 +64,7 @@ async fn recall_and_carry_out(
     stages: &Stages,
     request: &Request,
     payload: Bytes,
-) -> Result<Response, FsError> {
+) -> Answered {
     let Stages { capabilities, recall, .. } = stages;
     if ctx.footprint.is_once() {
         // What its user may do is decided by what the owner has made.
@@ -95,11 +94,10 @@ async fn carry_out_in_room(
     stages: &Stages,
     request: &Request,
     payload: Bytes,
-) -> Result<Response, FsError> {
+) -> Answered {
     let may_repeat = may_repeat(ctx, request, payload.len());
     let mut done = carry_out(ctx, stages, request, payload.clone()).await;
-    let is_refused =
-        |done: &Result<Response, FsError>| may_repeat && done.as_ref().is_err_and(lacks_room);
+    let is_refused = |done: &Answered| may_repeat && done.as_ref().is_err_and(lacks_room);
     if is_refused(&done) && stages.room.recall_all().await {
         done = carry_out(ctx, stages, request, payload.clone()).await;
     }
@@ -141,6 +139,9 @@ pub(super) async fn replay(
     if has_reclaimed || replayed.is_some() {
         return Ok(replayed);
     }
+    if !request.footprint(payload.len()).is_change() {
+        return Err(FsError::Invalid("the call changes nothing"));
+    }
     let last = session.records.last_of(place.slot);
     if last.is_some_and(|last| last.number >= place.number) {
         return Ok(None);
@@ -157,9 +158,6 @@ pub(super) async fn replay(
     };
     let call = (request, payload.len());
     let ctx = &RequestContext::new(&stages.files, session, place, user, call, Some(before));
-    if !ctx.footprint.is_change() {
-        return Err(FsError::Invalid("the call changes nothing"));
-    }
     let done = carry_out(ctx, stages, request, payload).await;
     let committed = ctx.committed();
     if let Some(committed) = committed {
@@ -170,26 +168,4 @@ pub(super) async fn replay(
         stages.files.unreference(ino, 1);
     }
     Ok(committed)
-}
-
-/// The response to a call that the server before this one has carried out without answering it.
-async fn response_of(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    request: &Request,
-    payload: &Bytes,
-    outcome: u64,
-) -> Result<Response, FsError> {
-    match request {
-        Request::Batch { charged, .. } => batch::made_before(ctx, stages, payload, charged),
-        Request::Create { .. } => {
-            let made = attributes::attributes(ctx, stages, Ino(outcome)).await?;
-            Ok(Response { wants: Default::default(), ..made })
-        }
-        Request::SetAttributes { ino, .. } | Request::Link { ino, .. } => {
-            attributes::attributes(ctx, stages, *ino).await
-        }
-        Request::Write { .. } | Request::Copy { .. } => Ok(Response::number(outcome)),
-        _ => Ok(Response::of(Answer::Done)),
-    }
 }

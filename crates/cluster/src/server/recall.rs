@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use futures::future::{join, join_all};
 use smallvec::SmallVec;
-use thalweg_env::{Env, Time};
+use thalweg_env::Time;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
@@ -19,8 +19,8 @@ use super::capabilities::{Begun, Capabilities, Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::RequestContext;
 use super::counters::add;
-use super::options::Options;
 use super::response::Response;
+use super::served::Served;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, FromServer, Invalidated};
@@ -32,8 +32,7 @@ pub(super) use under_way::{RecallCounts, RecallReport};
 /// The changes under way, and the calls of the server to its clients that these wait for.
 #[derive(Debug)]
 pub(super) struct Recall {
-    env: Env,
-    options: Options,
+    served: Served,
     capabilities: Arc<Capabilities>,
     sessions: Arc<Sessions>,
     commit_on_share: Arc<CommitOnShare>,
@@ -75,22 +74,20 @@ impl Drop for RecallGuard<'_, '_> {
 
 impl Recall {
     pub(super) fn new(
-        env: &Env,
-        options: &Options,
+        served: &Served,
         capabilities: &Arc<Capabilities>,
         sessions: &Arc<Sessions>,
         commit_on_share: &Arc<CommitOnShare>,
     ) -> Recall {
         Recall {
-            env: env.clone(),
-            options: options.clone(),
+            served: served.clone(),
             capabilities: capabilities.clone(),
             sessions: sessions.clone(),
             commit_on_share: commit_on_share.clone(),
             names: NameLocks::default(),
             under_way: RecallsUnderWay::default(),
             counts: RecallCounts::default(),
-            releases: Releases::new(env),
+            releases: Releases::new(&served.env),
         }
     }
 
@@ -153,7 +150,7 @@ impl Recall {
     ///
     /// # Errors
     /// As [`Recall::begin_with`].
-    pub(super) async fn take_back<'a, 'c>(
+    pub(super) async fn recall_delegations<'a, 'c>(
         &'a self,
         ctx: &'a RequestContext<'c>,
         inodes: &[Ino],
@@ -172,13 +169,13 @@ impl Recall {
         if invalid.is_empty() {
             return;
         }
-        let recalling = &self.under_way.begin(ctx, self.env.now(), &invalid);
+        let recalling = &self.under_way.begin(ctx, self.served.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
             match self.sessions.with_serial(*serial) {
                 Some(session) => self.drop_from(&session, changes).await,
                 None => self.sessions.left(*serial).await,
             }
-            let until = self.env.now() + self.options.share;
+            let until = self.served.env.now() + self.served.options.share;
             self.capabilities.dropped(*serial, number, changes, until);
             recalling.answered(*serial);
         });
@@ -274,7 +271,7 @@ impl Recall {
                 () = done => true,
             }
         };
-        let delivered = self.env.timeout(self.options.lease, delivering).await;
+        let delivered = self.served.env.timeout(self.served.options.lease, delivering).await;
         add(&self.counts.answered, u64::from(delivered == Some(true)));
         add(&self.counts.timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {

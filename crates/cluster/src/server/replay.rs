@@ -158,7 +158,8 @@ impl Replay {
 
     /// A grace period begins, before any call is served: clients may reclaim calls.
     pub(super) fn begin(&self) {
-        *self.calls.lock() = Some(ReplayedCalls::default());
+        let before = self.calls.lock().replace(ReplayedCalls::default());
+        assert!(before.is_none(), "a grace period begins twice");
         self.is_over.store(false, Ordering::Release);
     }
 

@@ -38,13 +38,27 @@ impl Sight {
     }
 }
 
-/// Where an answer goes.
+/// Where an answer goes: to a call on the connection that carries it out.
 #[derive(Debug)]
-pub(super) enum Recipient<'a> {
-    /// To the call of the client with this number, on the connection on which it came last.
-    Once(u64),
-    /// To this call of a connection.
-    Here(&'a Channel, u64),
+pub(super) struct Recipient {
+    pub(super) channel: Channel,
+    pub(super) id: u64,
+    /// The number of a call that is carried out once: it is answered on the connection on which it came last.
+    pub(super) number: Option<u64>,
+}
+
+impl Recipient {
+    fn answer(&self, session: &Session, reply: &Reply, payload: &[Bytes]) {
+        let Some(number) = self.number else {
+            return self.channel.answer(self.id, reply, payload);
+        };
+        let Some((channel, id)) = session.replies.done(number, reply, payload) else { return };
+        channel.answer(id, reply, payload);
+        // The connection that carries out the call writes its own answers.
+        if !channel.is_same(&self.channel) {
+            channel.flush_soon();
+        }
+    }
 }
 
 /// An answer that allows nothing.
@@ -78,7 +92,7 @@ pub(super) fn answer(
     stages: &Stages,
     session: &Session,
     sight: Option<Sight>,
-    recipient: Recipient<'_>,
+    recipient: &Recipient,
     mut response: Response,
 ) -> Result<(), Box<Response>> {
     let tells = response.tells();
@@ -100,16 +114,7 @@ pub(super) fn answer(
     let bytes: usize = response.payload.iter().map(Bytes::len).sum();
     add(&session.counters.sent, bytes as u64);
     add(&stages.counters.sent, bytes as u64);
-    match recipient {
-        Recipient::Here(channel, id) => channel.answer(id, &reply, &response.payload),
-        Recipient::Once(number) => {
-            let waiter = session.replies.done(number, &reply, &response.payload);
-            if let Some((channel, id)) = waiter {
-                channel.answer(id, &reply, &response.payload);
-                channel.flush_soon();
-            }
-        }
-    }
+    recipient.answer(session, &reply, &response.payload);
     drop(ordered);
     stages.sessions.request_release();
     if let Some(ino) = known {
@@ -180,6 +185,7 @@ fn grant(stages: &Stages, session: &Session, response: &mut Response) -> Grants 
     let listed: Vec<Option<Ino>> =
         entries.map(|it| it.attributes.is_some().then_some(it.ino)).collect();
     let granted = capabilities.grant(session.serial, &wants, &listed, &response.made);
+    assert!(granted.listed.len() == listed.len(), "each entry of a listing has its byte");
     if response.entries.is_some() {
         response.payload.push(granted.listed.into_iter().map(u8::from).collect());
     }
@@ -214,9 +220,9 @@ fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Respon
     };
     let mut inode_token = 0;
     if let Some(entries) = &mut response.entries {
-        let shown = entries.iter_mut().filter_map(|entry| entry.attributes.as_mut());
-        for ((_, shown), told) in shown.zip(told) {
-            *shown = token_of(told);
+        let mut told = told.into_iter();
+        for (_, token) in entries.iter_mut().filter_map(|entry| entry.attributes.as_mut()) {
+            *token = token_of(told.next().expect("what a listing shows is told"));
         }
         response.payload = vec![encode_list(entries)];
     } else {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
 use thalweg_fs::room::RoomShare;
 use thalweg_fs::session_table::Committed;
-use thalweg_fs::{Handle, Ino};
+use thalweg_fs::{FsError, Handle, Ino};
 
 use super::capabilities::GrantRequest;
 use super::session::OpenFile;
@@ -34,6 +34,9 @@ pub(super) struct Response {
     /// The inodes that its mutations have made, and whether each is a directory.
     pub(super) made: Vec<(Ino, bool)>,
 }
+
+/// A response, or why there is none.
+pub(super) type Answered = Result<Response, FsError>;
 
 impl Response {
     pub(super) fn of(answer: Answer) -> Response {

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use parking_lot::Mutex;
-use thalweg_env::{Env, HashSet, Time};
+use thalweg_env::{HashSet, Time};
 use thalweg_fs::room::{RoomShare, add_share};
-use thalweg_fs::{Filesystem, FsError, Ino};
+use thalweg_fs::{FsError, Ino};
 use tokio::sync::Notify;
 
 use super::context::RequestContext;
 use super::open_files::OpenFiles;
-use super::options::Options;
 use super::recall::Recall;
+use super::served::Served;
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::protocol::{FromServer, MAX_SHARES, RemovedInode};
@@ -40,9 +40,7 @@ pub(super) fn check_shares(shares: &[RoomShare]) -> Result<(), FsError> {
 /// The room that clients are promised.
 #[derive(Debug)]
 pub(super) struct Room {
-    env: Env,
-    options: Options,
-    files: Arc<dyn Filesystem>,
+    served: Served,
     sessions: Arc<Sessions>,
     open_files: Arc<OpenFiles>,
     recall: Arc<Recall>,
@@ -60,17 +58,13 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn new(
-        env: &Env,
-        files: &Arc<dyn Filesystem>,
-        options: &Options,
+        served: &Served,
         sessions: &Arc<Sessions>,
         open_files: &Arc<OpenFiles>,
         recall: &Arc<Recall>,
     ) -> Room {
         Room {
-            env: env.clone(),
-            options: options.clone(),
-            files: files.clone(),
+            served: served.clone(),
             sessions: sessions.clone(),
             open_files: open_files.clone(),
             recall: recall.clone(),
@@ -89,18 +83,18 @@ impl Room {
 
     /// Whether clients may be promised room: not while it is recalled.
     fn is_granted(&self) -> bool {
-        self.env.now() >= *self.refused_until.lock()
+        self.served.env.now() >= *self.refused_until.lock()
     }
 
     /// Clients are promised no room for so long.
     fn refuse_for(&self, time: Duration) {
-        *self.refused_until.lock() = self.env.now() + time;
+        *self.refused_until.lock() = self.served.env.now() + time;
     }
 
     /// Has all clients send what they have made by themselves and return the room that they were promised. Whether some was
     /// promised.
     pub(super) async fn recall_all(&self) -> bool {
-        let Some(table) = self.files.session_table() else { return false };
+        let Some(table) = self.served.files.session_table() else { return false };
         let before = self.recalls();
         let _one = self.recalling.lock().await;
         if self.recalls() > before + 1 {
@@ -112,16 +106,16 @@ impl Room {
         }
         self.recalls.fetch_add(1, Ordering::Relaxed);
         // Longer than the recall takes. Before a session counts this recall: an answer reads both in the other order.
-        self.refuse_for(2 * self.options.lease + self.options.share);
+        self.refuse_for(2 * self.served.options.lease + self.served.options.share);
         let holders = table.sessions_with_room();
-        let sessions = self.sessions.all().into_iter();
-        let returning = sessions.filter(|it| holders.contains(&it.serial)).map(async |session| {
+        let sessions = self.sessions.matching(|it| holders.contains(&it.serial));
+        let returning = sessions.iter().map(async |session| {
             let call = FromServer::ReturnRoom(session.recall_room());
-            self.recall.request(&session, &call).await;
+            self.recall.request(session, &call).await;
             table.release_room(session.serial);
         });
         join_all(returning).await;
-        self.refuse_for(self.options.share);
+        self.refuse_for(self.served.options.share);
         true
     }
 
@@ -129,11 +123,11 @@ impl Room {
     /// their programs uses it.
     pub(super) async fn notify_removed(&self, ctx: &RequestContext<'_>, removed: RemovedInode) {
         let ino = removed.ino;
-        let holders: Vec<Arc<Session>> = self.sessions.knowing(ino).collect();
+        let holders = self.sessions.matching(|session| session.knows(ino).is_ok());
         if holders.is_empty() {
             return;
         }
-        match self.files.attributes(ino).await {
+        match self.served.files.attributes(ino).await {
             Ok(found) if found.attributes.links == 0 => {}
             _ => return,
         }
@@ -146,7 +140,7 @@ impl Room {
 
     /// A client has forgotten an inode.
     pub(super) fn forgot(&self, ino: Ino) {
-        if self.unused.lock().contains(&ino) && self.sessions.knowing(ino).next().is_none() {
+        if self.unused.lock().contains(&ino) && !self.sessions.know(ino) {
             self.unused.lock().remove(&ino);
             self.forgotten.notify_waiters();
         }
@@ -160,16 +154,16 @@ impl Room {
         let waits = {
             let mut unused = self.unused.lock();
             // Sessions end without a word about each inode.
-            unused.retain(|ino| self.sessions.knowing(*ino).next().is_some());
+            unused.retain(|ino| self.sessions.know(*ino));
             unused.iter().any(|ino| !self.open_files.is_open(*ino))
         };
-        waits && self.env.timeout(FORGET, forgotten).await.is_some()
+        waits && self.served.env.timeout(FORGET, forgotten).await.is_some()
     }
 
     /// Promises a client more room below the roots of these quotas.
     pub(super) async fn promise(&self, session: &Session, quotas: Vec<u64>) -> Vec<RoomShare> {
         let mut room = Vec::new();
-        let Some(table) = self.files.session_table().filter(|_| !quotas.is_empty()) else {
+        let Some(table) = self.served.files.session_table().filter(|_| !quotas.is_empty()) else {
             return room;
         };
         if !self.is_granted() {
@@ -196,7 +190,7 @@ impl Room {
 
     /// A client uses this of its promise for nothing.
     pub(super) fn give_back(&self, session: &Session, shares: &[RoomShare]) {
-        if let Some(table) = self.files.session_table() {
+        if let Some(table) = self.served.files.session_table() {
             table.return_room(session.serial, shares);
         }
     }

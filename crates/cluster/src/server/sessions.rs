@@ -7,18 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use thalweg_env::{Env, HashMap, Time, watch};
+use thalweg_env::{HashMap, Time, watch};
 use thalweg_fs::session_table::SessionRecord;
-use thalweg_fs::{DirectContents, Filesystem, FsError, Ino};
+use thalweg_fs::{DirectContents, FsError, Ino};
 use uuid::Uuid;
 
 use super::capabilities::Capabilities;
 use super::counters::{Counters, add};
 use super::inode_limit::InodeLimit;
 use super::open_files::OpenFiles;
-use super::options::{Options, Visitor};
+use super::options::Visitor;
 use super::paths::resolve;
 use super::replay::Replay;
+use super::served::Served;
 use super::session::{Session, SessionResources};
 use super::session_info;
 
@@ -34,9 +35,7 @@ pub(super) enum Ending {
 /// The sessions.
 #[derive(Debug)]
 pub(super) struct Sessions {
-    env: Env,
-    files: Arc<dyn Filesystem>,
-    options: Options,
+    served: Served,
     capabilities: Arc<Capabilities>,
     open_files: Arc<OpenFiles>,
     replay: Arc<Replay>,
@@ -72,20 +71,18 @@ impl LiveSessions {
     }
 
     fn remove(&mut self, session: &Session) {
-        self.by_serial.remove(&session.serial);
-        self.by_id.remove(&session.id);
+        let removed = self.by_serial.remove(&session.serial);
+        assert!(removed.is_some(), "a session ends that does not live");
+        // Two connections may have begun sessions with one identifier: the later one has it.
+        if self.by_id.get(&session.id).is_some_and(|it| it.serial == session.serial) {
+            self.by_id.remove(&session.id);
+        }
     }
 }
 
 impl Sessions {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the stages below it, of which each is its own type"
-    )]
     pub(super) fn new(
-        env: &Env,
-        files: &Arc<dyn Filesystem>,
-        options: &Options,
+        served: &Served,
         capabilities: &Arc<Capabilities>,
         open_files: &Arc<OpenFiles>,
         replay: &Arc<Replay>,
@@ -93,9 +90,7 @@ impl Sessions {
         limit: &Arc<InodeLimit>,
     ) -> Sessions {
         Sessions {
-            env: env.clone(),
-            files: files.clone(),
-            options: options.clone(),
+            served: served.clone(),
             capabilities: capabilities.clone(),
             open_files: open_files.clone(),
             replay: replay.clone(),
@@ -118,12 +113,17 @@ impl Sessions {
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Session>> {
-        self.live.lock().by_id.values().cloned().collect()
+        self.matching(|_| true)
     }
 
-    /// The sessions whose clients know an inode.
-    pub(super) fn knowing(&self, ino: Ino) -> impl Iterator<Item = Arc<Session>> {
-        self.all().into_iter().filter(move |session| session.knows(ino).is_ok())
+    pub(super) fn matching(&self, wanted: impl Fn(&Session) -> bool) -> Vec<Arc<Session>> {
+        let live = self.live.lock();
+        live.by_serial.values().filter(|session| wanted(session)).cloned().collect()
+    }
+
+    /// Whether some client knows an inode.
+    pub(super) fn know(&self, ino: Ino) -> bool {
+        self.live.lock().by_serial.values().any(|session| session.knows(ino).is_ok())
     }
 
     /// The name of the client of a session, which may be leaving.
@@ -144,19 +144,21 @@ impl Sessions {
         id: Uuid,
         visitor: &Visitor,
     ) -> Result<Arc<Session>, FsError> {
-        let path = resolve(&*self.files, &visitor.path).await?;
-        if self.live.lock().by_id.len() >= self.options.sessions {
+        let path = resolve(&*self.served.files, &visitor.path).await?;
+        if self.live.lock().by_serial.len() >= self.served.options.sessions {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
-        let serial = match self.files.session_table() {
+        let serial = match self.served.files.session_table() {
             Some(table) => {
-                table.begin_session(session_info::encode(id, visitor, self.options.lease)).await?
+                table
+                    .begin_session(session_info::encode(id, visitor, self.served.options.lease))
+                    .await?
             }
             None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
         };
         let session = self.add((id, serial), visitor.clone(), path);
         // A rename may have come between that did not know of the session.
-        match resolve(&*self.files, &visitor.path).await {
+        match resolve(&*self.served.files, &visitor.path).await {
             Ok(path) if path == session.path => {}
             found => {
                 self.end(&session, Ending::Detached);
@@ -168,8 +170,9 @@ impl Sessions {
     }
 
     fn add(&self, numbers: (Uuid, u64), visitor: Visitor, path: Vec<Ino>) -> Arc<Session> {
-        let session = Arc::new(Session::new(numbers, visitor, path, self.env.now(), &self.limit));
-        self.files.reference(session.root);
+        let session =
+            Arc::new(Session::new(numbers, visitor, path, self.served.env.now(), &self.limit));
+        self.served.files.reference(session.root);
         self.live.lock().insert(session.clone());
         session
     }
@@ -207,23 +210,24 @@ impl Sessions {
         let (sessions, serial) = (self.clone(), session.serial);
         let leaving = async move {
             sessions.release(serial, how, resources).await;
-            sessions.leaving.lock().remove(&serial);
+            let left = sessions.leaving.lock().remove(&serial);
+            assert!(left.is_some(), "a session leaves twice");
             drop(leaves);
         };
-        self.env.spawn(leaving).detach();
+        self.served.env.spawn(leaving).detach();
     }
 
     /// Releases what an ended session held; returns when its client uses nothing of its cache.
     async fn release(&self, serial: u64, how: Ending, resources: SessionResources) {
         let SessionResources { files, inodes, numbers, heard } = resources;
         let until = match how {
-            Ending::Detached => self.env.now(),
+            Ending::Detached => self.served.env.now(),
             Ending::Evicted(_) => {
                 self.shut_out(&[serial]).await;
                 self.lease_end(heard)
             }
         };
-        if let Some(table) = self.files.session_table() {
+        if let Some(table) = self.served.files.session_table() {
             // Before anything is released, so that a client cannot reclaim what another one gets now.
             if let Err(error) = table.end_sessions(&[serial]).await {
                 tracing::error!(%error, "the record of a client's session stays");
@@ -233,21 +237,21 @@ impl Sessions {
         for file in files {
             self.open_files.close(serial, file).await;
         }
-        inodes.into_iter().for_each(|ino| self.files.unreference(ino, 1));
-        if let Some(table) = self.files.session_table() {
+        inodes.into_iter().for_each(|ino| self.served.files.unreference(ino, 1));
+        if let Some(table) = self.served.files.session_table() {
             for range in numbers {
                 if let Err(error) = table.return_numbers(range).await {
                     tracing::debug!(%error, "inode numbers stay unused");
                 }
             }
         }
-        self.env.sleep_until(until).await;
+        self.served.env.sleep_until(until).await;
         self.capabilities.drop_session(serial);
     }
 
     /// When a client that was last heard then cannot use what it caches any more. Clocks differ by less than an eighth.
     fn lease_end(&self, heard: Time) -> Time {
-        heard + self.options.lease + self.options.lease / 8
+        heard + self.served.options.lease + self.served.options.lease / 8
     }
 
     /// Returns when an ended session has left.
@@ -260,17 +264,16 @@ impl Sessions {
 
     /// Ends the sessions of clients that are silent for too long.
     pub(super) fn expire(self: &Arc<Self>) {
-        let now = self.env.now();
-        let is_lost = |session: &Arc<Session>| now.since(session.heard()) > self.options.expire;
-        for session in self.all().into_iter().filter(is_lost) {
-            self.end(&session, Ending::Evicted("its client was silent for too long"));
+        let now = self.served.env.now();
+        let lost = self.matching(|it| now.since(it.heard()) > self.served.options.expire);
+        for session in &lost {
+            self.end(session, Ending::Evicted("its client was silent for too long"));
         }
     }
 
     /// Ends the sessions of a client; how many.
     pub(super) fn evict(self: &Arc<Self>, client: &str) -> usize {
-        let mut of_client = self.all();
-        of_client.retain(|session| session.visitor.name == client);
+        let of_client = self.matching(|session| session.visitor.name == client);
         for session in &of_client {
             self.end(session, Ending::Evicted("an administrator evicted it"));
         }
@@ -279,18 +282,18 @@ impl Sessions {
 
     /// Asks the clients that know most to forget inodes, if the clients know too many.
     pub(super) fn request_release(&self) {
-        if !self.limit.may_ask(self.env.now()) {
+        if !self.limit.may_ask(self.served.env.now()) {
             return;
         }
         let sessions = self.all();
         let counts = sessions.iter().map(|session| session.uses().inodes).collect();
-        let request = self.limit.request(counts, self.env.now());
+        let request = self.limit.request(counts, self.served.env.now());
         sessions.iter().for_each(|session| session.request_release(request));
     }
 
     /// What clients need that reach contents themselves.
     pub(super) fn direct(&self) -> Option<&dyn DirectContents> {
-        self.files.session_table()?.direct()
+        self.served.files.session_table()?.direct()
     }
 
     /// Nothing of these sessions changes contents any more when this returns. Before that nothing that they had is another
@@ -299,7 +302,7 @@ impl Sessions {
         let Some(direct) = self.direct() else { return };
         while let Err(error) = direct.shut_out(sessions).await {
             tracing::error!(%error, "a client cannot be shut out of the contents; it is tried again");
-            self.env.sleep(self.options.lease / 4).await;
+            self.served.env.sleep(self.served.options.lease / 4).await;
         }
     }
 }

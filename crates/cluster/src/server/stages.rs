@@ -18,6 +18,7 @@ use super::options::Options;
 use super::recall::Recall;
 use super::replay::Replay;
 use super::room::Room;
+use super::served::Served;
 use super::sessions::Sessions;
 
 /// What the calls of all connections have in common.
@@ -25,7 +26,7 @@ use super::sessions::Sessions;
 pub(super) struct Stages {
     pub(super) env: Env,
     pub(super) files: Arc<dyn Filesystem>,
-    pub(super) options: Options,
+    pub(super) options: Arc<Options>,
     /// Tells clients this server from the one before it.
     pub(super) incarnation: Uuid,
     pub(super) started: Time,
@@ -45,43 +46,36 @@ pub(super) struct Stages {
 
 impl Stages {
     pub(super) fn new(env: &Env, files: Arc<dyn Filesystem>, options: Options) -> Stages {
+        let served = &Served { env: env.clone(), files, options: Arc::new(options) };
+        let Served { files, options, .. } = served;
         let counters = Arc::new(Counters::default());
         let limit = Arc::new(InodeLimit::new(options.known, options.lease));
         let capabilities = Arc::new(Capabilities::new(env, 4 * options.lease));
-        let open_files = Arc::new(OpenFiles::new(&files));
-        let replay = Arc::new(Replay::new(&files));
-        let sessions = Arc::new(Sessions::new(
-            env,
-            &files,
-            &options,
+        let open_files = Arc::new(OpenFiles::new(files));
+        let replay = Arc::new(Replay::new(files));
+        let sessions =
+            Sessions::new(served, &capabilities, &open_files, &replay, &counters, &limit);
+        let sessions = Arc::new(sessions);
+        let commit_on_share = Arc::new(CommitOnShare::new(served, &sessions));
+        let recall = Arc::new(Recall::new(served, &capabilities, &sessions, &commit_on_share));
+        let grace_period = Arc::new(GracePeriod::new(served, &sessions, &replay));
+        let moves = Moves::new(
+            served,
+            &sessions,
             &capabilities,
             &open_files,
-            &replay,
-            &counters,
-            &limit,
-        ));
-        let commit_on_share = Arc::new(CommitOnShare::new(env, &files, &sessions, options.commit));
-        let recall =
-            Arc::new(Recall::new(env, &options, &capabilities, &sessions, &commit_on_share));
-        let grace_period =
-            Arc::new(GracePeriod::new(env, &files, &sessions, &replay, options.lease));
+            &recall,
+            &commit_on_share,
+            &grace_period,
+        );
         Stages {
             env: env.clone(),
+            files: files.clone(),
+            options: options.clone(),
             incarnation: env.uuid(),
             started: env.now(),
-            authorize: Authorize::new(&files, &open_files),
-            room: Room::new(env, &files, &options, &sessions, &open_files, &recall),
-            moves: Moves::new(
-                &files,
-                &sessions,
-                &capabilities,
-                &open_files,
-                &recall,
-                &commit_on_share,
-                &grace_period,
-            ),
-            files,
-            options,
+            authorize: Authorize::new(files, &open_files),
+            room: Room::new(served, &sessions, &open_files, &recall),
             counters,
             limit,
             capabilities,
@@ -91,6 +85,7 @@ impl Stages {
             commit_on_share,
             recall,
             grace_period,
+            moves,
         }
     }
 }

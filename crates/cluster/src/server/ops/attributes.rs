@@ -5,7 +5,7 @@ use thalweg_fs::{AttributeChange, FsError, Ino, SetXattr};
 
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::stages::Stages;
 use super::growth::Growth;
 use crate::protocol::{Answer, MAX_PAYLOAD, encode_list};
@@ -13,11 +13,11 @@ use crate::protocol::{Answer, MAX_PAYLOAD, encode_list};
 /// Bytes of the length of a name, or of a list of names, in a message at most.
 const LENGTH_OF_NAME: usize = 10;
 
-pub(in super::super) async fn attributes(
+pub(super) async fn attributes(
     ctx: &RequestContext<'_>,
     Stages { capabilities, commit_on_share, .. }: &Stages,
     ino: Ino,
-) -> Result<Response, FsError> {
+) -> Answered {
     let since = capabilities.now();
     let found = ctx.files.attributes(ino).await;
     commit_on_share.saw(ctx, [ino]);
@@ -25,12 +25,12 @@ pub(in super::super) async fn attributes(
     Ok(Response { wants, ..Response::of(Answer::Inode(found?.attributes)) })
 }
 
-pub(in super::super) async fn set_attributes(
+pub(super) async fn set_attributes(
     ctx: &RequestContext<'_>,
     Stages { recall, open_files, replay, .. }: &Stages,
     ino: Ino,
     change: &AttributeChange,
-) -> Result<Response, FsError> {
+) -> Answered {
     let _change = recall.begin(ctx).await?;
     let growth = match change.size {
         Some(_) => Growth::watch(ctx, open_files, ino).await,
@@ -41,22 +41,22 @@ pub(in super::super) async fn set_attributes(
     Ok(Response::of(Answer::Inode(set.attributes)))
 }
 
-pub(in super::super) async fn xattr(
+pub(super) async fn xattr(
     ctx: &RequestContext<'_>,
     Stages { commit_on_share, .. }: &Stages,
     ino: Ino,
     name: &[u8],
-) -> Result<Response, FsError> {
+) -> Answered {
     let value = ctx.files.xattr(ino, name).await;
     commit_on_share.saw(ctx, [ino]);
     Ok(Response::with(Answer::Bytes, vec![value?]))
 }
 
-pub(in super::super) async fn xattrs(
+pub(super) async fn xattrs(
     ctx: &RequestContext<'_>,
     Stages { authorize, commit_on_share, .. }: &Stages,
     ino: Ino,
-) -> Result<Response, FsError> {
+) -> Answered {
     let names = ctx.files.xattrs(ino).await;
     commit_on_share.saw(ctx, [ino]);
     let names = authorize.known_names(ctx, names?);
@@ -68,24 +68,24 @@ pub(in super::super) async fn xattrs(
 }
 
 /// The value is the payload.
-pub(in super::super) async fn set_xattr(
+pub(super) async fn set_xattr(
     ctx: &RequestContext<'_>,
     stages: &Stages,
     (ino, name): (Ino, &[u8]),
     value: Bytes,
     how: SetXattr,
-) -> Result<Response, FsError> {
+) -> Answered {
     let _change = stages.recall.begin(ctx).await?;
     stages.authorize.lose_group(ctx, ino, name).await?;
     changing_quota(ctx, stages, name, ctx.files.set_xattr(ino, name, value, how)).await
 }
 
-pub(in super::super) async fn remove_xattr(
+pub(super) async fn remove_xattr(
     ctx: &RequestContext<'_>,
     stages: &Stages,
     ino: Ino,
     name: &[u8],
-) -> Result<Response, FsError> {
+) -> Answered {
     let _change = stages.recall.begin(ctx).await?;
     changing_quota(ctx, stages, name, ctx.files.remove_xattr(ino, name)).await
 }
@@ -97,7 +97,7 @@ async fn changing_quota(
     Stages { capabilities, recall, .. }: &Stages,
     name: &[u8],
     change: impl Future<Output = Result<(), FsError>>,
-) -> Result<Response, FsError> {
+) -> Answered {
     let changed = if thalweg_fs::is_quota_attribute(name) {
         recall.invalidate(ctx, capabilities.begin_quota_change()).await;
         let changed = change.await;

@@ -8,7 +8,7 @@ use thalweg_fs::{FsError, Node};
 
 use super::super::context::RequestContext;
 use super::super::counters::add;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::room::check_shares;
 use super::super::stages::Stages;
 use crate::protocol::{Answer, MAX_MUTATIONS, changed_by_mutations, decode_list};
@@ -30,24 +30,24 @@ fn made_by(mutations: &[Mutation]) -> Response {
 }
 
 /// The response to a batch that the server before this one has carried out without answering it.
-pub(in super::super) fn made_before(
+pub(super) fn made_before(
     ctx: &RequestContext<'_>,
     Stages { room, .. }: &Stages,
     payload: &[u8],
     charged: &[RoomShare],
-) -> Result<Response, FsError> {
+) -> Answered {
     room.give_back(ctx.session, charged);
     Ok(made_by(&decode(payload)?))
 }
 
 /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
-pub(in super::super) async fn apply(
+pub(super) async fn apply(
     ctx: &RequestContext<'_>,
     stages: &Stages,
     payload: &Bytes,
     sync: bool,
     charged: &[RoomShare],
-) -> Result<Response, FsError> {
+) -> Answered {
     check_shares(charged)?;
     let mutations = decode(payload)?;
     check(ctx, &mutations)?;

@@ -1,22 +1,22 @@
 //! Bytes of files.
 
 use bytes::Bytes;
-use thalweg_fs::{Allocation, FsError, Ino, Seek, WriteAt, WriteHow};
+use thalweg_fs::{Allocation, Ino, Seek, WriteAt, WriteHow};
 
 use super::super::context::RequestContext;
 use super::super::replay::Replacement;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::stages::Stages;
 use super::growth::Growth;
 use crate::protocol::{Answer, MAX_PAYLOAD};
 
-pub(in super::super) async fn read(
+pub(super) async fn read(
     ctx: &RequestContext<'_>,
     Stages { recall, commit_on_share, .. }: &Stages,
     ino: Ino,
     (offset, len): (u64, u32),
     pages: bool,
-) -> Result<Response, FsError> {
+) -> Answered {
     let len = (len as usize).min(MAX_PAYLOAD);
     if pages {
         recall.hold_pages(ctx, ino, offset..offset.saturating_add(len as u64)).await;
@@ -26,26 +26,26 @@ pub(in super::super) async fn read(
     Ok(Response::with(Answer::Bytes, read?))
 }
 
-pub(in super::super) async fn seek(
+pub(super) async fn seek(
     ctx: &RequestContext<'_>,
     Stages { commit_on_share, .. }: &Stages,
     ino: Ino,
     offset: u64,
     what: Seek,
-) -> Result<Response, FsError> {
+) -> Answered {
     let found = ctx.files.seek(ino, offset, what).await;
     commit_on_share.saw(ctx, [ino]);
     Ok(Response::number(found?))
 }
 
 /// The bytes are the payload.
-pub(in super::super) async fn write(
+pub(super) async fn write(
     ctx: &RequestContext<'_>,
     Stages { recall, open_files, replay, .. }: &Stages,
     (ino, at): (Ino, WriteAt),
     data: Bytes,
     how: WriteHow,
-) -> Result<Response, FsError> {
+) -> Answered {
     let _change = recall.begin(ctx).await?;
     let growth = Growth::watch(ctx, open_files, ino).await;
     let offset = match at {
@@ -60,12 +60,12 @@ pub(in super::super) async fn write(
     Ok(Response::number(offset))
 }
 
-pub(in super::super) async fn allocate(
+pub(super) async fn allocate(
     ctx: &RequestContext<'_>,
     Stages { recall, open_files, replay, .. }: &Stages,
     (ino, offset, len): (Ino, u64, u64),
     how: Allocation,
-) -> Result<Response, FsError> {
+) -> Answered {
     let _change = recall.begin(ctx).await?;
     let growth = Growth::watch(ctx, open_files, ino).await;
     let range = offset..offset.saturating_add(len);
@@ -74,13 +74,13 @@ pub(in super::super) async fn allocate(
     Ok(Response::done())
 }
 
-pub(in super::super) async fn copy(
+pub(super) async fn copy(
     ctx: &RequestContext<'_>,
     Stages { recall, open_files, replay, commit_on_share, .. }: &Stages,
     from: (Ino, u64),
     (ino, offset): (Ino, u64),
     len: u64,
-) -> Result<Response, FsError> {
+) -> Answered {
     let _change = recall.begin(ctx).await?;
     let growth = Growth::watch(ctx, open_files, ino).await;
     let range = offset..offset.saturating_add(len);

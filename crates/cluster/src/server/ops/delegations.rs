@@ -7,7 +7,7 @@ use thalweg_net::keys::Access;
 
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::stages::Stages;
 use super::attributes::attributes;
 use crate::protocol::{Answer, Changed, MAX_NUMBERS};
@@ -18,11 +18,7 @@ const MAX_RANGES: usize = 4;
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// Makes a directory a client's alone, unless another one has used it lately.
-pub(in super::super) async fn request(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    ino: Ino,
-) -> Result<Response, FsError> {
+pub(super) async fn request(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino) -> Answered {
     // A client does not know the lists that what it makes would inherit. Without records its mutations could be lost or
     // applied twice.
     let may_be = stages.capabilities.is_free(ino, ctx.session.serial)
@@ -54,20 +50,14 @@ async fn inherits(ctx: &RequestContext<'_>, ino: Ino) -> Result<bool, FsError> {
 }
 
 /// A response that would delegate an inode: with room for what the client makes of it.
-pub(super) async fn with_quota(
-    ctx: &RequestContext<'_>,
-    ino: Ino,
-    response: Response,
-) -> Result<Response, FsError> {
+pub(super) async fn with_quota(ctx: &RequestContext<'_>, ino: Ino, response: Response) -> Answered {
     let Some(table) = ctx.files.session_table() else { return Ok(response) };
     let quota = table.quota_of(ino).await?;
     Ok(Response { quota, room_for: vec![quota], ..response })
 }
 
 /// Reserves inode numbers for a client.
-pub(in super::super) async fn reserve_numbers(
-    ctx: &RequestContext<'_>,
-) -> Result<Response, FsError> {
+pub(super) async fn reserve_numbers(ctx: &RequestContext<'_>) -> Answered {
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     if ctx.session.ranges() >= MAX_RANGES {
         return Err(FsError::Invalid("the client has many inode numbers"));
@@ -79,7 +69,7 @@ pub(in super::super) async fn reserve_numbers(
 }
 
 /// The client has these numbers still.
-pub(in super::super) fn reclaim_numbers(
+pub(super) fn reclaim_numbers(
     ctx: &RequestContext<'_>,
     (first, count): (u64, u64),
     inode_token: u64,

@@ -3,25 +3,25 @@
 use thalweg_fs::{FsError, Ino};
 
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::stages::Stages;
 
-pub(in super::super) async fn reach_contents(
+pub(super) async fn reach_contents(
     ctx: &RequestContext<'_>,
     Stages { sessions, .. }: &Stages,
     address: &str,
-) -> Result<Response, FsError> {
+) -> Answered {
     let direct = sessions.direct().ok_or(FsError::NotSupported)?;
     direct.admit(ctx.session.serial, address).await?;
     ctx.session.set_direct(!address.is_empty());
     Ok(Response::done())
 }
 
-pub(in super::super) async fn extend_write_bound(
+pub(super) async fn extend_write_bound(
     Stages { sessions, commit_on_share, .. }: &Stages,
     ino: Ino,
     end: u64,
-) -> Result<Response, FsError> {
+) -> Answered {
     let direct = sessions.direct().ok_or(FsError::NotSupported)?;
     // As after an open: bytes that a client wrote again after a crash would replace those that it stores from now on.
     if commit_on_share.has_new_content(ino) {
@@ -30,12 +30,12 @@ pub(in super::super) async fn extend_write_bound(
     Ok(Response::number(direct.extend_write_bound(ino, end).await?))
 }
 
-pub(in super::super) async fn keep_size_record(
+pub(super) async fn keep_size_record(
     ctx: &RequestContext<'_>,
     Stages { sessions, .. }: &Stages,
     ino: Ino,
     instead_of: Option<Ino>,
-) -> Result<Response, FsError> {
+) -> Answered {
     let direct = sessions.direct().ok_or(FsError::NotSupported)?;
     let keeps = direct.keep_size_record(ctx.session.serial, ino, instead_of).await?;
     Ok(Response::number(keeps.into()))

@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use thalweg_fs::{FsError, Ino, Level};
+use thalweg_fs::{Ino, Level};
 
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::stages::Stages;
 use crate::protocol::Answer;
 
 /// The server waits for replicas no longer than this in one call; the client asks again.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-pub(in super::super) async fn sync(
+pub(super) async fn sync(
     ctx: &RequestContext<'_>,
     Stages { commit_on_share, .. }: &Stages,
     ino: Ino,
     content_only: bool,
-) -> Result<Response, FsError> {
+) -> Answered {
     if commit_on_share.has_changed(ino) {
         commit_on_share.make_durable().await?;
     } else {
@@ -26,18 +26,16 @@ pub(in super::super) async fn sync(
     Ok(Response::done())
 }
 
-pub(in super::super) async fn sync_all(
-    Stages { commit_on_share, .. }: &Stages,
-) -> Result<Response, FsError> {
+pub(super) async fn sync_all(Stages { commit_on_share, .. }: &Stages) -> Answered {
     commit_on_share.make_durable().await.map(|()| Response::done())
 }
 
 /// How far an inode has come, after a wait for a level of at most so many milliseconds.
-pub(in super::super) async fn level(
+pub(super) async fn level(
     ctx: &RequestContext<'_>,
     ino: Ino,
     wait: Option<(Level, u32)>,
-) -> Result<Response, FsError> {
+) -> Answered {
     let mut reached = None;
     if let Some((level, millis)) = wait {
         let within = Duration::from_millis(u64::from(millis)).min(MAX_WAIT);

@@ -3,7 +3,7 @@
 use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
 
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::session::Session;
 use super::super::stages::Stages;
 use crate::protocol::Answer;
@@ -14,12 +14,12 @@ fn known_here(session: &Session, ino: Ino, lock: &Lock) -> Result<Lock, FsError>
     Ok(Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock })
 }
 
-pub(in super::super) async fn lock(
+pub(super) async fn lock(
     ctx: &RequestContext<'_>,
     Stages { env, .. }: &Stages,
     (ino, lock): (Ino, &Lock),
     wait: bool,
-) -> Result<Response, FsError> {
+) -> Answered {
     let (session, number) = (ctx.session, ctx.place.number);
     let lock = known_here(session, ino, lock)?;
     if wait {
@@ -45,7 +45,7 @@ pub(in super::super) async fn lock(
 }
 
 /// The client has a lock again that it had.
-pub(in super::super) async fn reclaim(
+pub(super) async fn reclaim(
     ctx: &RequestContext<'_>,
     Stages { env, .. }: &Stages,
     ino: Ino,
@@ -57,21 +57,17 @@ pub(in super::super) async fn reclaim(
     Ok(())
 }
 
-pub(in super::super) async fn unlock(
+pub(super) async fn unlock(
     ctx: &RequestContext<'_>,
     ino: Ino,
     (kind, owner): (LockKind, LockOwner),
     range: LockRange,
-) -> Result<Response, FsError> {
+) -> Answered {
     ctx.files.unlock(ino, kind, ctx.session.owner_of(owner), range).await?;
     Ok(Response::done())
 }
 
-pub(in super::super) async fn conflicting(
-    ctx: &RequestContext<'_>,
-    ino: Ino,
-    lock: &Lock,
-) -> Result<Response, FsError> {
+pub(super) async fn conflicting(ctx: &RequestContext<'_>, ino: Ino, lock: &Lock) -> Answered {
     let lock = Lock { owner: ctx.session.owner_of(lock.owner), ..*lock };
     let found = ctx.files.conflicting_lock(ino, &lock).await?;
     Ok(Response::of(Answer::Lock(found)))

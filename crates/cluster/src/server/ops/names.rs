@@ -5,7 +5,7 @@ use thalweg_fs::{Cookie, FsError, Ino, Kind, Lookup, NewNode, Node, Rename};
 
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::stages::Stages;
 use super::attributes::attributes;
 use crate::protocol::{Answer, ListedEntry, MAX_ENTRIES, RemovedInode};
@@ -27,12 +27,12 @@ async fn target(
     }
 }
 
-pub(in super::super) async fn look_up(
+pub(super) async fn look_up(
     ctx: &RequestContext<'_>,
     stages: &Stages,
     parent: Ino,
     name: &Bytes,
-) -> Result<Response, FsError> {
+) -> Answered {
     let Stages { capabilities, commit_on_share, .. } = stages;
     match &name[..] {
         b"." => return directory(ctx, stages, parent).await,
@@ -57,11 +57,7 @@ pub(in super::super) async fn look_up(
 }
 
 /// The attributes of a directory that the client knows.
-async fn directory(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    ino: Ino,
-) -> Result<Response, FsError> {
+async fn directory(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino) -> Answered {
     let response = attributes(ctx, stages, ino).await?;
     match &response.answer {
         Answer::Inode(found) if found.kind != Kind::Directory => Err(FsError::NotDirectory),
@@ -85,21 +81,17 @@ async fn parent_of(
     Ok(parent)
 }
 
-pub(in super::super) async fn parent(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    directory: Ino,
-) -> Result<Response, FsError> {
+pub(super) async fn parent(ctx: &RequestContext<'_>, stages: &Stages, directory: Ino) -> Answered {
     Ok(Response::of(Answer::Directory(parent_of(ctx, stages, directory).await?)))
 }
 
-pub(in super::super) async fn list(
+pub(super) async fn list(
     ctx: &RequestContext<'_>,
     Stages { capabilities, commit_on_share, .. }: &Stages,
     ino: Ino,
     (from, most): (Cookie, u32),
     attributes: bool,
-) -> Result<Response, FsError> {
+) -> Answered {
     let since = capabilities.now();
     let most = MAX_ENTRIES.min(most as usize);
     let found = ctx.files.read_directory(ino, from, most, attributes).await;
@@ -120,13 +112,13 @@ pub(in super::super) async fn list(
 }
 
 /// The target of a symbolic link is the payload.
-pub(in super::super) async fn create(
+pub(super) async fn create(
     ctx: &RequestContext<'_>,
     Stages { capabilities, recall, .. }: &Stages,
     (parent, name): (Ino, &Bytes),
     new: &NewNode,
     payload: Bytes,
-) -> Result<Response, FsError> {
+) -> Answered {
     let link;
     let new = if let Node::Symlink(_) = new.node {
         link = NewNode { node: Node::Symlink(payload), ..new.clone() };
@@ -153,26 +145,26 @@ pub(in super::super) async fn create(
     Ok(Response { wants, referenced: Some(made.ino), ..Response::of(answer) })
 }
 
-pub(in super::super) async fn link(
+pub(super) async fn link(
     ctx: &RequestContext<'_>,
     Stages { recall, .. }: &Stages,
     ino: Ino,
     (parent, name): (Ino, &Bytes),
-) -> Result<Response, FsError> {
+) -> Answered {
     let _names = recall.lock_names(&[(parent, name)]).await;
     let _change = recall.begin(ctx).await?;
     let linked = ctx.files.link(ino, parent, name).await?;
     Ok(Response::of(Answer::Inode(linked.attributes)))
 }
 
-pub(in super::super) async fn unlink(
+pub(super) async fn unlink(
     ctx: &RequestContext<'_>,
     Stages { authorize, recall, moves, room, .. }: &Stages,
     (parent, name): (Ino, &Bytes),
     is_directory: bool,
-) -> Result<Response, FsError> {
+) -> Answered {
     // What the name leads to is not known before the directory is no other client's alone.
-    let _shared = recall.take_back(ctx, &[parent]).await?;
+    let _shared = recall.recall_delegations(ctx, &[parent]).await?;
     let _names = recall.lock_names(&[(parent, name)]).await;
     let target = target(ctx, (parent, name)).await?;
     authorize.removal(ctx, parent, target, is_directory).await?;
@@ -191,15 +183,15 @@ pub(in super::super) async fn unlink(
     Ok(Response::done())
 }
 
-pub(in super::super) async fn rename(
+pub(super) async fn rename(
     ctx: &RequestContext<'_>,
     Stages { authorize, recall, moves, room, .. }: &Stages,
     from: &(Ino, Bytes),
     to: &(Ino, Bytes),
     how: Rename,
-) -> Result<Response, FsError> {
+) -> Answered {
     let moving = moves.begin(ctx, [from.0, to.0], how).await?;
-    let _shared = recall.take_back(ctx, &[from.0, to.0]).await?;
+    let _shared = recall.recall_delegations(ctx, &[from.0, to.0]).await?;
     let _names = recall.lock_names(&[(from.0, &from.1), (to.0, &to.1)]).await;
     let targets = [target(ctx, (from.0, &from.1)).await?, target(ctx, (to.0, &to.1)).await?];
     authorize.rename(ctx, [from.0, to.0], targets, how).await?;
@@ -215,9 +207,6 @@ pub(in super::super) async fn rename(
     Ok(Response::done())
 }
 
-pub(in super::super) async fn read_link(
-    ctx: &RequestContext<'_>,
-    ino: Ino,
-) -> Result<Response, FsError> {
+pub(super) async fn read_link(ctx: &RequestContext<'_>, ino: Ino) -> Answered {
     Ok(Response::with(Answer::Bytes, vec![ctx.files.read_link(ino).await?]))
 }

@@ -5,20 +5,20 @@ use thalweg_net::keys::Access;
 
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
-use super::super::response::Response;
+use super::super::response::{Answered, Response};
 use super::super::session::OpenFile;
 use super::super::stages::Stages;
 use super::delegations::with_quota;
 use crate::protocol::{Answer, Changed};
 
 /// Opens a file, with a delegation if the client would like one and it can be.
-pub(in super::super) async fn open(
+pub(super) async fn open(
     ctx: &RequestContext<'_>,
     stages: &Stages,
     (caller, handle): (&Caller, Handle),
     (ino, flags): (Ino, OpenFlags),
     (late, delegation): (bool, bool),
-) -> Result<Response, FsError> {
+) -> Answered {
     let delegates = delegation && prepare_delegation(ctx, stages, ino).await?;
     let mut opened = open_shared(ctx, stages, (caller, handle), (ino, flags), late).await?;
     if !delegates {
@@ -41,7 +41,7 @@ async fn open_shared(
     (caller, handle): (&Caller, Handle),
     (ino, flags): (Ino, OpenFlags),
     late: bool,
-) -> Result<Response, FsError> {
+) -> Answered {
     if ctx.session.handles.contains(handle) {
         return Err(FsError::Invalid("the client has another file open under this handle"));
     }
@@ -91,7 +91,7 @@ async fn prepare_delegation(
 }
 
 /// A file that the client had open is open again.
-pub(in super::super) async fn reclaim(
+pub(super) async fn reclaim(
     ctx: &RequestContext<'_>,
     Stages { env, authorize, open_files, .. }: &Stages,
     handle: Handle,
@@ -118,23 +118,23 @@ pub(in super::super) async fn reclaim(
     Ok(())
 }
 
-pub(in super::super) async fn flush(
+pub(super) async fn flush(
     ctx: &RequestContext<'_>,
     ino: Ino,
     handle: Handle,
     owner: LockOwner,
-) -> Result<Response, FsError> {
+) -> Answered {
     let file = ctx.session.handles.get(handle, ino)?;
     ctx.files.flush(ino, file.at, ctx.session.owner_of(owner)).await?;
     Ok(Response::done())
 }
 
-pub(in super::super) async fn release(
+pub(super) async fn release(
     ctx: &RequestContext<'_>,
     Stages { open_files, .. }: &Stages,
     ino: Ino,
     handle: Handle,
-) -> Result<Response, FsError> {
+) -> Answered {
     ctx.session.handles.get(handle, ino)?;
     if let Some(file) = ctx.session.handles.close(handle) {
         open_files.close(ctx.session.serial, file).await;

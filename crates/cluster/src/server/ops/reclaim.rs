@@ -17,7 +17,7 @@ use crate::protocol::{MAX_CLAIMS, Reclaim, Request, decode_list};
 ///
 /// # Errors
 /// [`FsError::Invalid`] when the client is not expected; those of the reclaim.
-pub(in super::super) async fn reclaim(
+pub(in crate::server) async fn reclaim(
     session: &Arc<Session>,
     stages: &Stages,
     user: Option<&Credentials>,

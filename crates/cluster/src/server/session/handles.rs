@@ -89,7 +89,7 @@ impl Handles {
         self.0.lock().as_ref().map_or(0, HashMap::len)
     }
 
-    /// The session ends: what the client had open.
+    /// The session ends, once: what the client had open.
     pub(super) fn end(&self) -> Vec<OpenFile> {
         self.0.lock().take().into_iter().flat_map(HashMap::into_values).collect()
     }

@@ -135,7 +135,7 @@ impl<W> ReplyCache<W> {
     ) -> Option<W> {
         let mut calls = self.0.lock();
         let CallState::Running(running) = calls.by_number.remove(&number)? else {
-            unreachable!("a call is answered twice")
+            panic!("a call is answered twice")
         };
         if !running.is_unwanted {
             let done = CallState::Done(Box::new(reply.clone()), payload.to_vec());

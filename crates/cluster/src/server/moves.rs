@@ -228,10 +228,8 @@ impl Moves {
             session.changes_ended().await;
             self.drop_revoked(ctx, session, inodes).await;
             if let Some(table) = self.served.files.session_table().filter(|_| !inodes.is_empty()) {
-                let records: Vec<(Ino, u64)> = {
-                    let state = session.lock();
-                    inodes.iter().map(|(ino, _)| (*ino, state.known.generation(*ino))).collect()
-                };
+                let generations = inodes.iter().map(|(ino, _)| (*ino, session.generation(*ino)));
+                let records: Vec<(Ino, u64)> = generations.collect();
                 table.revoke(session.serial, &records).await?;
             }
         }

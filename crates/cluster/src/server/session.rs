@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use thalweg_env::Time;
+use thalweg_env::{HashSet, Time};
 use thalweg_fs::session_table::SlotRecord;
 use thalweg_fs::{FsError, Ino, Lock, LockOwner};
 use thalweg_net::channel::Channel;
@@ -82,6 +82,8 @@ pub(super) struct SessionState {
 /// What an ended session held.
 #[derive(Debug, Default)]
 pub(super) struct SessionResources {
+    /// Its connection, which is to be closed.
+    pub(super) channel: Option<Channel>,
     pub(super) files: Vec<OpenFile>,
     pub(super) inodes: Vec<Ino>,
     pub(super) numbers: Vec<Range<u64>>,
@@ -366,6 +368,31 @@ impl Session {
         self.state.lock().numbers.len()
     }
 
+    /// Whether the client may make changes in this order: each of an inode that it knows or has made before, and perhaps of a new
+    /// inode, which has a number of the client's unless it had that before a crash.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`], [`FsError::Invalid`]
+    pub(super) fn may_make(
+        &self,
+        changes: impl Iterator<Item = (Ino, Option<Ino>)>,
+        is_replay: bool,
+    ) -> Result<(), FsError> {
+        let (state, mut made) = (self.state.lock(), HashSet::default());
+        for (ino, new) in changes {
+            if !made.contains(&ino) && !state.known.has(ino) {
+                return Err(FsError::Stale);
+            }
+            let Some(new) = new else { continue };
+            let mut numbers = state.numbers.iter();
+            if !is_replay && !numbers.any(|(range, _)| range.contains(&new.0)) {
+                return Err(FsError::Invalid("the inode number is not the client's"));
+            }
+            made.insert(new);
+        }
+        Ok(())
+    }
+
     /// Inodes have got these numbers of the client's, which does not use them or lower ones of their ranges again.
     pub(super) fn use_numbers(&self, used: impl Iterator<Item = Ino>) {
         let mut state = self.state.lock();
@@ -399,26 +426,23 @@ impl Session {
     }
 
     /// Ends the session; what it held, the first time.
-    pub(super) fn end(&self, why: &'static str) -> Option<SessionResources> {
-        let (channel, resources) = {
+    pub(super) fn end(&self) -> Option<SessionResources> {
+        let resources = {
             let mut state = self.state.lock();
             if std::mem::replace(&mut state.has_ended, true) {
                 return None;
             }
             let numbers = std::mem::take(&mut state.numbers).into_iter();
-            let resources = SessionResources {
+            SessionResources {
+                channel: state.channel.take(),
                 files: self.handles.end(),
                 inodes: state.known.clear(),
                 numbers: numbers.filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect(),
                 heard: state.heard,
-            };
-            (state.channel.take(), resources)
+            }
         };
         self.lock_waits.clear();
         self.replies.clear();
-        if let Some(channel) = channel {
-            channel.close(why);
-        }
         self.moved.notify_waiters();
         Some(resources)
     }
@@ -464,10 +488,5 @@ impl SessionState {
     /// The client keeps a change with this version until it hears that it is durable.
     pub(super) fn keep(&mut self, version: u64) {
         self.uncommitted = self.uncommitted.max(version);
-    }
-
-    /// Whether a number is the client's.
-    pub(super) fn has_number(&self, number: u64) -> bool {
-        self.numbers.iter().any(|(range, _)| range.contains(&number))
     }
 }

@@ -195,13 +195,16 @@ impl Sessions {
         };
         let (leaves, left) = watch::channel(());
         let leaving = LeavingSession { client: session.visitor.name.clone(), left };
-        let resources = {
+        let mut resources = {
             // Before it is seen to have ended, so that a change which waits for that waits for it to leave, too.
             let mut all = self.leaving.lock();
-            let Some(resources) = session.end(why) else { return };
+            let Some(resources) = session.end() else { return };
             all.insert(session.serial, leaving);
             resources
         };
+        if let Some(channel) = resources.channel.take() {
+            channel.close(why);
+        }
         add(&self.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
         let Visitor { name, path, .. } = &session.visitor;
         tracing::info!(client = name, path, why, "a session ended");
@@ -219,7 +222,7 @@ impl Sessions {
 
     /// Releases what an ended session held; returns when its client uses nothing of its cache.
     async fn release(&self, serial: u64, how: Ending, resources: SessionResources) {
-        let SessionResources { files, inodes, numbers, heard } = resources;
+        let SessionResources { files, inodes, numbers, heard, .. } = resources;
         let until = match how {
             Ending::Detached => self.served.env.now(),
             Ending::Evicted(_) => {

@@ -1,7 +1,6 @@
 //! What a client has made by itself under delegations.
 
 use bytes::Bytes;
-use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::RoomShare;
 use thalweg_fs::{FsError, Node};
@@ -50,7 +49,8 @@ pub(super) async fn apply(
 ) -> Answered {
     check_shares(charged)?;
     let mutations = decode(payload)?;
-    check(ctx, &mutations)?;
+    let changes = mutations.iter().map(|it| (it.kind.ino(), it.kind.made()));
+    ctx.session.may_make(changes, ctx.is_replay())?;
     stages.authorize.mutations(ctx, &mutations).await?;
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let change = stages.recall.begin_with(ctx, changed_by_mutations(&mutations), &[]).await?;
@@ -69,24 +69,6 @@ pub(super) async fn apply(
     }
     let room_for = charged.iter().map(|share| share.quota).collect();
     Ok(Response { room_for, ..made_by(&mutations) })
-}
-
-/// Whether a client may make these mutations: it knows the inodes, and the numbers are its own.
-fn check(ctx: &RequestContext<'_>, mutations: &[Mutation]) -> Result<(), FsError> {
-    let mut made = HashSet::default();
-    let state = ctx.session.lock();
-    for Mutation { kind, .. } in mutations {
-        if !made.contains(&kind.ino()) && !state.known.has(kind.ino()) {
-            return Err(FsError::Stale);
-        }
-        let Some(number) = kind.made() else { continue };
-        // What is made again had its number before.
-        if !ctx.is_replay() && !state.has_number(number.0) {
-            return Err(FsError::Invalid("the inode number is not the client's"));
-        }
-        made.insert(number);
-    }
-    Ok(())
 }
 
 /// A change that a client had made by itself is lost: counts it, and says in the log of which file.

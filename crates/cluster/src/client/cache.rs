@@ -4,148 +4,110 @@
 //! lasts; when the lease is renewed it is valid again, because the server would have ended the session before it changed
 //! something that this client had not dropped.
 
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_env::{HashMap, Time};
-use thalweg_fs::mutation::ByteMutations;
+use parking_lot::Mutex;
+use thalweg_env::Time;
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Validity};
-use thalweg_net::keys::Squash;
+use tokio::sync::Notify;
 
-use super::Shared;
-use super::delegated::Delegation;
-use super::dentries::{Names, NewName};
-use super::queue::WritebackQueue;
-use crate::protocol::{Changed, Grants, Reclaim};
+use super::dir_names::NewName;
+use super::inodes::{Inodes, Node};
+use super::session::Session;
+use crate::protocol::{Answer as ServerAnswer, Changed, Grants, Reclaim, Reply};
 
-/// The inodes that a client knows.
+/// An inode with the stamp of the last answer that named it.
+type Stamped = (Ino, u64);
+
+/// Inodes that this client does not know any more.
 #[derive(Debug, Default)]
-pub(super) struct Cache {
-    pub(super) nodes: HashMap<Ino, Box<Node>>,
-    /// Inodes that were removed, and that the server has not been told of: each with its stamp.
-    gone: Vec<(Ino, u64)>,
-    /// The same, of which the server was told, and may not have heard.
-    told_gone: Vec<(Ino, u64)>,
-    /// Until when it may be used.
-    pub(super) lease_end: Time,
-    /// What this client has made by itself.
-    pub(super) queue: WritebackQueue,
+struct Forgotten {
+    /// Those of which the server was not told.
+    untold: Vec<Stamped>,
+    /// Those of which the server was told, and may not have heard.
+    told: Vec<Stamped>,
     /// The server has asked for no more inodes than this.
-    most: Option<usize>,
-    /// This client may store bytes of files itself.
-    pub(super) is_direct: bool,
-    /// The users of this client that act as another one at the server.
-    pub(super) squash: Squash,
-    /// The changes of bytes that a batch may have.
-    pub(super) bytes: ByteMutations,
+    max: Option<usize>,
 }
 
-/// An inode.
-#[derive(Debug, Default)]
-pub(super) struct Node {
-    /// If they may be used.
-    pub(super) attributes: Option<Attributes>,
-    /// If names of the directory may be used.
-    pub(super) names: Option<Box<Names>>,
-    /// Changes of this client that are under way. Nothing that they concern is put into the cache.
-    pub(super) changing: u32,
-    /// The stamp of the last answer that named it.
-    pub(super) stamp: u64,
-    /// Shows to the next server that this one has named it.
-    pub(super) inode_token: u64,
-    /// The caller may cache its pages.
-    content: bool,
-    /// The caller may cache pages without the server's knowledge, since the file was this client's alone.
-    cached_under_delegation: bool,
-    /// It has lost its last name.
-    removed: bool,
-    /// References of the caller.
-    references: u64,
-    /// It was used since the last sweep.
-    pub(super) used: bool,
-    /// Whether it is this client's alone.
-    pub(super) delegation: Delegation,
-    /// The file as it was when the server was last told that it is read: its time of change, as a number.
-    read_at: Option<NonZeroU64>,
+/// What may be used without a call.
+#[derive(Debug)]
+pub(super) struct Cache {
+    inodes: Arc<Inodes>,
+    session: Arc<Session>,
+    /// The lock is taken under no other one.
+    forgotten: Mutex<Forgotten>,
+    /// The server is to be told of removed inodes.
+    gone: Notify,
 }
 
 impl Cache {
-    /// What a server says of changes of bytes, and whether this client may store them itself.
-    pub(super) fn set_bytes(&mut self, bytes: ByteMutations, is_direct: bool) {
-        (self.bytes, self.is_direct) = (bytes, is_direct);
-    }
-
-    /// The write bound of a new file; 0 where this client stores no bytes.
-    pub(super) fn new_write_bound(&self) -> u64 {
-        if self.is_direct { self.bytes.end } else { 0 }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// A call that was sent at `sent` was answered.
-    pub(super) fn renew(&mut self, sent: Time, lease: Duration) {
-        self.lease_end = self.lease_end.max(sent + lease);
-    }
-
-    /// How long attributes may be used by a caller's own cache.
-    pub(super) fn validity(&self, now: Time) -> Validity {
-        let attributes = match self.lease_end > now {
-            true => self.lease_end.since(now),
-            false => Duration::ZERO,
-        };
-        // The caller's kernel would have to lock a directory to drop a name of it, which a call under way may have
-        // locked. So the kernel asks for each name.
-        Validity { entry: Duration::ZERO, attributes }
+    pub(super) fn new(inodes: Arc<Inodes>, session: Arc<Session>) -> Cache {
+        Cache { inodes, session, forgotten: Mutex::default(), gone: Notify::new() }
     }
 
     /// Cached attributes.
-    pub(super) fn attributes(&mut self, ino: Ino, now: Time) -> Option<Answer> {
-        if self.lease_end <= now {
-            return None;
-        }
-        let valid = self.validity(now);
-        let node = self.nodes.get_mut(&ino)?;
-        node.used = true;
-        let shown = node.attributes.filter(|_| !node.delegation.is_estimate);
+    pub(super) fn attributes(&self, ino: Ino, now: Time) -> Option<Answer> {
+        let valid = self.session.is_leased(now).then(|| self.session.validity(now))?;
+        let look = |node: &mut Node| {
+            node.cached.mark_used();
+            node.cached.attributes().filter(|_| !node.delegation.is_estimate())
+        };
+        let shown = self.inodes.with(ino, look).flatten();
         shown.map(|attributes| Answer { attributes, valid })
+    }
+
+    /// Owner, mode and the like of an inode, which are no estimates also where size and times are.
+    pub(super) fn rights(&self, ino: Ino, now: Time) -> Option<Attributes> {
+        let is_leased = self.session.is_leased(now);
+        self.inodes.with(ino, |node| node.cached.attributes().filter(|_| is_leased)).flatten()
     }
 
     /// The attributes of a file whose bytes are all where contents are kept, and do not change as long as these stay valid.
     pub(super) fn steady(&self, ino: Ino, now: Time) -> Option<Attributes> {
-        let node = self.nodes.get(&ino)?;
-        let is_steady = self.lease_end > now && node.changing == 0 && node.delegation.unsent == 0;
-        node.attributes.filter(|it| is_steady && it.kind == Kind::File)
+        let steady = |node: &mut Node| {
+            let is_steady = !node.cached.is_changing() && node.delegation.unsent() == 0;
+            node.cached.attributes().filter(|it| is_steady && it.kind == Kind::File)
+        };
+        self.session.is_leased(now).then(|| self.inodes.with(ino, steady)).flatten().flatten()
     }
 
     /// The same for a read that begins, unless the server has to note its time.
-    pub(super) fn before_read(&mut self, ino: Ino, now: Time, wall: u64) -> Option<Attributes> {
+    pub(super) fn before_read(&self, ino: Ino, now: Time, wall: u64) -> Option<Attributes> {
         let found = self.steady(ino, now)?;
-        let node = self.nodes.get_mut(&ino)?;
-        node.used = true;
-        let changed = number_of(found.changed);
-        let is_told = changed.is_some() && std::mem::replace(&mut node.read_at, changed) == changed;
+        let is_told = self.inodes.with(ino, |node| node.cached.read_again(found.changed))?;
         (is_told || !found.is_read_due(Timestamp::of_nanos(wall))).then_some(found)
     }
 
-    /// The attributes that this client has given an inode, if the server does not have all of that.
-    pub(super) fn unsent(&self, ino: Ino, now: Time) -> Option<Answer> {
-        let node = self.nodes.get(&ino).filter(|node| node.delegation.unsent > 0)?;
-        let valid = if node.delegation.is_estimate { Validity::NONE } else { self.validity(now) };
-        node.attributes.map(|attributes| Answer { attributes, valid })
+    /// Attributes of an answer, and how long they may be used: if the cache has them still, or has newer ones that the
+    /// server does not have.
+    pub(super) fn valid(&self, attributes: Attributes, now: Time) -> Answer {
+        let valid = self.session.validity(now);
+        let look = |node: &mut Node| {
+            let own = node.cached.attributes()?;
+            let is_estimate = node.delegation.is_estimate();
+            if node.delegation.unsent() > 0 {
+                let valid = if is_estimate { Validity::NONE } else { valid };
+                return Some(Answer { attributes: own, valid });
+            }
+            (own == attributes && !is_estimate).then_some(Answer { attributes, valid })
+        };
+        let cached = self.inodes.with(attributes.ino, look).flatten();
+        cached.unwrap_or(Answer { attributes, valid: Validity::NONE })
     }
 
     /// A cached name, or a name that is known to be absent.
-    pub(super) fn lookup(&mut self, parent: Ino, name: &[u8], now: Time) -> Option<Lookup> {
-        if self.lease_end <= now {
+    pub(super) fn lookup(&self, parent: Ino, name: &[u8], now: Time) -> Option<Lookup> {
+        if !self.session.is_leased(now) {
             return None;
         }
-        let node = self.nodes.get_mut(&parent)?;
-        node.used = true;
-        match node.names.as_ref()?.known(name)? {
+        let look = |node: &mut Node| {
+            node.cached.mark_used();
+            node.cached.names()?.known(name)
+        };
+        match self.inodes.with(parent, look).flatten()? {
             NewName::Present(ino) => self.attributes(ino, now).map(Lookup::Found),
             NewName::Absent => Some(Lookup::Absent(Duration::ZERO)),
         }
@@ -153,289 +115,275 @@ impl Cache {
 
     /// The inode of a name, if it is known.
     pub(super) fn target(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
-        match self.nodes.get(&parent)?.names.as_ref()?.known(name)? {
+        match self.inodes.with(parent, |node| node.cached.names()?.known(name)).flatten()? {
             NewName::Present(ino) => Some(ino),
             NewName::Absent => None,
         }
     }
 
-    /// An answer names an inode; with `keep`, its attributes may be used. How long the caller may use them.
-    pub(super) fn learn(
-        &mut self,
-        attributes: &Attributes,
-        (stamp, inode_token): (u64, u64),
-        keep: bool,
-        now: Time,
-    ) -> Validity {
-        let valid = self.validity(now);
-        let node = self.nodes.entry(attributes.ino).or_default();
-        node.stamp = node.stamp.max(stamp);
-        node.inode_token = inode_token;
-        node.used = true;
-        match keep && node.changing == 0 && node.delegation.unsent == 0 {
-            true => {
-                node.attributes = Some(*attributes);
-                node.delegation.is_estimate = false;
-                valid
-            }
-            false => Validity::NONE,
+    /// Puts the inode of an answer into the cache, where answers are received.
+    pub(super) fn learn_answer(&self, reply: &Reply) {
+        if let ServerAnswer::Inode(attributes) = &reply.answer {
+            let told = (reply.stamp, reply.inode_token);
+            self.learn(attributes, told, reply.grants.attributes);
         }
     }
 
+    /// An answer names an inode; with `keep`, its attributes may be used.
+    pub(super) fn learn(
+        &self,
+        attributes: &Attributes,
+        (stamp, inode_token): (u64, u64),
+        keep: bool,
+    ) {
+        self.inodes.with_new(attributes.ino, |node| {
+            node.cached.named(stamp, inode_token);
+            node.cached.mark_used();
+            // What this client has made is newer, and what it is changing may be.
+            if keep && !node.cached.is_changing() && node.delegation.unsent() == 0 {
+                node.cached.set_attributes(*attributes);
+                node.delegation.set_estimate(false);
+            }
+        });
+    }
+
     /// Names of a directory may be used from now on; with `complete`, it is a new one without any.
-    pub(super) fn hold_names(&mut self, directory: Ino, complete: bool) {
-        let node = self.nodes.entry(directory).or_default();
-        let names = node.names.get_or_insert_default();
-        names.complete |= complete;
+    pub(super) fn hold_names(&self, directory: Ino, complete: bool) {
+        self.inodes.with_new(directory, |node| {
+            let names = node.cached.hold_names();
+            if complete {
+                names.set_complete();
+            }
+        });
     }
 
     /// These entries of a directory follow `from`, and their names may be used. When all were listed, all names are known.
     pub(super) fn hold_listed(
-        &mut self,
+        &self,
         directory: Ino,
         from: Cookie,
         entries: &[(Bytes, Ino, Cookie)],
     ) {
-        self.hold_names(directory, false);
-        let Some(node) = self.nodes.get_mut(&directory) else { return };
-        let is_steady = node.changing == 0;
-        let Some(names) = node.names.as_mut() else { return };
-        let follows = from == Cookie::START || names.listed == Some(from);
-        names.listed = match entries.last() {
-            _ if !follows || !is_steady => None,
-            Some((.., last)) => Some(*last),
-            None => {
-                names.complete = true;
-                None
+        self.inodes.with_new(directory, |node| {
+            let is_steady = !node.cached.is_changing();
+            let names = node.cached.hold_names();
+            names.list(from, entries.last().map(|(.., last)| *last), is_steady);
+            if is_steady {
+                entries.iter().for_each(|(name, ino, _)| names.set(name, NewName::Present(*ino)));
             }
-        };
-        for (name, ino, _) in entries {
-            self.learn_name(directory, name, NewName::Present(*ino));
-        }
+        });
+    }
+
+    /// An answer says what a name is.
+    pub(super) fn learn_name(&self, parent: Ino, name: &[u8], found: NewName) {
+        self.inodes.with(parent, |node| {
+            let is_changing = node.cached.is_changing();
+            if let Some(names) = node.cached.names_mut().filter(|_| !is_changing) {
+                names.set(name, found);
+            }
+        });
+    }
+
+    /// A change of this client has made a name what it is, if no other change may have followed.
+    pub(super) fn changed_name(&self, parent: Ino, name: &[u8], found: NewName) {
+        self.inodes.with(parent, |node| {
+            if let Some(names) = node.cached.names_mut().filter(|names| names.is_changing(name)) {
+                names.set(name, found);
+            }
+        });
     }
 
     /// The caller may cache pages of a file.
-    pub(super) fn hold_content(&mut self, ino: Ino) {
-        self.nodes.entry(ino).or_default().content = true;
+    pub(super) fn hold_content(&self, ino: Ino) {
+        self.inodes.with_new(ino, |node| node.cached.hold_content());
     }
 
     /// Whether the server knows that the caller caches pages of a file.
     pub(super) fn holds_content(&self, ino: Ino) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.content)
-    }
-
-    /// The caller may cache pages of a file that is this client's alone; the server does not know.
-    pub(super) fn cache_under_delegation(&mut self, ino: Ino) {
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.cached_under_delegation |= !node.content;
-        }
+        self.inodes.with(ino, |node| node.cached.holds_content()).unwrap_or(false)
     }
 
     /// The server knows from now on that the caller caches pages of a file. Whether the caller may have cached some before.
-    pub(super) fn tell_content(&mut self, ino: Ino) -> bool {
-        let Some(node) = self.nodes.get_mut(&ino) else { return false };
-        node.content = true;
-        std::mem::take(&mut node.cached_under_delegation)
+    pub(super) fn tell_content(&self, ino: Ino) -> bool {
+        self.inodes.with(ino, |node| node.cached.tell_content()).unwrap_or(false)
     }
 
     /// That the client knows an inode.
     pub(super) fn reclaim(&self, ino: Ino) -> Option<Reclaim> {
-        let Node { stamp, inode_token, .. } = **self.nodes.get(&ino)?;
-        (stamp > 0).then_some(Reclaim { ino, stamp, inode_token, held: Grants::default() })
+        let told = |node: &mut Node| (node.cached.stamp(), node.cached.inode_token());
+        let (stamp, inode_token) = self.inodes.with(ino, told).filter(|(stamp, _)| *stamp > 0)?;
+        Some(Reclaim { ino, stamp, inode_token, held: Grants::default() })
     }
 
     /// What the client knows and caches, for the next server, and what is `needed` by changes that are made again: if the
     /// client has forgotten that, the server is told once more. It does not know anything else that was about to be
     /// forgotten.
-    pub(super) fn reclaims(&mut self, needed: impl Iterator<Item = Reclaim>) -> Vec<Reclaim> {
-        let mut forgotten: Vec<Reclaim> =
-            needed.filter(|it| !self.nodes.contains_key(&it.ino)).collect();
+    pub(super) fn reclaims(&self, needed: impl Iterator<Item = Reclaim>) -> Vec<Reclaim> {
+        let is_known = |ino| self.inodes.with(ino, |_| ()).is_some();
+        let mut forgotten: Vec<Reclaim> = needed.filter(|it| !is_known(it.ino)).collect();
         // The last answer that named it has the highest stamp.
         forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
         forgotten.dedup_by_key(|it| it.ino);
-        self.gone = forgotten.iter().map(|it| (it.ino, it.stamp)).collect();
-        let reclaim = |(ino, node): (&Ino, &Node)| {
-            let held = Grants {
-                attributes: node.attributes.is_some(),
-                names: node.names.is_some(),
-                content: node.content,
-                // Until the server has what this client has made, no other client may see the inode, also when it was released here.
-                delegation: self.is_granted(*ino) || node.delegation.unsent > 0,
-            };
+        self.forgotten.lock().untold = forgotten.iter().map(|it| (it.ino, it.stamp)).collect();
+        let reclaim = |(ino, node): (Ino, &Node)| {
+            let (own, stamp) = (&node.delegation, node.cached.stamp());
+            // Until the server has what this client has made, no other client may see the inode, also when it was released here.
+            let delegation = own.is_granted(ino) || own.unsent() > 0;
+            let held = Grants { delegation, ..node.cached.held() };
             // The server does not know yet what this client has made by itself.
-            let is_told = node.stamp > 0 || node.delegation.unsent == 0;
-            let is_known = is_told && (node.stamp > 0 || held != Grants::default());
-            let Node { stamp, inode_token, .. } = *node;
-            is_known.then_some(Reclaim { ino: *ino, stamp, inode_token, held })
+            let is_told = stamp > 0 || own.unsent() == 0;
+            let is_known = is_told && (stamp > 0 || held != Grants::default());
+            let inode_token = node.cached.inode_token();
+            is_known.then_some(Reclaim { ino, stamp, inode_token, held })
         };
-        let mut reclaims: Vec<Reclaim> =
-            self.nodes.iter().map(|(ino, node)| (ino, &**node)).filter_map(reclaim).collect();
-        reclaims.extend(forgotten);
+        let mut reclaims = forgotten;
+        for stripe in self.inodes.stripes() {
+            reclaims.extend(stripe.nodes().filter_map(reclaim));
+        }
         reclaims.sort_unstable_by_key(|reclaim| reclaim.ino);
         reclaims
     }
 
-    /// An answer says what a name is.
-    pub(super) fn learn_name(&mut self, parent: Ino, name: &[u8], found: NewName) {
-        let Some(node) = self.nodes.get_mut(&parent) else { return };
-        if node.changing > 0 {
-            return;
-        }
-        if let Some(names) = &mut node.names {
-            names.set(name, found);
-        }
-    }
-
-    /// A change of this client has made a name what it is, if no other change may have followed.
-    pub(super) fn changed_name(&mut self, parent: Ino, name: &[u8], found: NewName) {
-        let Some(node) = self.nodes.get_mut(&parent) else { return };
-        if let Some(names) = node.names.as_mut().filter(|names| names.is_changing(name)) {
-            names.set(name, found);
-        }
-    }
-
     /// A change of this client begins: what it concerns is dropped.
-    fn begin(&mut self, changes: &[Changed]) {
+    fn begin(&self, changes: &[Changed]) {
         for change in changes {
             self.drop_changed(change);
             let Changed::Name { parent, name } = change else { continue };
-            // Of two changes under way it is not known which comes last.
-            if let Some(node) = self.nodes.get_mut(parent).filter(|node| node.changing == 0)
-                && let Some(names) = &mut node.names
-            {
-                names.begin_change(name);
-            }
-        }
-        for ino in inodes(changes) {
-            self.nodes.entry(ino).or_default().changing += 1;
-        }
-    }
-
-    fn end(&mut self, changes: &[Changed]) {
-        for ino in inodes(changes) {
-            // It is not forgotten meanwhile.
-            let node = self.nodes.get_mut(&ino).expect("an inode that changes is known");
-            assert!(node.changing > 0, "a change of an inode ends twice");
-            node.changing -= 1;
-        }
-    }
-
-    /// The server has invalidated something. Whether the caller may cache it.
-    pub(super) fn drop_changed(&mut self, change: &Changed) -> bool {
-        let Some(node) = self.nodes.get_mut(&change.ino()) else { return false };
-        match change {
-            Changed::Delegation(ino) => self.share(*ino),
-            Changed::Attributes(_) => node.attributes = None,
-            Changed::Names(_) => node.names = None,
-            Changed::Pages(_) => (node.content, node.cached_under_delegation) = (false, false),
-            Changed::Content { .. } | Changed::Size { .. } => {}
-            Changed::Name { name, .. } => {
-                if let Some(names) = &mut node.names {
-                    names.forget(name);
+            self.inodes.with(*parent, |node| {
+                // Of two changes under way it is not known which comes last.
+                let is_changing = node.cached.is_changing();
+                if let Some(names) = node.cached.names_mut().filter(|_| !is_changing) {
+                    names.begin_change(name);
                 }
-            }
+            });
         }
-        true
+        for ino in inodes_of(changes) {
+            self.inodes.with_new(ino, |node| node.cached.begin_change());
+        }
     }
 
-    pub(super) fn reference(&mut self, ino: Ino) {
-        self.nodes.entry(ino).or_default().references += 1;
+    fn end(&self, changes: &[Changed]) {
+        for ino in inodes_of(changes) {
+            // It is not forgotten meanwhile.
+            let known = self.inodes.with(ino, |node| node.cached.end_change());
+            assert!(known.is_some(), "an inode that changes is known");
+        }
     }
 
-    /// Returns whether the server is to be told at once that the inode is gone.
-    pub(super) fn unreference(&mut self, ino: Ino, count: u64) -> bool {
-        let Some(node) = self.nodes.get_mut(&ino) else { return false };
-        node.references = node.references.saturating_sub(count);
+    /// Something that is no delegation is about to change, and may not be used any more. Whether the caller may cache it.
+    pub(super) fn drop_changed(&self, change: &Changed) -> bool {
+        self.inodes.with(change.ino(), |node| node.cached.invalidate(change)).is_some()
+    }
+
+    pub(super) fn reference(&self, ino: Ino) {
+        self.inodes.with_new(ino, |node| node.cached.reference());
+    }
+
+    /// The caller refers to an inode so many times less.
+    pub(super) fn unreference(&self, ino: Ino, count: u64) {
+        let mut stripe = self.inodes.lock(ino);
+        let Some(node) = stripe.node_mut(ino) else { return };
+        node.cached.unreference(count);
         // One that was removed is to be gone soon; the rest may be needed again.
-        let has_names = node.attributes.is_some_and(|it| it.links > 0);
-        let is_needed = node.changing > 0 || node.delegation.unsent > 0 || has_names;
-        if node.references > 0 || is_needed {
-            return false;
+        let has_names = node.cached.attributes().is_some_and(|it| it.links > 0);
+        let is_needed = node.delegation.unsent() > 0 || has_names;
+        if is_needed || !node.cached.is_unreferenced() {
+            return;
         }
-        let removed = node.removed;
-        self.gone.push((ino, node.stamp));
-        self.nodes.remove(&ino);
-        removed
+        let (is_removed, stamp) = (node.cached.is_removed(), node.cached.stamp());
+        let had_delegation = stripe.remove(ino);
+        drop(stripe);
+        if had_delegation {
+            self.inodes.barrier();
+        }
+        self.forgotten.lock().untold.push((ino, stamp));
+        if is_removed {
+            self.gone.notify_one();
+        }
     }
 
-    /// An inode has lost its last name. Returns whether the server is to be told at once that it is gone.
-    pub(super) fn removed(&mut self, ino: Ino) -> bool {
-        let Some(node) = self.nodes.get_mut(&ino) else { return false };
-        (node.removed, node.attributes) = (true, None);
-        self.unreference(ino, 0)
+    /// An inode has lost its last name: the server hears soon if the caller does not refer to it.
+    pub(super) fn remove(&self, ino: Ino) {
+        self.inodes.with(ino, |node| node.cached.remove());
+        self.unreference(ino, 0);
     }
 
-    /// Inodes that were removed, with their stamps.
-    pub(super) fn take_gone(&mut self) -> Vec<(Ino, u64)> {
-        std::mem::take(&mut self.gone)
+    /// Returns when the server is to be told of removed inodes.
+    pub(super) async fn has_removed(&self) {
+        self.gone.notified().await;
+    }
+
+    /// Takes the inodes of which the server is to be told.
+    pub(super) fn take_untold(&self) -> Vec<Stamped> {
+        std::mem::take(&mut self.forgotten.lock().untold)
     }
 
     /// The server was told of these.
-    pub(super) fn told_gone(&mut self, gone: Vec<(Ino, u64)>) {
-        self.told_gone.extend(gone);
+    pub(super) fn told(&self, gone: Vec<Stamped>) {
+        self.forgotten.lock().told.extend(gone);
     }
 
-    /// Those of which the server was told; before its next answer it has heard that.
-    pub(super) fn take_told_gone(&mut self) -> Vec<(Ino, u64)> {
-        std::mem::take(&mut self.told_gone)
+    /// Takes those of which the server was told; before its next answer it has heard that.
+    pub(super) fn take_told(&self) -> Vec<Stamped> {
+        std::mem::take(&mut self.forgotten.lock().told)
     }
 
     /// The server may not have been told of these.
-    pub(super) fn put_back_gone(&mut self, gone: Vec<(Ino, u64)>) {
-        self.gone.extend(gone);
+    pub(super) fn put_back_untold(&self, gone: Vec<Stamped>) {
+        self.forgotten.lock().untold.extend(gone);
     }
 
     /// The server asks for no more inodes than this.
-    pub(super) fn set_most(&mut self, most: usize) {
-        self.most = Some(most);
+    pub(super) fn set_max(&self, max: usize) {
+        self.forgotten.lock().max = Some(max);
     }
 
     /// Whether there are more inodes than the server has asked for.
-    pub(super) fn is_too_large(&mut self) -> bool {
-        self.most = self.most.filter(|most| self.nodes.len() > *most);
-        self.most.is_some()
+    pub(super) fn is_too_large(&self) -> bool {
+        let len = self.inodes.len();
+        let mut forgotten = self.forgotten.lock();
+        forgotten.max = forgotten.max.filter(|max| len > *max);
+        forgotten.max.is_some()
     }
 
     /// Removes inodes that the caller does not refer to and that were not used since the last sweep.
-    pub(super) fn sweep(&mut self) {
-        let gone = &mut self.gone;
-        self.nodes.retain(|ino, node| {
-            let is_busy = node.changing > 0 || node.delegation.unsent > 0;
-            let stays = node.references > 0 || is_busy || node.used;
-            node.used = false;
-            if !stays {
-                gone.push((*ino, node.stamp));
-            }
-            stays
-        });
+    pub(super) fn sweep(&self) {
+        let mut gone = Vec::new();
+        for mut stripe in self.inodes.stripes() {
+            stripe.retain(|ino, node| {
+                let is_idle = !node.cached.take_used() && node.cached.is_unreferenced();
+                let goes = is_idle && node.delegation.unsent() == 0;
+                if goes {
+                    gone.push((ino, node.cached.stamp()));
+                }
+                !goes
+            });
+        }
+        self.inodes.barrier();
+        self.put_back_untold(gone);
     }
 
-    /// The session has ended: nothing may be used. The inodes that the caller may cache.
-    pub(super) fn clear(&mut self) -> Vec<Ino> {
-        self.lease_end = Time::default();
-        self.gone.clear();
-        self.told_gone.clear();
-        for node in self.nodes.values_mut() {
-            node.attributes = None;
-            node.names = None;
-            (node.content, node.cached_under_delegation) = (false, false);
-            node.stamp = 0;
-            // Mutations of a batch that is under way: their outcome is still to come.
-            node.delegation = node.delegation.ended();
+    /// The session has ended: nothing may be used, and nothing is delegated. The inodes that the caller may cache.
+    pub(super) fn end_session(&self) -> Vec<Ino> {
+        let mut inodes = Vec::new();
+        for mut stripe in self.inodes.stripes() {
+            for (ino, node) in stripe.nodes_mut() {
+                node.cached.end_session();
+                // Mutations of a batch that is under way: their outcome is still to come.
+                node.delegation.end_session();
+                inodes.push(ino);
+            }
         }
-        let mut inodes: Vec<Ino> = self.nodes.keys().copied().collect();
+        let mut forgotten = self.forgotten.lock();
+        forgotten.untold.clear();
+        forgotten.told.clear();
         inodes.sort_unstable();
         inodes
     }
 }
 
-/// A number for a time: another one for each that filesystems store.
-fn number_of(time: Timestamp) -> Option<NonZeroU64> {
-    NonZeroU64::new((time.seconds as u64) << 30 | u64::from(time.nanos))
-}
-
 /// The inodes that a change concerns, each once.
-fn inodes(changes: &[Changed]) -> impl Iterator<Item = Ino> {
+fn inodes_of(changes: &[Changed]) -> impl Iterator<Item = Ino> {
     let is_first = |at: usize| !changes[..at].iter().any(|it| it.ino() == changes[at].ino());
     (0..changes.len()).filter(move |at| is_first(*at)).map(|at| changes[at].ino())
 }
@@ -445,30 +393,19 @@ fn inodes(changes: &[Changed]) -> impl Iterator<Item = Ino> {
 pub(super) type Changing = Arc<ChangeGuard>;
 
 pub(super) struct ChangeGuard {
-    shared: Arc<Shared>,
+    cache: Arc<Cache>,
     changes: Vec<Changed>,
 }
 
 impl ChangeGuard {
-    pub(super) fn begin(shared: &Arc<Shared>, changes: Vec<Changed>) -> Changing {
-        shared.cache.lock().begin(&changes);
-        Arc::new(ChangeGuard { shared: shared.clone(), changes })
+    pub(super) fn begin(cache: &Arc<Cache>, changes: Vec<Changed>) -> Changing {
+        cache.begin(&changes);
+        Arc::new(ChangeGuard { cache: cache.clone(), changes })
     }
 }
 
 impl Drop for ChangeGuard {
     fn drop(&mut self) {
-        self.shared.cache.lock().end(&self.changes);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_knows_many_inodes() {
-        // The allocator's next size is a quarter more.
-        assert!(size_of::<Node>() <= 224, "{}", size_of::<Node>());
+        self.cache.end(&self.changes);
     }
 }

@@ -1,31 +1,51 @@
-//! An inode that is delegated to this client, or was. A client has one of these for each inode that it knows, so what most of
-//! them lack is kept apart.
+//! What a client may do with one inode by itself, and has done. There is one of these for each inode that it knows, so what
+//! most of them lack is kept apart.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use thalweg_env::Time;
 use thalweg_fs::Ino;
 
 /// The number of a grant of a delegation, from 1 on.
-pub(super) type Grant = NonZeroU64;
+pub(super) type GrantNumber = NonZeroU64;
+
+/// A delegation that the server has granted: of a directory, with all that the client makes there, or of a file.
+#[derive(Debug)]
+pub(super) struct Grant {
+    number: GrantNumber,
+    /// The directory or file.
+    root: Ino,
+    /// The root of the quota that it counts for; 0 for none.
+    quota: u64,
+    is_over: AtomicBool,
+}
+
+impl Grant {
+    pub(super) fn new(number: GrantNumber, root: Ino, quota: u64) -> Grant {
+        Grant { number, root, quota, is_over: AtomicBool::new(false) }
+    }
+
+    pub(super) fn quota(&self) -> u64 {
+        self.quota
+    }
+}
 
 /// What this client may do with an inode by itself, and has done.
 #[derive(Debug, Default)]
 pub(super) struct Delegation {
-    /// The directory or file is delegated to this client since this grant.
-    pub(super) granted: Option<Grant>,
-    /// The client has made it in a directory that was delegated to it since that grant, or in what it has made there.
-    pub(super) within: Option<(Ino, Grant)>,
-    /// The root of the quota that it counts for; 0 for none. Known while it is delegated.
-    pub(super) quota: u64,
-    direct: Option<Box<Direct>>,
-    creates: Option<Box<Creates>>,
+    /// The grant by which it is this client's alone: its own, or that of the directory in which the client has made it.
+    grant: Option<Arc<Grant>>,
+    extra: Option<Box<Extra>>,
     /// Mutations that concern it, and that the server does not have.
-    pub(super) unsent: u32,
+    unsent: u32,
     /// Its bytes follow one another from the start, without holes.
-    pub(super) is_dense: bool,
+    is_dense: bool,
     /// How much its attributes say that is stored is not exact.
-    pub(super) is_estimate: bool,
+    is_estimate: bool,
+    /// All unsent mutations are durable by a size record. Stays when the session ends.
+    is_ended: bool,
 }
 
 /// Whether a size record of a file may be stored.
@@ -42,16 +62,16 @@ pub(super) enum SizeRecordState {
     /// It may, in the session of this generation, said the server then; all that it had of the file was durable once since this grant.
     Allowed {
         generation: u64,
-        grant: Option<Grant>,
+        grant: Option<GrantNumber>,
         asked: Time,
     },
     Refused,
 }
 
-/// What is known of a file whose bytes this client stores itself.
-#[derive(Debug, Default)]
-struct Direct {
-    /// Bytes below this one may be stored without the server; 0: none.
+/// What few inodes have.
+#[derive(Clone, Debug, Default)]
+struct Extra {
+    /// Bytes of the file below this one may be stored without the server; 0: none.
     write_bound: u64,
     /// The last change for which the server stores or clears bytes of it.
     by_server: u64,
@@ -60,102 +80,185 @@ struct Direct {
     cleared: Option<(Time, u64)>,
     /// Whether size records of the file are stored.
     size_record: SizeRecordState,
-}
-
-/// Of a directory in which the client has made names by calls.
-#[derive(Debug, Default)]
-struct Creates {
-    /// New names since its delegation was refused.
-    count: u32,
-    /// Before this time it is not asked for again.
+    /// New names that were made in the directory by calls since its delegation was refused.
+    creates: u32,
+    /// Before this time the delegation of the directory is not asked for again.
     refused_until: Time,
 }
 
 impl Delegation {
-    /// Of an inode that this client has just made, with one mutation.
-    pub(super) fn of_new(within: Option<(Ino, Grant)>, quota: u64, write_bound: u64) -> Delegation {
-        let direct = match write_bound {
-            0 => None,
-            write_bound => Some(Box::new(Direct { write_bound, ..Direct::default() })),
-        };
-        let unsent = 1;
-        Delegation { within, quota, direct, unsent, is_dense: true, ..Delegation::default() }
+    /// Of an inode that this client is about to make, with one mutation.
+    pub(super) fn of_new(grant: Arc<Grant>, write_bound: u64) -> Delegation {
+        let extra = Box::new(Extra { write_bound, ..Extra::default() });
+        let extra = (write_bound > 0).then_some(extra);
+        Delegation { grant: Some(grant), extra, unsent: 1, is_dense: true, ..Delegation::default() }
     }
 
-    /// What is left when the session ends: the mutations of a batch that is under way.
-    pub(super) fn ended(&self) -> Delegation {
+    /// The grant by which the inode is this client's alone now.
+    pub(super) fn grant(&self) -> Option<&Arc<Grant>> {
+        // The load sees every write before the grant was revoked: see `Delegations::revoke`.
+        self.grant.as_ref().filter(|grant| !grant.is_over.load(Ordering::Acquire))
+    }
+
+    pub(super) fn grant_number(&self) -> Option<GrantNumber> {
+        self.grant().map(|grant| grant.number)
+    }
+
+    /// Whether this client has made it under a grant that stands, so that nothing is unknown of it.
+    pub(super) fn is_made_here(&self, ino: Ino) -> bool {
+        self.grant().is_some_and(|grant| grant.root != ino)
+    }
+
+    /// Whether the inode itself was granted to this client.
+    pub(super) fn is_granted(&self, ino: Ino) -> bool {
+        self.grant().is_some_and(|grant| grant.root == ino)
+    }
+
+    /// The inode was granted. An earlier grant of it does not count any more, so that there is one to revoke.
+    pub(super) fn set_grant(&mut self, grant: Arc<Grant>) {
+        let root = grant.root;
+        if let Some(before) = self.grant.replace(grant).filter(|before| before.root == root) {
+            before.is_over.store(true, Ordering::Release);
+        }
+    }
+
+    /// The inode is not this client's alone any more. If it was granted itself, or with `whole`, nothing is that has the same grant.
+    /// Returns what was granted.
+    pub(super) fn revoke(&mut self, ino: Ino, whole: bool) -> Option<Ino> {
+        self.forget_creates();
+        let grant = self.grant.take()?;
+        if whole || grant.root == ino {
+            grant.is_over.store(true, Ordering::Release);
+        }
+        Some(grant.root)
+    }
+
+    /// The session ends. What is left are the mutations of a batch that is under way.
+    pub(super) fn end_session(&mut self) {
         // What is under way was asked of the server before.
-        let direct = self
-            .direct
-            .as_ref()
-            .map(|it| Box::new(Direct { by_server: it.by_server, ..Direct::default() }));
-        Delegation { unsent: self.unsent, direct, ..Delegation::default() }
+        let by_server = self.by_server();
+        let extra = (by_server > 0).then(|| Box::new(Extra { by_server, ..Extra::default() }));
+        let Delegation { unsent, is_ended, .. } = *self;
+        *self = Delegation { unsent, extra, is_ended, ..Delegation::default() };
+    }
+
+    /// Mutations that concern it, and that the server does not have.
+    pub(super) fn unsent(&self) -> u32 {
+        self.unsent
+    }
+
+    /// A mutation was made.
+    pub(super) fn changed(&mut self) {
+        self.unsent += 1;
+        self.is_ended = false;
+    }
+
+    /// The server has a mutation, or it is lost.
+    pub(super) fn sent(&mut self) {
+        assert!(self.unsent > 0, "a mutation is sent that was not made");
+        self.unsent -= 1;
+        self.is_ended &= self.unsent > 0;
+    }
+
+    /// Whether there are unsent mutations, all of which are durable by a size record.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_ended && self.unsent > 0
+    }
+
+    /// So many mutations are durable by a size record.
+    pub(super) fn end(&mut self, mutations: usize) {
+        self.is_ended |= self.unsent as usize == mutations;
+    }
+
+    /// The rest of a batch that is lost with the session: these mutations stay durable by the size record.
+    pub(super) fn keep_ended(&mut self) {
+        self.is_ended = true;
+    }
+
+    pub(super) fn was_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    pub(super) fn is_dense(&self) -> bool {
+        self.is_dense
+    }
+
+    pub(super) fn set_dense(&mut self, is_dense: bool) {
+        self.is_dense = is_dense;
+    }
+
+    pub(super) fn is_estimate(&self) -> bool {
+        self.is_estimate
+    }
+
+    pub(super) fn set_estimate(&mut self, is_estimate: bool) {
+        self.is_estimate = is_estimate;
     }
 
     /// Bytes below this one may be stored without the server; 0: none.
     pub(super) fn write_bound(&self) -> u64 {
-        self.direct.as_ref().map(|direct| direct.write_bound).unwrap_or_default()
+        self.extra.as_ref().map_or(0, |extra| extra.write_bound)
     }
 
     /// The last change for which the server stores or clears bytes; 0: none.
     pub(super) fn by_server(&self) -> u64 {
-        self.direct.as_ref().map(|direct| direct.by_server).unwrap_or_default()
+        self.extra.as_ref().map_or(0, |extra| extra.by_server)
     }
 
     /// The change with this number is one for which the server stores or clears bytes.
     pub(super) fn changed_by_server(&mut self, number: u64) {
-        self.direct.get_or_insert_default().by_server = number;
+        self.extra.get_or_insert_default().by_server = number;
     }
 
     /// From when on the server is asked for the write bound again, once it has the mutations up to this one.
     pub(super) fn cleared(&self) -> Option<(Time, u64)> {
-        self.direct.as_ref()?.cleared
+        self.extra.as_ref()?.cleared
     }
 
     /// No bytes may be stored until the server is asked again.
     pub(super) fn clear_write_bound(&mut self, cleared: (Time, u64)) {
-        let direct = self.direct.get_or_insert_default();
-        (direct.write_bound, direct.cleared) = (0, Some(cleared));
+        let extra = self.extra.get_or_insert_default();
+        (extra.write_bound, extra.cleared) = (0, Some(cleared));
     }
 
     /// Bytes below this one, which is not 0, may be stored.
     pub(super) fn set_write_bound(&mut self, write_bound: u64) {
         assert!(write_bound > 0, "a write bound is cleared, not set to 0");
-        let direct = self.direct.get_or_insert_default();
-        (direct.write_bound, direct.cleared) = (write_bound, None);
+        let extra = self.extra.get_or_insert_default();
+        (extra.write_bound, extra.cleared) = (write_bound, None);
     }
 
     /// Whether size records of the file are stored.
     pub(super) fn size_record(&self) -> SizeRecordState {
-        self.direct.as_ref().map(|direct| direct.size_record).unwrap_or_default()
+        self.extra.as_ref().map(|extra| extra.size_record).unwrap_or_default()
     }
 
-    /// Whether size records of the file are stored, to be changed.
-    pub(super) fn size_record_mut(&mut self) -> &mut SizeRecordState {
-        &mut self.direct.get_or_insert_default().size_record
+    pub(super) fn set_size_record(&mut self, size_record: SizeRecordState) {
+        self.extra.get_or_insert_default().size_record = size_record;
     }
 
     /// Before this time the server is not asked for the directory.
     pub(super) fn refused_until(&self) -> Time {
-        self.creates.as_ref().map(|creates| creates.refused_until).unwrap_or_default()
+        self.extra.as_ref().map(|extra| extra.refused_until).unwrap_or_default()
     }
 
     /// A name is about to be made by a call; how many were since the directory was refused, with this one.
     pub(super) fn count_create(&mut self) -> u32 {
-        let creates = self.creates.get_or_insert_default();
-        creates.count += 1;
-        creates.count
+        let extra = self.extra.get_or_insert_default();
+        extra.creates += 1;
+        extra.creates
     }
 
     /// The next names do not count as further ones.
     pub(super) fn forget_creates(&mut self) {
-        if let Some(creates) = &mut self.creates {
-            creates.count = 0;
+        if let Some(extra) = &mut self.extra {
+            extra.creates = 0;
         }
     }
 
     /// The directory was refused: it is not asked for before this time.
     pub(super) fn refuse(&mut self, until: Time) {
-        self.creates = Some(Box::new(Creates { count: 0, refused_until: until }));
+        let extra = self.extra.get_or_insert_default();
+        (extra.creates, extra.refused_until) = (0, until);
     }
 }

@@ -4,7 +4,8 @@
 //! The server grants it for a directory. New inodes in such a directory are the client's alone, too, since other clients come
 //! to them only through that directory; they wait there until the client has sent everything and released the directory.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use thalweg_env::Time;
@@ -12,20 +13,41 @@ use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, blocks_of};
 use thalweg_fs::{
-    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node, Timestamp,
+    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node as NewKind,
+    Timestamp,
 };
+use thalweg_net::keys::Squash;
 
-use super::cache::Cache;
-use super::delegated::{Delegation, Grant};
-use super::dentries::NewName;
-use super::users;
+use super::delegated::{Delegation, Grant, GrantNumber};
+use super::dir_names::NewName;
+use super::inodes::{Inodes, Node, Stripe};
+use super::losses::Losses;
+use super::numbers::InodeNumbers;
+use super::queue::WritebackQueue;
+use super::record::Record;
+use super::room::{Charge, PromisedRoom};
+use super::session::Session;
+use super::user;
+use super::write_bounds::WriteBounds;
 
-/// How long the server takes to clear bytes, about.
-const CLEARED: Duration = Duration::from_secs(2);
 /// Most bytes of a mutation.
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
 const BLOCK: u64 = 4096;
+
+/// What has become of a change that was tried without the server.
+#[derive(Debug)]
+pub(super) enum Local<T> {
+    /// It is made.
+    Made(T),
+    /// Too little room is promised below the root of this quota.
+    NoRoom(u64),
+    /// It needs a call.
+    NeedsCall,
+}
+
+/// The clocks when a change is made: that of the environment, and what programs see.
+pub(super) type Clocks = (Time, Timestamp);
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
 fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
@@ -35,437 +57,368 @@ fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
 /// Whether a new name may be made without asking the server.
 fn is_plain(name: &[u8], new: &NewNode) -> bool {
     let is_name = !name.is_empty() && name.len() <= MAX_NAME && name != b"." && name != b"..";
-    let is_empty = matches!(&new.node, Node::Symlink(target) if target.is_empty());
+    let is_empty = matches!(&new.node, NewKind::Symlink(target) if target.is_empty());
     is_name && !is_empty && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// When the server was asked how far a file reaches: after so many changes for which it stores or clears bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asked(u64);
+/// The attributes of an inode with which nothing is in the way of a change without the server but rights.
+fn changeable(node: &Node) -> Option<Attributes> {
+    let is_free = node.delegation.grant().is_some() && !node.cached.is_changing();
+    node.cached.attributes().filter(|_| is_free)
+}
 
-impl Cache {
-    /// Whether an inode is this client's alone.
-    pub(super) fn has_delegation(&self, ino: Ino) -> bool {
-        let Some(node) = self.nodes.get(&ino) else { return false };
-        let (root, grant) = match (node.delegation.granted, node.delegation.within) {
-            (Some(grant), _) => (ino, grant),
-            (None, Some(within)) => within,
-            (None, None) => return false,
-        };
-        self.has_grant(root, grant)
-    }
+/// What is delegated to this client, and its changes there.
+#[derive(Debug)]
+pub(super) struct Delegations {
+    inodes: Arc<Inodes>,
+    session: Arc<Session>,
+    queue: Arc<WritebackQueue>,
+    room: Arc<PromisedRoom>,
+    numbers: Arc<InodeNumbers>,
+    bounds: Arc<WriteBounds>,
+    losses: Arc<Losses>,
+    grants: AtomicU64,
+}
 
-    /// Whether a directory or file is this client's alone since that grant.
-    fn has_grant(&self, ino: Ino, grant: Grant) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.delegation.granted == Some(grant))
-    }
-
-    /// Whether the directory was granted to this client.
-    pub(super) fn is_granted(&self, ino: Ino) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.delegation.granted.is_some())
+impl Delegations {
+    pub(super) fn new(
+        inodes: Arc<Inodes>,
+        session: Arc<Session>,
+        queue: Arc<WritebackQueue>,
+        room: Arc<PromisedRoom>,
+        numbers: Arc<InodeNumbers>,
+        bounds: Arc<WriteBounds>,
+        losses: Arc<Losses>,
+    ) -> Delegations {
+        let grants = AtomicU64::new(0);
+        Delegations { inodes, session, queue, room, numbers, bounds, losses, grants }
     }
 
     /// The server has granted a directory or file, which counts for this quota.
-    pub(super) fn hold_delegation(&mut self, ino: Ino, quota: u64) {
-        let grant = self.queue.next_grant();
-        let own = &mut self.nodes.entry(ino).or_default().delegation;
-        (own.granted, own.quota) = (Some(grant), quota);
+    pub(super) fn grant(&self, ino: Ino, quota: u64) {
+        let number = self.grants.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = GrantNumber::new(number).expect("grants are counted from 1 on");
+        let grant = Arc::new(Grant::new(number, ino, quota));
+        self.inodes.with_new(ino, |node| node.delegation.set_grant(grant));
     }
 
-    /// Bytes of a file below this one may be stored without the server.
-    pub(super) fn write_bound(&self, ino: Ino) -> u64 {
-        self.nodes.get(&ino).map(|node| node.delegation.write_bound()).unwrap_or_default()
-    }
-
-    /// To be taken before the server is asked how far a file reaches, and given to [`Cache::set_write_bound`]. `None` while a change
-    /// of the file is under way: the answer will not count.
-    pub(super) fn query_write_bound(&self, ino: Ino) -> Option<Asked> {
-        let is_changing = self.nodes.get(&ino).is_some_and(|node| node.changing > 0);
-        (!is_changing).then_some(Asked(self.queue.by_server))
-    }
-
-    /// The server has said how far a file reaches. That does not count if it was asked before such a change.
-    pub(super) fn set_write_bound(
-        &mut self,
-        ino: Ino,
-        write_bound: u64,
-        (asked, now): (Option<Asked>, Time),
-    ) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let counts = asked.is_some_and(|Asked(changes)| node.delegation.by_server() <= changes);
-        match (counts, write_bound) {
-            (false, _) => {
-                let cleared = node.delegation.cleared().unwrap_or((now, 0));
-                node.delegation.clear_write_bound(cleared);
-            }
-            // A file that was made shorter just now has none for a while.
-            (true, 0) => node.delegation.clear_write_bound((now + CLEARED, 0)),
-            (true, write_bound) => node.delegation.set_write_bound(write_bound),
-        }
-    }
-
-    /// Whether the server is to be asked for more, for bytes up to `end`.
-    pub(super) fn wants_write_bound(&self, ino: Ino, end: u64, now: Time) -> bool {
-        let Some(node) = self.nodes.get(&ino).filter(|node| node.stamp > 0) else { return false };
-        match node.delegation.write_bound() {
-            0 => {
-                let cleared = node.delegation.cleared();
-                cleared.is_some_and(|(at, mutation)| at <= now && self.queue.has(mutation))
-            }
-            write_bound => write_bound < end,
-        }
-    }
-
-    /// The server has to clear bytes of a file before they are stored here again.
-    pub(super) fn clear_bytes(&mut self, ino: Ino, now: Time) {
-        // A change that is about to be made is the next mutation at the latest.
-        let mutation = self.queue.last() + 1;
-        if let Some(own) = self.changes_by_server(ino)
-            && (own.write_bound() > 0 || own.cleared().is_some())
-        {
-            own.clear_write_bound((now + CLEARED, mutation));
-        }
-    }
-
-    /// The server stores bytes of a file. After a crash it would do that again: so nothing else is stored here until these bytes are
-    /// durable, as they are when the server says how far the file reaches.
-    pub(super) fn stored_by_server(&mut self, ino: Ino, now: Time) {
-        if let Some(own) = self.changes_by_server(ino)
-            && own.write_bound() > 0
-        {
-            own.clear_write_bound((now, 0));
-        }
-    }
-
-    /// The server stores or clears bytes of a file; nothing where this client stores none.
-    fn changes_by_server(&mut self, ino: Ino) -> Option<&mut Delegation> {
-        if !self.is_direct {
-            return None;
-        }
-        self.queue.by_server += 1;
-        let delegation = &mut self.nodes.get_mut(&ino)?.delegation;
-        delegation.changed_by_server(self.queue.by_server);
-        Some(delegation)
-    }
-
-    /// A directory is not this client's alone any more, and nothing that was made in it.
-    pub(super) fn share(&mut self, directory: Ino) {
-        if let Some(node) = self.nodes.get_mut(&directory) {
-            node.delegation.granted = None;
-            node.delegation.forget_creates();
+    /// A directory or file is not this client's alone any more, and nothing that was made in it. When this returns, no change under
+    /// the grant is under way: what was made has its number.
+    pub(super) fn revoke(&self, ino: Ino) {
+        if self.inodes.with(ino, |node| node.delegation.revoke(ino, false)).flatten().is_some() {
+            // A change of an inode of the directory may have seen the grant.
+            self.inodes.barrier();
         }
     }
 
     /// An inode gets names elsewhere, or attributes that this client does not foresee: it is not this client's alone any more,
     /// nor what is below it.
-    pub(super) fn share_all_of(&mut self, ino: Ino) {
-        let Some(node) = self.nodes.get_mut(&ino) else { return };
-        let within = node.delegation.within.take();
-        let is_directory = node.attributes.is_none_or(|it| it.kind == Kind::Directory);
-        self.share(ino);
-        if let Some((root, _)) = within.filter(|_| is_directory) {
-            self.share(root);
+    pub(super) fn revoke_all_of(&self, ino: Ino) {
+        let revoke = |node: &mut Node| {
+            let is_directory = node.cached.attributes().is_none_or(|it| it.kind == Kind::Directory);
+            node.delegation.revoke(ino, is_directory)
+        };
+        if let Some(root) = self.inodes.with(ino, revoke).flatten() {
+            self.inodes.with(root, |node| node.delegation.forget_creates());
+            self.inodes.barrier();
+        }
+    }
+
+    /// Names are about to move between directories by a call: what they lead to is not this client's alone, unless it stays
+    /// below what is.
+    pub(super) fn revoke_moved(&self, from: Ino, to: Ino, targets: &[Option<Ino>; 2]) {
+        if from == to {
+            return;
+        }
+        for (parent, target) in [from, to].into_iter().zip(targets) {
+            // Of an unknown inode all of the directory is shared.
+            self.revoke_all_of(target.unwrap_or(parent));
         }
     }
 
     /// Whether to ask for a directory that this client is about to make a name in, by calls so far: `after` so many.
-    pub(super) fn wants(&mut self, directory: Ino, after: u32, now: Time) -> bool {
-        let has_delegation = self.has_delegation(directory);
-        let Some(node) = self.nodes.get_mut(&directory) else { return false };
-        let is_complete = node.names.as_ref().is_some_and(|names| names.complete);
-        if has_delegation || !is_complete || node.delegation.refused_until() > now {
-            return false;
-        }
-        node.delegation.count_create() > after
+    pub(super) fn are_wanted(&self, directory: Ino, after: u32, now: Time) -> bool {
+        let wants = |node: &mut Node| {
+            let is_complete = node.cached.names().is_some_and(|names| names.is_complete());
+            let own = &mut node.delegation;
+            let may_ask = own.grant().is_none() && is_complete && own.refused_until() <= now;
+            may_ask && own.count_create() > after
+        };
+        self.inodes.with(directory, wants).unwrap_or(false)
     }
 
     /// The directory was refused.
-    pub(super) fn refuse(&mut self, directory: Ino, until: Time) {
-        if let Some(node) = self.nodes.get_mut(&directory) {
-            node.delegation.refuse(until);
-        }
+    pub(super) fn refuse(&self, directory: Ino, until: Time) {
+        self.inodes.with(directory, |node| node.delegation.refuse(until));
+    }
+
+    /// The grant by which an inode is this client's alone, and its size.
+    pub(super) fn grant_of(&self, ino: Ino) -> Option<(Option<GrantNumber>, u64)> {
+        let look = |node: &mut Node| {
+            Some((node.delegation.grant_number(), node.cached.attributes()?.size))
+        };
+        self.inodes.with(ino, look).flatten()
     }
 
     /// The attributes of an inode that this client may change by itself now.
-    fn delegated_attributes(&self, ino: Ino, now: Time) -> Option<Attributes> {
-        let node = self.nodes.get(&ino)?;
-        (self.lease_end > now && node.changing == 0 && self.has_delegation(ino)).then_some(())?;
-        let seen_as = users::seen_as(self.squash);
-        node.attributes.filter(|it| seen_as.is_none_or(|user| is_owned_by(it, &user)))
+    fn changeable(&self, node: &Node, squash: Squash, now: Time) -> Option<Attributes> {
+        let attributes = changeable(node).filter(|_| self.session.is_leased(now))?;
+        let seen_as = user::seen_as(squash);
+        seen_as.is_none_or(|user| is_owned_by(&attributes, &user)).then_some(attributes)
     }
 
-    /// Whether a file may be opened, and locked, without the server.
-    pub(super) fn may_open(&self, ino: Ino, now: Time) -> bool {
-        self.delegated_attributes(ino, now).is_some_and(|it| it.kind == Kind::File)
+    /// Runs `then` if a file may be opened, and locked, without the server: it stays this client's alone meanwhile.
+    pub(super) fn while_delegated<T>(
+        &self,
+        ino: Ino,
+        now: Time,
+        then: impl FnOnce(&mut Node) -> Option<T>,
+    ) -> Option<T> {
+        let mut stripe = self.inodes.lock(ino);
+        let squash = stripe.rules().squash;
+        let node = stripe.node_mut(ino)?;
+        self.changeable(node, squash, now).filter(|it| it.kind == Kind::File)?;
+        then(node)
     }
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.
-    pub(super) fn lacks_attributes(&self, ino: Ino) -> bool {
-        let Some(node) = self.nodes.get(&ino) else { return false };
-        node.attributes.is_none() && node.changing == 0 && self.has_delegation(ino)
-    }
-
-    /// Makes an inode, if that is possible without the server.
-    pub(super) fn make(
-        &mut self,
-        parent: Ino,
-        name: &[u8],
-        new: &NewNode,
-        (now, time): (Time, Timestamp),
-    ) -> Option<Result<Attributes, FsError>> {
-        let mut directory = self.delegated_attributes(parent, now)?;
-        let node = self.nodes.get(&parent)?;
-        let names = node.names.as_ref().filter(|names| names.complete)?;
-        match names.known(name) {
-            Some(NewName::Present(_)) => return Some(Err(FsError::Exists)),
-            Some(NewName::Absent) => {}
-            None => return None,
-        }
-        let is_possible = directory.links > 0 && directory.links < MAX_LINKS;
-        if !is_possible || !is_plain(name, new) {
-            return None;
-        }
-        let within =
-            node.delegation.granted.map(|grant| (parent, grant)).or(node.delegation.within);
-        let quota = node.delegation.quota;
-        if !self.queue.has_number() {
-            return None;
-        }
-        let charge = self.queue.take_room(quota, Room::of_new(name, &new.node))?;
-        let number = self.queue.number()?;
-        let made = Attributes::of_new(&directory, new, number, time);
-        directory.got_name(made.kind, time);
-        let name = Bytes::copy_from_slice(name);
-        let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
-        self.queue.push(Mutation { time, kind }, charge, false, now);
-        let write_bound = self.new_write_bound();
-        let node = self.nodes.entry(number).or_default();
-        (node.attributes, node.used) = (Some(made), true);
-        node.delegation = Delegation::of_new(within, quota, write_bound);
-        if made.kind == Kind::Directory {
-            self.hold_names(number, true);
-        }
-        self.note(parent, directory);
-        if let Some(names) = self.nodes.get_mut(&parent).and_then(|node| node.names.as_mut()) {
-            names.set(&name, NewName::Present(number));
-        }
-        Some(Ok(made))
-    }
-
-    /// A mutation has given an inode these attributes.
-    fn note(&mut self, ino: Ino, attributes: Attributes) {
-        self.queue.ended.remove(&ino);
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.attributes = Some(attributes);
-            node.used = true;
-            node.delegation.unsent += 1;
-        }
-    }
-
-    /// Whether this client has made it, so that nothing is unknown of it.
-    fn is_made_here(&self, ino: Ino) -> bool {
-        let within = self.nodes.get(&ino).and_then(|node| node.delegation.within);
-        within.is_some_and(|(root, grant)| self.has_grant(root, grant))
-    }
-
-    /// Sets attributes, if that is possible without the server.
-    pub(super) fn set(
-        &mut self,
-        ino: Ino,
-        change: &AttributeChange,
-        (now, time): (Time, Timestamp),
-    ) -> Option<Attributes> {
-        let mut attributes = self.delegated_attributes(ino, now)?;
-        let is_made_here = self.is_made_here(ino);
-        // An access control list may say more.
-        let is_plain = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
-        if !is_made_here && !is_plain || attributes.kind == Kind::Symlink {
-            return None;
-        }
-        let own = &self.nodes.get(&ino)?.delegation;
-        match change.size {
-            // The answer is to say what is stored.
-            None if own.is_estimate => return None,
-            None => {}
-            Some(size) => {
-                let is_exact = size == 0 || own.is_dense && size <= attributes.size;
-                if attributes.kind != Kind::File || !is_exact {
-                    return None;
-                }
-            }
-        }
-        let charge = self.queue.take_room(own.quota, Room::NONE)?;
-        let own = &mut self.nodes.get_mut(&ino)?.delegation;
-        match change.size {
-            None => {}
-            Some(size) => {
-                if size == 0 {
-                    self.queue.is_empty_again(ino);
-                }
-                (own.is_dense, own.is_estimate) = (true, false);
-                attributes.stored = size.next_multiple_of(BLOCK);
-            }
-        }
-        attributes.set(change, time);
-        let kind = MutationKind::SetAttributes { ino, change: *change };
-        self.queue.push(Mutation { time, kind }, charge, false, now);
-        self.note(ino, attributes);
-        Some(attributes)
-    }
-
-    /// Writes bytes, if that is possible without the server, which takes such ones as mutations; where they went.
-    pub(super) fn write(
-        &mut self,
-        ino: Ino,
-        at: Option<u64>,
-        data: Bytes,
-        clear_suid: bool,
-        (now, time): (Time, Timestamp),
-    ) -> Option<u64> {
-        let bytes = self.bytes;
-        let mut attributes = self.delegated_attributes(ino, now)?;
-        let offset = at.unwrap_or(attributes.size);
-        let len = data.len() as u64;
-        // A file that the server does not have yet has a bound of its own.
-        let is_new = self.nodes.get(&ino).is_some_and(|node| node.stamp == 0);
-        let most = if is_new { bytes.end.min(MAX_FILE) } else { MAX_FILE };
-        let end = offset.checked_add(len).filter(|end| *end <= most)?;
-        if attributes.kind != Kind::File || data.is_empty() {
-            return None;
-        }
-        let own = &self.nodes.get(&ino)?.delegation;
-        let blocks = match bytes.dense {
-            // What a file takes follows from its size.
-            true => blocks_of(0..end).saturating_sub(blocks_of(0..attributes.size)),
-            false => {
-                let known = if own.is_dense { attributes.size.next_multiple_of(BLOCK) } else { 0 };
-                blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
-            }
+    pub(super) fn lack_attributes(&self, ino: Ino) -> bool {
+        let lacks = |node: &mut Node| {
+            let is_free = node.delegation.grant().is_some() && !node.cached.is_changing();
+            is_free && node.cached.attributes().is_none()
         };
-        let charge = self.queue.take_room(own.quota, Room::of_bytes(blocks))?;
-        if offset > attributes.size {
-            self.clear_bytes(ino, now);
-        }
-        let own = &mut self.nodes.get_mut(&ino)?.delegation;
-        own.is_dense = bytes.dense || own.is_dense && offset <= attributes.size;
-        own.is_estimate |= !own.is_dense;
-        let grows = end > attributes.size;
-        attributes.wrote(end, clear_suid, time);
-        let most = attributes.size.next_multiple_of(BLOCK);
-        attributes.stored = match own.is_dense {
-            true => most,
-            false => {
-                most.min(attributes.stored + len.next_multiple_of(BLOCK)).max(attributes.stored)
-            }
-        };
-        let kind = MutationKind::Write { ino, offset, data, clear_suid };
-        self.queue.push(Mutation { time, kind }, charge, grows, now);
-        self.note(ino, attributes);
-        Some(offset)
-    }
-
-    /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
-    pub(super) fn call_for_size(&mut self, ino: Ino, size: u64, now: Time) {
-        self.clear_bytes(ino, now);
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.delegation.is_dense &= size == 0;
-        }
-    }
-
-    /// The bytes of a file change by a call: where it has holes is not known any more.
-    pub(super) fn call_for_bytes(&mut self, ino: Ino, now: Time) {
-        self.stored_by_server(ino, now);
-        if let Some(node) = self.nodes.get_mut(&ino) {
-            node.delegation.is_dense = false;
-        }
-    }
-
-    /// Whether the server does not have everything of an inode.
-    pub(super) fn is_unsent(&self, ino: Ino) -> bool {
-        self.nodes.get(&ino).is_some_and(|node| node.delegation.unsent > 0)
+        self.inodes.with(ino, lacks).unwrap_or(false)
     }
 
     /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
     pub(super) fn is_bare(&self, ino: Ino, now: Time) -> bool {
-        self.lease_end > now && self.is_made_here(ino)
+        let is_made_here = |node: &mut Node| node.delegation.is_made_here(ino);
+        self.session.is_leased(now) && self.inodes.with(ino, is_made_here).unwrap_or(false)
+    }
+
+    /// What the server would say to a new name in a directory of this client alone: the grant, if the name may be made.
+    fn check_name(
+        &self,
+        stripe: &Stripe,
+        parent: Ino,
+        name: &[u8],
+        now: Time,
+    ) -> Option<Result<(Attributes, Arc<Grant>), FsError>> {
+        let node = stripe.node(parent)?;
+        let directory = self.changeable(node, stripe.rules().squash, now)?;
+        let names = node.cached.names().filter(|names| names.is_complete())?;
+        match names.known(name)? {
+            NewName::Present(_) => return Some(Err(FsError::Exists)),
+            NewName::Absent => {}
+        }
+        let is_possible = directory.links > 0 && directory.links < MAX_LINKS;
+        let grant = node.delegation.grant().filter(|_| is_possible)?;
+        Some(Ok((directory, grant.clone())))
+    }
+
+    /// Makes an inode, if that is possible without the server.
+    pub(super) fn create(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new: &NewNode,
+        (now, time): Clocks,
+    ) -> Local<Result<Attributes, FsError>> {
+        let checked = self.check_name(&self.inodes.lock(parent), parent, name, now);
+        let grant = match checked {
+            Some(Err(error)) => return Local::Made(Err(error)),
+            Some(Ok((_, grant))) if is_plain(name, new) => grant,
+            Some(Ok(_)) | None => return Local::NeedsCall,
+        };
+        let Some(number) = self.numbers.take() else { return Local::NeedsCall };
+        let charge = Charge { quota: grant.quota(), room: Room::of_new(name, &new.node) };
+        if !self.room.take(charge) {
+            self.numbers.used(number, None);
+            return Local::NoRoom(charge.quota);
+        }
+        let name = Bytes::copy_from_slice(name);
+        let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
+        let record = Record::small(&Mutation { time, kind });
+        let mut stripes = self.inodes.lock_two(parent, number);
+        // Another thread may have changed the directory meanwhile.
+        let checked = self.check_name(stripes.first(), parent, &name, now);
+        let Some(Ok((mut directory, still))) =
+            checked.filter(|it| matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)))
+        else {
+            drop(stripes);
+            self.room.discharge(&[charge], true);
+            self.numbers.used(number, None);
+            return Local::NeedsCall;
+        };
+        let made = Attributes::of_new(&directory, new, number, time);
+        directory.got_name(made.kind, time);
+        let rules = stripes.second().rules();
+        let write_bound = if rules.is_direct { rules.bytes.end } else { 0 };
+        let mut node = Node::default();
+        node.cached.set_attributes(made);
+        node.delegation = Delegation::of_new(still, write_bound);
+        if made.kind == Kind::Directory {
+            node.cached.hold_names().set_complete();
+        }
+        stripes.second().insert(number, node);
+        let parent_node = stripes.first().node_mut(parent).expect("it was looked at");
+        if let Some(names) = parent_node.cached.names_mut() {
+            names.set(&name, NewName::Present(number));
+        }
+        parent_node.cached.set_attributes(directory);
+        parent_node.delegation.changed();
+        let mutation = self.queue.append(stripes.first(), record, charge.quota, now);
+        drop(stripes);
+        self.numbers.used(number, Some(mutation));
+        Local::Made(Ok(made))
+    }
+
+    /// Sets attributes, if that is possible without the server.
+    pub(super) fn set(
+        &self,
+        ino: Ino,
+        change: &AttributeChange,
+        (now, time): Clocks,
+    ) -> Local<Attributes> {
+        let kind = MutationKind::SetAttributes { ino, change: *change };
+        let record = Record::small(&Mutation { time, kind });
+        let mut stripe = self.inodes.lock(ino);
+        let squash = stripe.rules().squash;
+        let Some(node) = stripe.node_mut(ino) else { return Local::NeedsCall };
+        let Some(mut attributes) = self.changeable(node, squash, now) else {
+            return Local::NeedsCall;
+        };
+        // An access control list may say more.
+        let is_plain = change.mode.is_none() && change.uid.is_none() && change.gid.is_none();
+        let own = &mut node.delegation;
+        let is_foreseen = is_plain || own.is_made_here(ino);
+        let is_exact = match change.size {
+            // The answer is to say what is stored.
+            None => !own.is_estimate(),
+            Some(0) => attributes.kind == Kind::File,
+            Some(size) => {
+                attributes.kind == Kind::File && own.is_dense() && size <= attributes.size
+            }
+        };
+        let Some(grant) = own.grant() else { return Local::NeedsCall };
+        if !is_foreseen || !is_exact || attributes.kind == Kind::Symlink {
+            return Local::NeedsCall;
+        }
+        let quota = grant.quota();
+        if let Some(size) = change.size {
+            own.set_dense(true);
+            own.set_estimate(false);
+            attributes.stored = size.next_multiple_of(BLOCK);
+        }
+        attributes.set(change, time);
+        own.changed();
+        node.cached.set_attributes(attributes);
+        self.queue.append(&mut stripe, record, quota, now);
+        drop(stripe);
+        if change.size == Some(0) {
+            self.losses.forget(ino);
+        }
+        Local::Made(attributes)
+    }
+
+    /// Writes bytes, if that is possible without the server, which takes such ones as mutations; where they went. The usual case
+    /// takes the lock of the file's stripe, and no other one unless the file gets blocks.
+    pub(super) fn write(
+        &self,
+        ino: Ino,
+        at: Option<u64>,
+        data: impl FnOnce() -> Bytes,
+        (len, clear_suid): (u64, bool),
+        (now, time): Clocks,
+    ) -> Local<u64> {
+        let mut stripe = self.inodes.lock(ino);
+        let rules = stripe.rules();
+        let Some(node) = stripe.node_mut(ino) else { return Local::NeedsCall };
+        let Some(mut attributes) = self.changeable(node, rules.squash, now) else {
+            return Local::NeedsCall;
+        };
+        let offset = at.unwrap_or(attributes.size);
+        // A file that the server does not have yet has a bound of its own.
+        let is_new = node.cached.stamp() == 0;
+        let most = if is_new { rules.bytes.end.min(MAX_FILE) } else { MAX_FILE };
+        let end = offset.checked_add(len).filter(|end| *end <= most);
+        let is_possible = rules.bytes.end > 0 && len > 0 && attributes.kind == Kind::File;
+        let own = &mut node.delegation;
+        let (Some(end), Some(grant), true) = (end, own.grant(), is_possible) else {
+            return Local::NeedsCall;
+        };
+        let blocks = if rules.bytes.dense {
+            // What a file takes follows from its size.
+            blocks_of(0..end).saturating_sub(blocks_of(0..attributes.size))
+        } else {
+            let known = if own.is_dense() { attributes.size.next_multiple_of(BLOCK) } else { 0 };
+            blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
+        };
+        let charge = Charge { quota: grant.quota(), room: Room::of_bytes(blocks) };
+        if !self.room.take(charge) {
+            return Local::NoRoom(charge.quota);
+        }
+        if offset > attributes.size && rules.is_direct {
+            self.bounds.clear_in(own, now);
+        }
+        let is_dense = rules.bytes.dense || own.is_dense() && offset <= attributes.size;
+        own.set_dense(is_dense);
+        own.set_estimate(own.is_estimate() || !is_dense);
+        let grows = end > attributes.size;
+        attributes.wrote(end, clear_suid, time);
+        let most = attributes.size.next_multiple_of(BLOCK);
+        let stored = most.min(attributes.stored + len.next_multiple_of(BLOCK));
+        attributes.stored = if is_dense { most } else { stored.max(attributes.stored) };
+        own.changed();
+        node.cached.set_attributes(attributes);
+        let kind = MutationKind::Write { ino, offset, data: data(), clear_suid };
+        let record = Record::bytes_of(Mutation { time, kind }, blocks, grows);
+        self.queue.append(&mut stripe, record, charge.quota, now);
+        Local::Made(offset)
+    }
+
+    /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
+    pub(super) fn call_for_size(&self, ino: Ino, size: u64, now: Time) {
+        self.bounds.clear(ino, now);
+        self.inodes.with(ino, |node| {
+            let is_dense = node.delegation.is_dense() && size == 0;
+            node.delegation.set_dense(is_dense);
+        });
+    }
+
+    /// The bytes of a file change by a call: where it has holes is not known any more.
+    pub(super) fn call_for_bytes(&self, ino: Ino, now: Time) {
+        self.bounds.stored_by_server(ino, now);
+        self.inodes.with(ino, |node| node.delegation.set_dense(false));
     }
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
     /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost.
-    pub(super) fn lose(&mut self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
+    pub(super) fn lose(&self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
         let is_refused = !matches!(error, FsError::Store(_));
-        let ended = self.queue.ended.clone();
-        self.sent(batch, 0, &[]);
+        let was_ended = |ino| self.inodes.with(ino, |node| node.delegation.was_ended());
+        let ended = batch.iter().map(|it| !is_refused && was_ended(it.kind.ino()) == Some(true));
+        let ended: Vec<bool> = ended.collect();
+        self.queue.remove(batch, 0, &[]);
         let (mut wrong, mut changes) = (Vec::new(), 0);
-        for Mutation { kind, .. } in batch {
-            self.share_all_of(kind.ino());
-            if ended.contains(&kind.ino()) && !is_refused {
-                self.queue.ended.insert(kind.ino());
+        for (Mutation { kind, .. }, is_ended) in batch.iter().zip(ended) {
+            self.revoke_all_of(kind.ino());
+            if is_ended {
+                self.inodes.with(kind.ino(), |node| node.delegation.keep_ended());
                 continue;
             }
             changes += 1;
             let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
             for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
-                let Some(node) = self.nodes.get_mut(&ino) else { continue };
-                (node.attributes, node.names) = (None, None);
-                node.delegation = node.delegation.ended();
-                if self.queue.fail(ino, error, bytes) {
+                let forget = |node: &mut Node| {
+                    node.cached.forget_contents();
+                    node.delegation.end_session();
+                };
+                if self.inodes.with(ino, forget).is_some() && self.losses.add(ino, error, bytes) {
                     wrong.push(ino);
                 }
             }
         }
         (wrong, changes)
-    }
-
-    /// The server has a batch, with the inode tokens of the inodes that it made; or it is lost.
-    pub(super) fn sent(&mut self, batch: &[Mutation], stamp: u64, inode_tokens: &[u64]) {
-        let mut inode_tokens = inode_tokens.iter();
-        let pending = &mut self.queue;
-        pending.done += batch.len() as u64;
-        assert!(pending.done <= pending.last(), "the server has mutations that were not made");
-        let done = pending.done;
-        pending.used_up.retain(|(_, last)| *last > done);
-        for Mutation { kind, .. } in batch {
-            for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
-                // It is not forgotten before.
-                let node = self.nodes.get_mut(&ino).expect("an inode with mutations is known");
-                assert!(node.delegation.unsent > 0, "a mutation is sent that was not made");
-                node.delegation.unsent -= 1;
-                if node.delegation.unsent == 0 {
-                    pending.ended.remove(&ino);
-                }
-            }
-            let Some(ino) = kind.made() else { continue };
-            let Some(inode_token) = inode_tokens.next() else { continue };
-            let node = self.nodes.entry(ino).or_default();
-            node.stamp = node.stamp.max(stamp);
-            node.inode_token = *inode_token;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use thalweg_fs::mutation::ByteMutations;
-
-    use super::*;
-
-    #[test]
-    fn a_reach_that_was_asked_for_before_a_change_does_not_count() {
-        let (ino, now) = (Ino(5), Time::default());
-        let mut cache = Cache::default();
-        cache.set_bytes(ByteMutations::default(), true);
-        cache.nodes.entry(ino).or_default();
-        for change in [Cache::clear_bytes, Cache::stored_by_server] {
-            let asked = cache.query_write_bound(ino);
-            change(&mut cache, ino, now);
-            cache.set_write_bound(ino, 4096, (asked, now));
-            assert_eq!(cache.write_bound(ino), 0);
-            cache.set_write_bound(ino, 4096, (cache.query_write_bound(ino), now));
-            assert_eq!(cache.write_bound(ino), 4096);
-        }
-        cache.nodes.entry(ino).or_default().changing = 1;
-        cache.set_write_bound(ino, 4096, (cache.query_write_bound(ino), now));
-        assert_eq!(cache.write_bound(ino), 0);
     }
 }

@@ -1,20 +1,37 @@
-//! The calls of a filesystem.
+//! The client as a filesystem.
+//!
+//! Each call asks three questions: is the answer cached, is what it changes delegated to this client, and else the server is called.
+//! Here are the root's number, the user of the call, and what is checked before anything else.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_fs::access::{AccessLists, Actor, Rules};
 use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{
     Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Credentials, Entry,
     Filesystem, FsError, Handle, Ino, Level, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode,
     Node, OpenFlags, Opened, Rename, Seek, SetXattr, Statistics, Watcher, WriteAt, WriteHow,
 };
+use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
 
+use super::base::ClientBase;
+use super::calls::Calls;
+use super::connection::Life;
+use super::content::Content;
+use super::direct_io::DirectIo;
+use super::durability::Durability;
+use super::error::{LinkError, unexpected};
 use super::link::Link;
-use super::{Client, LinkError, users};
+use super::locks::FileLocks;
+use super::names::Names;
+use super::open_files::OpenFiles;
+use super::status::ClientStatus;
+use super::user::{self, User};
 use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
 use crate::squash::acting;
 
@@ -28,53 +45,119 @@ fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > MAX_XATTR_NAME { Err(FsError::AttributeTooLarge) } else { Ok(()) }
 }
 
-fn unexpected<T>() -> Result<T, FsError> {
-    Err(LinkError::Unexpected.into())
+/// The stages that calls begin at.
+pub(super) struct Stages {
+    pub(super) base: Arc<ClientBase>,
+    pub(super) direct_io: Arc<DirectIo>,
+    pub(super) calls: Arc<Calls>,
+    pub(super) names: Names,
+    pub(super) content: Content,
+    pub(super) open_files: Arc<OpenFiles>,
+    pub(super) locks: Arc<FileLocks>,
+    pub(super) durability: Durability,
+    pub(super) lists: AccessLists,
+    pub(super) life: Life,
+}
+
+/// A filesystem behind a server. Clones are the same client; its session ends with [`Client::close`], or when the server
+/// has not heard it for long enough.
+#[derive(Clone)]
+pub struct Client {
+    stages: Arc<Stages>,
+    /// The user that its calls are made for.
+    user: User,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let connector = self.stages.life.connections().connector();
+        f.debug_struct("Client").field("connector", connector).finish_non_exhaustive()
+    }
 }
 
 impl Client {
-    /// The number of an inode at the server: callers know the root by the number that all filesystems have for it.
-    fn theirs(&self, ino: Ino) -> Ino {
-        match ino {
-            Ino::ROOT => self.shared.session.lock().root,
-            ino => ino,
+    pub(super) fn new(stages: Stages) -> Client {
+        Client { stages: Arc::new(stages), user: None }
+    }
+
+    /// Ends the session in order. Calls fail from now on.
+    pub async fn close(&self) {
+        self.stages.life.connections().close().await;
+    }
+
+    /// What it has sent to the server.
+    pub fn traffic(&self) -> &Traffic {
+        self.stages.life.connections().traffic()
+    }
+
+    /// What it knows of itself.
+    pub fn status(&self) -> ClientStatus {
+        let link = self.stages.base.links.current();
+        ClientStatus {
+            connected: matches!(link, Link::Up(_)),
+            ended: matches!(link, Link::Ended),
+            evictions: self.stages.base.session.generation(),
+            direct: self.stages.direct_io.contents().is_some(),
+            inodes: self.stages.base.inodes.len(),
+            calls: self.stages.base.call_numbers.pending(),
+            unsent: self.stages.base.queue.len(),
+            kept: self.stages.base.replay_log.len(),
+            lost: self.stages.base.losses.counted(),
         }
+    }
+
+    /// Whether all users of this client act as one at the server, so that a kernel, which knows them apart, cannot check what they
+    /// may do. The caller is about to leave that to [`Filesystem::check_access`]: should a later session have other users, this
+    /// client is refused.
+    pub fn checks_for_kernel(&self) -> bool {
+        self.stages.base.session.check_for_kernel()
+    }
+
+    fn theirs(&self, ino: Ino) -> Ino {
+        self.stages.base.session.theirs(ino)
     }
 
     /// Makes a call for its user.
     async fn act<T>(&self, call: impl Future<Output = T>) -> T {
-        users::act(&self.user, call).await
+        user::act(&self.user, call).await
+    }
+
+    async fn request(&self, request: Request) -> Result<(Answer, Bytes), FsError> {
+        self.act(self.stages.calls.request(request)).await
     }
 }
 
 #[async_trait]
 impl Filesystem for Client {
     fn is_read_only(&self) -> bool {
-        self.shared.session.lock().read_only
+        self.stages.base.session.info().read_only
     }
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
         check_name(name)?;
-        let mut found = self.act(self.shared.look_up(self.theirs(parent), name)).await?;
+        let mut found = self.act(self.stages.names.look_up(self.theirs(parent), name)).await?;
         if let Lookup::Found(answer) = &mut found {
-            answer.attributes.ino = self.shared.ours(answer.attributes.ino);
+            answer.attributes.ino = self.stages.base.session.ours(answer.attributes.ino);
         }
         Ok(found)
     }
 
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
-        let parent = self.shared.parent(self.theirs(directory)).await?;
-        Ok(self.shared.ours(parent))
+        let directory = self.theirs(directory);
+        match self.stages.calls.request(Request::Parent { directory }).await? {
+            (Answer::Directory(parent), _) => Ok(self.stages.base.session.ours(parent)),
+            _ => unexpected(),
+        }
     }
 
     async fn attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
-        let mut answer = self.shared.attributes(self.theirs(ino), false).await?;
+        let mut answer = self.stages.names.attributes(self.theirs(ino), false).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
 
     async fn shown_attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
-        let mut answer = self.shared.attributes(self.theirs(ino), true).await?;
+        let mut answer = self.stages.names.attributes(self.theirs(ino), true).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
@@ -84,7 +167,8 @@ impl Filesystem for Client {
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<FileAnswer, FsError> {
-        let mut answer = self.act(self.shared.set_attributes(self.theirs(ino), *change)).await?;
+        let mut answer =
+            self.act(self.stages.names.set_attributes(self.theirs(ino), *change)).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
@@ -94,22 +178,22 @@ impl Filesystem for Client {
         if matches!(&new.node, Node::Symlink(target) if target.len() > MAX_TARGET) {
             return Err(FsError::NameTooLong);
         }
-        self.act(self.shared.create(self.theirs(parent), name, new)).await
+        self.act(self.stages.names.create(self.theirs(parent), name, new)).await
     }
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
         check_name(name)?;
-        self.act(self.shared.link(self.theirs(ino), self.theirs(parent), name)).await
+        self.act(self.stages.names.link(self.theirs(ino), self.theirs(parent), name)).await
     }
 
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        self.act(self.shared.unlink(self.theirs(parent), name, false)).await
+        self.act(self.stages.names.unlink(self.theirs(parent), name, false)).await
     }
 
     async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        self.act(self.shared.unlink(self.theirs(parent), name, true)).await
+        self.act(self.stages.names.unlink(self.theirs(parent), name, true)).await
     }
 
     async fn rename(
@@ -120,11 +204,11 @@ impl Filesystem for Client {
     ) -> Result<(), FsError> {
         check_name(from.1).and_then(|()| check_name(to.1))?;
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.act(self.shared.rename(from, to, how)).await
+        self.act(self.stages.names.rename(from, to, how)).await
     }
 
     async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
-        match self.shared.ask(Request::ReadLink { ino }).await? {
+        match self.stages.calls.request(Request::ReadLink { ino }).await? {
             (Answer::Bytes, target) => Ok(target),
             _ => unexpected(),
         }
@@ -137,15 +221,15 @@ impl Filesystem for Client {
         most: usize,
         attributes: bool,
     ) -> Result<Vec<Entry>, FsError> {
-        self.act(self.shared.list(self.theirs(ino), from, most, attributes)).await
+        self.act(self.stages.names.list(self.theirs(ino), from, most, attributes)).await
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.act(self.shared.read(self.theirs(ino), offset, len, false)).await
+        self.act(self.stages.content.read(self.theirs(ino), offset, len, false)).await
     }
 
     async fn read_cached(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.act(self.shared.read(self.theirs(ino), offset, len, true)).await
+        self.act(self.stages.content.read(self.theirs(ino), offset, len, true)).await
     }
 
     async fn write(
@@ -155,7 +239,16 @@ impl Filesystem for Client {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        self.act(self.shared.write(self.theirs(ino), at, data, how)).await
+        let (ino, content) = (self.theirs(ino), &self.stages.content);
+        // The usual write of a delegated file: nothing of the calls that others may need is even made ready.
+        let wrote = user::act_now(&self.user, || content.write_now(ino, at, &data, how));
+        let Some(offset) = wrote else {
+            return Box::pin(self.act(content.write(ino, at, data, how))).await;
+        };
+        if content.begin_writeback() {
+            Box::pin(content.throttle()).await?;
+        }
+        Ok(offset)
     }
 
     async fn allocate(
@@ -165,12 +258,12 @@ impl Filesystem for Client {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
-        self.act(self.shared.allocate(self.theirs(ino), offset, len, how)).await
+        self.act(self.stages.content.allocate(self.theirs(ino), offset, len, how)).await
     }
 
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
         let ino = self.theirs(ino);
-        match self.act(self.shared.ask(Request::Seek { ino, offset, what })).await? {
+        match self.request(Request::Seek { ino, offset, what }).await? {
             (Answer::Number(at), _) => Ok(at),
             _ => unexpected(),
         }
@@ -178,33 +271,33 @@ impl Filesystem for Client {
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.act(self.shared.copy(from, to, len)).await
+        self.act(self.stages.content.copy(from, to, len)).await
     }
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
-        self.shared.sync_inode(self.theirs(ino), content_only).await
+        self.stages.durability.sync_inode(self.theirs(ino), content_only).await
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
-        self.shared.sync(Request::SyncAll).await
+        self.stages.durability.sync_all().await
     }
 
     async fn level(&self, ino: Ino) -> Result<Level, FsError> {
-        self.shared.level(self.theirs(ino)).await
+        self.stages.durability.level(self.theirs(ino)).await
     }
 
     async fn wait_for(&self, ino: Ino, level: Level, within: Duration) -> Result<bool, FsError> {
-        self.shared.wait_for(self.theirs(ino), level, within).await
+        self.stages.durability.wait_for(self.theirs(ino), level, within).await
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
-        if self.shared.cache.lock().is_bare(ino, self.shared.env.now()) {
+        if self.stages.base.delegations.is_bare(ino, self.stages.base.env.now()) {
             return Err(FsError::NoAttribute);
         }
         let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
-        match self.act(self.shared.ask(request)).await? {
+        match self.request(request).await? {
             (Answer::Bytes, value) => Ok(value),
             _ => unexpected(),
         }
@@ -223,11 +316,11 @@ impl Filesystem for Client {
         }
         let ino = self.theirs(ino);
         let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
-        self.act(self.shared.change_xattr(ino, request, vec![value])).await
+        self.act(self.stages.content.change_xattr(ino, request, vec![value])).await
     }
 
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
-        match self.act(self.shared.ask(Request::Xattrs { ino: self.theirs(ino) })).await? {
+        match self.request(Request::Xattrs { ino: self.theirs(ino) }).await? {
             (Answer::Names, names) => {
                 decode_list(&names, MAX_PAYLOAD).map_err(|_| LinkError::Unexpected.into())
             }
@@ -239,41 +332,38 @@ impl Filesystem for Client {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
         let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
-        self.act(self.shared.change_xattr(ino, request, Vec::new())).await
+        self.act(self.stages.content.change_xattr(ino, request, Vec::new())).await
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
-        match self.shared.ask(Request::Statistics).await? {
+        match self.stages.calls.request(Request::Statistics).await? {
             (Answer::Statistics(found), _) => Ok(found),
             _ => unexpected(),
         }
     }
 
     fn reference(&self, ino: Ino) {
-        self.shared.cache.lock().reference(self.theirs(ino));
+        self.stages.base.cache.reference(self.theirs(ino));
     }
 
     fn unreference(&self, ino: Ino, count: u64) {
-        let is_gone = self.shared.cache.lock().unreference(self.theirs(ino), count);
-        if is_gone {
-            self.shared.gone.notify_one();
-        }
+        self.stages.base.cache.unreference(self.theirs(ino), count);
     }
 
     async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened, FsError> {
-        self.act(self.shared.open(*caller, self.theirs(ino), flags)).await
+        self.act(self.stages.open_files.open(*caller, self.theirs(ino), flags)).await
     }
 
     async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError> {
-        self.shared.flush(self.theirs(ino), handle, owner).await
+        self.stages.open_files.flush(self.theirs(ino), handle, owner).await
     }
 
     async fn release(&self, ino: Ino, handle: Handle) {
-        self.shared.release(self.theirs(ino), handle).await;
+        self.stages.open_files.release(self.theirs(ino), handle).await;
     }
 
     async fn lock(&self, ino: Ino, lock: &Lock, wait: bool) -> Result<(), FsError> {
-        self.shared.lock(self.theirs(ino), *lock, wait).await
+        self.stages.locks.lock(self.theirs(ino), *lock, wait).await
     }
 
     async fn unlock(
@@ -283,15 +373,15 @@ impl Filesystem for Client {
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        self.shared.unlock(self.theirs(ino), kind, owner, range).await
+        self.stages.locks.unlock(self.theirs(ino), kind, owner, range).await
     }
 
     async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError> {
-        self.shared.conflicting_lock(self.theirs(ino), *lock).await
+        self.stages.locks.conflict(self.theirs(ino), *lock).await
     }
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {
-        self.shared.reclaim_state.locks.held_on(self.theirs(ino))
+        self.stages.open_files.locks().held_on(self.theirs(ino))
     }
 
     fn is_remote(&self) -> bool {
@@ -299,11 +389,11 @@ impl Filesystem for Client {
     }
 
     fn is_away(&self) -> bool {
-        matches!(*self.shared.link.borrow(), Link::Down)
+        matches!(self.stages.base.links.current(), Link::Down)
     }
 
     fn checks_users(&self) -> bool {
-        self.shared.session.lock().squash != Squash::None
+        self.stages.base.session.squash() != Squash::None
     }
 
     fn for_user(&self, user: &Arc<Credentials>) -> Option<Arc<dyn Filesystem>> {
@@ -315,14 +405,28 @@ impl Filesystem for Client {
     }
 
     fn acting(&self, user: &Credentials) -> Option<Credentials> {
-        acting(self.shared.session.lock().squash, Some(user))
+        acting(self.stages.base.session.squash(), Some(user))
     }
 
     async fn check_access(&self, ino: Ino, wanted: u16) -> Result<(), FsError> {
-        self.act(self.shared.check_access(self, self.theirs(ino), wanted)).await
+        let Some(user) =
+            user::act_now(&self.user, || user::seen_as(self.stages.base.session.squash()))
+        else {
+            return Ok(());
+        };
+        let known = self.stages.base.cache.rights(self.theirs(ino), self.stages.base.env.now());
+        let it = match known {
+            Some(known) => known,
+            None => {
+                self.act(self.stages.names.attributes(self.theirs(ino), false)).await?.attributes
+            }
+        };
+        let files: &dyn Filesystem = self;
+        let rules = Rules { files, user: Actor::of(&user), lists: &self.stages.lists };
+        self.act(rules.check(&it, wanted)).await
     }
 
     fn watch(&self, watcher: Watcher) {
-        *self.shared.watcher.write() = Some(watcher);
+        self.stages.base.caller_cache.set(watcher);
     }
 }

@@ -4,10 +4,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_fs::locks::LockTable;
 use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
 use tokio::sync::{Notify, oneshot};
 
-use super::{LinkError, Shared, users};
+use super::base::ClientBase;
+use super::error::{LinkError, unexpected};
+use super::open_files::OpenFiles;
+use super::rpc::{Outgoing, Rpc};
+use super::user;
+use super::writeback::Writeback;
 use crate::protocol::{Answer, Reply, Request};
 
 /// How far a caller has come that waits for a lock.
@@ -25,7 +31,7 @@ enum Progress {
 
 /// A caller that waits for a lock. It may be dropped at any time, as when its process is killed.
 struct Waiter {
-    shared: Arc<Shared>,
+    locks: Arc<FileLocks>,
     at: (Ino, Lock),
     progress: Arc<Mutex<Progress>>,
     gone: Arc<Notify>,
@@ -39,10 +45,10 @@ impl Drop for Waiter {
             Progress::Holds(before) => {
                 let (ino, lock) = self.at;
                 let before = if lock.kind == LockKind::Bsd { Vec::new() } else { before };
-                self.shared.reclaim_state.locks.restore(ino, &lock, &before);
-                let shared = self.shared.clone();
-                let taking = async move { shared.take_back((ino, lock), before).await };
-                self.shared.env.spawn(taking).detach();
+                self.locks.table().restore(ino, &lock, &before);
+                let locks = self.locks.clone();
+                let reverting = async move { locks.revert(ino, lock, before).await };
+                self.locks.base.env.spawn(reverting).detach();
             }
             Progress::IsGone | Progress::IsOver => {}
         }
@@ -53,96 +59,111 @@ impl Drop for Waiter {
 fn answered(done: Result<(Reply, Bytes), FsError>) -> Result<(), FsError> {
     match done?.0.answer {
         Answer::Done => Ok(()),
-        _ => Err(LinkError::Unexpected.into()),
+        _ => unexpected(),
     }
 }
 
-impl Shared {
+/// Locks of programs.
+pub(super) struct FileLocks {
+    base: Arc<ClientBase>,
+    rpc: Arc<Rpc>,
+    writeback: Arc<Writeback>,
+    open_files: Arc<OpenFiles>,
+}
+
+impl FileLocks {
+    pub(super) fn new(
+        base: Arc<ClientBase>,
+        rpc: Arc<Rpc>,
+        writeback: Arc<Writeback>,
+        open_files: Arc<OpenFiles>,
+    ) -> FileLocks {
+        FileLocks { base, rpc, writeback, open_files }
+    }
+
+    fn table(&self) -> &LockTable {
+        self.open_files.locks()
+    }
+
     pub(super) async fn lock(
         self: &Arc<Self>,
         ino: Ino,
         lock: Lock,
         wait: bool,
     ) -> Result<(), FsError> {
-        match self.alone(ino, |_, _| self.reclaim_state.locks.try_lock(ino, &lock)) {
+        match self.open_files.while_alone(ino, |_, _| self.table().try_lock(ino, &lock)) {
             // The server knows which waits would wait for each other.
             Some(Err(FsError::Locked)) if wait => {}
             Some(locked) => return locked,
             None => {}
         }
-        self.tell_opens(&[ino]).await?;
-        match wait {
-            true => self.wait_for_lock(ino, lock).await,
-            false => {
-                let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-                    shared.take_lock(ino, &lock, reply);
-                };
-                let request = Request::Lock { ino, lock, wait };
-                answered(self.call(request, Vec::new(), take).await)
-            }
+        self.open_files.tell(&[ino]).await?;
+        if wait {
+            return self.wait_for(ino, lock).await;
         }
+        let locks = self.clone();
+        let then = move |reply: &Reply, _: &Bytes| locks.record(ino, &lock, reply);
+        let request = Request::Lock { ino, lock, wait };
+        answered(self.writeback.call(request, Vec::new(), then).await)
     }
 
     /// Waits for a lock. The call outlives its caller: only its answer says what is to be done when the caller is gone.
-    async fn wait_for_lock(self: &Arc<Self>, ino: Ino, lock: Lock) -> Result<(), FsError> {
+    async fn wait_for(self: &Arc<Self>, ino: Ino, lock: Lock) -> Result<(), FsError> {
         let (progress, gone) = (Arc::new(Mutex::new(Progress::Waits)), Arc::new(Notify::new()));
-        let waiter = Waiter { shared: self.clone(), at: (ino, lock), progress, gone };
-        let (shared, progress, gone) = (self.clone(), waiter.progress.clone(), waiter.gone.clone());
-        let (by, (sender, done)) = ((None, users::current()), oneshot::channel());
+        let waiter = Waiter { locks: self.clone(), at: (ino, lock), progress, gone };
+        let (locks, progress, gone) = (self.clone(), waiter.progress.clone(), waiter.gone.clone());
+        let (user, (sender, done)) = (user::current(), oneshot::channel());
         let waiting = async move {
-            let taking = progress.clone();
-            let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
+            let (taking, recorder) = (progress.clone(), locks.clone());
+            let then = move |reply: &Reply, _: &Bytes| {
                 let mut progress = taking.lock();
-                let before = shared.reclaim_state.locks.owned(ino, lock.kind, lock.owner);
+                let before = recorder.table().owned(ino, lock.kind, lock.owner);
                 let is_done = reply.answer == Answer::Done;
-                let is_gone = matches!(*progress, Progress::IsGone);
-                match is_done && is_gone {
-                    true => shared.lose_changed(ino, &lock),
-                    false => shared.take_lock(ino, &lock, reply),
+                if is_done && matches!(*progress, Progress::IsGone) {
+                    recorder.lose_changed(ino, &lock);
+                    return;
                 }
-                if is_done && !is_gone {
+                recorder.record(ino, &lock, reply);
+                if is_done {
                     *progress = Progress::Holds(before);
                 }
             };
-            let call = (Request::Lock { ino, lock, wait: true }, Vec::new());
-            let done = shared.call_until(by, [ino].into(), call, take, gone.notified()).await;
+            let request = Request::Lock { ino, lock, wait: true };
+            let call = Outgoing::with(request, Vec::new(), user);
+            let done = locks.rpc.make(call, then, gone.notified()).await;
             let is_unknown = matches!(&done, Err(FsError::Store(_)));
             let is_unwanted = done.is_ok() && matches!(*progress.lock(), Progress::IsGone);
             if is_unwanted || is_unknown {
-                let before = shared.reclaim_state.locks.owned(ino, lock.kind, lock.owner);
-                shared.take_back((ino, lock), before).await;
+                let before = locks.table().owned(ino, lock.kind, lock.owner);
+                locks.revert(ino, lock, before).await;
             }
             // The caller may be gone.
             let _ = sender.send(answered(done));
         };
-        self.env.spawn(waiting).detach();
+        self.base.env.spawn(waiting).detach();
         let locked = done.await.unwrap_or(Err(LinkError::Closed.into()));
         *waiter.progress.lock() = Progress::IsOver;
         locked
     }
 
     /// The server has answered a call for a lock. The next server decides the same by a reclaim.
-    fn take_lock(&self, ino: Ino, lock: &Lock, reply: &Reply) {
-        let locks = &self.reclaim_state.locks;
-        match reply.answer {
-            Answer::Done => {
-                if let Err(error) = locks.try_lock(ino, lock) {
-                    tracing::warn!(%error, "a lock will not outlive the server");
-                }
-            }
-            _ => self.lose_changed(ino, lock),
+    fn record(&self, ino: Ino, lock: &Lock, reply: &Reply) {
+        if reply.answer != Answer::Done {
+            self.lose_changed(ino, lock);
+        } else if let Err(error) = self.table().try_lock(ino, lock) {
+            tracing::warn!(%error, "a lock will not outlive the server");
         }
     }
 
     /// A lock was not taken. As flock(2): its owner has lost the one that it wanted to change.
     fn lose_changed(&self, ino: Ino, lock: &Lock) {
         if lock.kind == LockKind::Bsd {
-            self.reclaim_state.locks.unlock_owner(ino, lock.kind, lock.owner);
+            self.table().unlock_owner(ino, lock.kind, lock.owner);
         }
     }
 
     /// Has the server forget a lock that it has given to a caller that was gone: the owner has the locks from before again.
-    async fn take_back(self: &Arc<Self>, (ino, lock): (Ino, Lock), before: Vec<Lock>) {
+    async fn revert(&self, ino: Ino, lock: Lock, before: Vec<Lock>) {
         let Lock { kind, owner, range, .. } = lock;
         let held = before.iter().filter_map(|held| {
             let range = held.range.intersection(&range)?;
@@ -153,45 +174,37 @@ impl Shared {
         let unlocks = free.into_iter().map(|range| Request::Unlock { ino, kind, owner, range });
         let locks = held.into_iter().map(|lock| Request::Lock { ino, lock, wait: false });
         for request in unlocks.chain(locks) {
-            let call = (request, Vec::new());
-            let done = self.call_in((None, None), [ino].into(), call, |_, _, _| {}).await;
-            if let Err(error) = done {
+            if let Err(error) = self.rpc.own(request).await {
                 tracing::debug!(%error, "a lock that nothing waits for any more stays");
             }
         }
     }
 
     pub(super) async fn unlock(
-        self: &Arc<Self>,
+        &self,
         ino: Ino,
         kind: LockKind,
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        let is_told = {
-            let opens = self.reclaim_state.opens.lock();
-            self.reclaim_state.locks.unlock(ino, kind, owner, range)?;
-            opens.is_told(ino) || !opens.is_quiet(ino)
-        };
-        if !is_told {
+        if !self.open_files.unlock(ino, kind, owner, range)? {
             return Ok(());
         }
-        self.tell_opens(&[ino]).await?;
-        self.order(Request::Unlock { ino, kind, owner, range }).await
+        self.open_files.tell(&[ino]).await?;
+        self.writeback.order(Request::Unlock { ino, kind, owner, range }).await
     }
 
-    pub(super) async fn conflicting_lock(
-        self: &Arc<Self>,
-        ino: Ino,
-        lock: Lock,
-    ) -> Result<Option<Lock>, FsError> {
-        if let Some(found) = self.alone(ino, |_, _| self.reclaim_state.locks.conflict(ino, &lock)) {
+    pub(super) async fn conflict(&self, ino: Ino, lock: Lock) -> Result<Option<Lock>, FsError> {
+        if let Some(found) =
+            self.open_files.while_alone(ino, |_, _| self.table().conflict(ino, &lock))
+        {
             return Ok(found);
         }
-        self.tell_opens(&[ino]).await?;
-        match self.ask(Request::ConflictingLock { ino, lock }).await? {
-            (Answer::Lock(found), _) => Ok(found),
-            _ => Err(LinkError::Unexpected.into()),
+        self.open_files.tell(&[ino]).await?;
+        let request = Request::ConflictingLock { ino, lock };
+        match self.writeback.call(request, Vec::new(), |_, _| {}).await?.0.answer {
+            Answer::Lock(found) => Ok(found),
+            _ => unexpected(),
         }
     }
 }

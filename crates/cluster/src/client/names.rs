@@ -5,14 +5,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, Attributes, Cookie, Entry, FsError, Ino, Lookup,
-    NewNode, Node, Rename, Validity,
+    Answer as FileAnswer, AttributeChange, Cookie, Entry, FsError, Ino, Lookup, NewNode, Node,
+    Rename,
 };
 use thalweg_net::keys::Squash;
 
-use super::cache::ChangeGuard;
-use super::dentries::NewName;
-use super::{LinkError, Shared, users};
+use super::base::ClientBase;
+use super::calls::Calls;
+use super::dir_names::NewName;
+use super::error::{LinkError, unexpected};
+use super::local::LocalChanges;
+use super::user;
+use super::writeback::Writeback;
 use crate::protocol::{Answer, ListedEntry, Reply, Request, decode_entries};
 
 /// Whether a mode has set-user-id or set-group-id.
@@ -20,61 +24,39 @@ fn is_privileged(mode: u16) -> bool {
     mode & 0o6000 != 0
 }
 
-impl Shared {
-    /// An answer that names an inode.
-    fn learned(&self, reply: &Reply) -> Result<FileAnswer, FsError> {
-        match reply.answer {
-            Answer::Inode(attributes) => Ok(self.valid(attributes)),
-            _ => Err(LinkError::Unexpected.into()),
-        }
+/// Names and attributes.
+pub(super) struct Names {
+    base: Arc<ClientBase>,
+    writeback: Arc<Writeback>,
+    calls: Arc<Calls>,
+    local: Arc<LocalChanges>,
+}
+
+impl Names {
+    pub(super) fn new(
+        base: Arc<ClientBase>,
+        writeback: Arc<Writeback>,
+        calls: Arc<Calls>,
+        local: Arc<LocalChanges>,
+    ) -> Names {
+        Names { base, writeback, calls, local }
     }
 
-    /// Attributes, and how long they may be used: if the cache has them still, or has newer ones that the server does not
-    /// have.
-    fn valid(&self, attributes: Attributes) -> FileAnswer {
-        let cached = {
-            let mut cache = self.cache.lock();
-            let now = self.env.now();
-            match cache.unsent(attributes.ino, now) {
-                Some(own) => Some(own),
-                None => {
-                    let cached = cache.attributes(attributes.ino, now);
-                    cached.filter(|cached| cached.attributes == attributes)
-                }
-            }
-        };
-        cached.unwrap_or(FileAnswer { attributes, valid: Validity::NONE })
-    }
-
-    /// Puts the inode of an answer into the cache, where answers are received.
-    pub(super) fn take_inode(&self, reply: &Reply) {
-        if let Answer::Inode(attributes) = &reply.answer {
-            let keep = reply.grants.attributes;
-            let told = (reply.stamp, reply.inode_token);
-            self.cache.lock().learn(attributes, told, keep, self.env.now());
-        }
-    }
-
-    pub(super) async fn look_up(
-        self: &Arc<Self>,
-        parent: Ino,
-        name: &[u8],
-    ) -> Result<Lookup, FsError> {
+    pub(super) async fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
         // Where dots lead, a rename changes without a word about this name.
         let is_cached = !matches!(name, b"." | b"..");
-        if let Some(found) =
-            self.cache.lock().lookup(parent, name, self.env.now()).filter(|_| is_cached)
+        if is_cached && let Some(found) = self.base.cache.lookup(parent, name, self.base.env.now())
         {
             return Ok(found);
         }
         let name = Bytes::copy_from_slice(name);
         let request = Request::Lookup { parent, name: name.clone() };
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            shared.take_inode(reply);
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply, _: &Bytes| {
+            cache.learn_answer(reply);
             if !reply.grants.names {
                 return;
             }
-            let mut cache = shared.cache.lock();
             cache.hold_names(parent, false);
             match &reply.answer {
                 Answer::Inode(found) => {
@@ -84,181 +66,156 @@ impl Shared {
                 _ => {}
             }
         };
-        let (reply, _) = self.call(request, Vec::new(), take).await?;
+        let (reply, _) = self.calls.call(request, Vec::new(), then).await?;
         match reply.answer {
             Answer::Absent => Ok(Lookup::Absent(Duration::ZERO)),
-            _ => self.learned(&reply).map(Lookup::Found),
+            _ => self.calls.learned(&reply).map(Lookup::Found),
         }
     }
 
     /// The attributes of an inode. With `shown`, the caller's cache shows them to programs.
-    pub(super) async fn attributes(
-        self: &Arc<Self>,
-        ino: Ino,
-        shown: bool,
-    ) -> Result<FileAnswer, FsError> {
-        if let Some(found) = self.cache.lock().attributes(ino, self.env.now()) {
-            return Ok(found);
+    pub(super) async fn attributes(&self, ino: Ino, shown: bool) -> Result<FileAnswer, FsError> {
+        match self.base.cache.attributes(ino, self.base.env.now()) {
+            Some(found) => Ok(found),
+            None => self.calls.attributes(ino, shown).await,
         }
-        let take = |shared: &Shared, reply: &Reply, _: &Bytes| shared.take_inode(reply);
-        let (reply, _) = self.call(Request::Attributes { ino, shown }, Vec::new(), take).await?;
-        self.learned(&reply)
     }
 
     pub(super) async fn set_attributes(
-        self: &Arc<Self>,
+        &self,
         ino: Ino,
         change: AttributeChange,
     ) -> Result<FileAnswer, FsError> {
-        let squash = self.cache.lock().squash;
         let is_privileged =
             change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
         // What a server that checks users makes of privileges is not foreseen.
-        if (squash == Squash::None || !is_privileged)
-            && let Some(set) = self.local_set_attributes(ino, &change).await?
+        if (!is_privileged || self.base.session.squash() == Squash::None)
+            && let Some(set) = self.local.set_attributes(ino, &change).await?
         {
             return Ok(set);
         }
-        let request = Request::SetAttributes { ino, change };
-        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
-        if let Some(size) = change.size {
-            self.cache.lock().call_for_size(ino, size, self.env.now());
-        }
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            let _guard = &guard;
-            if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
-                shared.cache.lock().queue.is_empty_again(ino);
+        let begin = || {
+            if let Some(size) = change.size {
+                self.base.delegations.call_for_size(ino, size, self.base.env.now());
             }
-            shared.take_inode(reply);
         };
-        let (reply, _) = self.call(request, Vec::new(), take).await?;
-        self.learned(&reply)
+        let (cache, losses) = (self.base.cache.clone(), self.base.losses.clone());
+        let then = move |reply: &Reply| {
+            if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
+                losses.forget(ino);
+            }
+            cache.learn_answer(reply);
+        };
+        let request = Request::SetAttributes { ino, change };
+        let reply = self.calls.change(request, Vec::new(), begin, then).await?;
+        self.calls.learned(&reply)
     }
 
     pub(super) async fn create(
-        self: &Arc<Self>,
+        &self,
         parent: Ino,
         name: &[u8],
         new: &NewNode,
     ) -> Result<FileAnswer, FsError> {
-        let squash = self.cache.lock().squash;
-        let new = &match users::seen_as(squash) {
-            Some(user) => NewNode { uid: user.uid, gid: user.gid, ..new.clone() },
-            None => new.clone(),
-        };
+        let squash = self.base.session.squash();
+        let mut new = new.clone();
+        if let Some(user) = user::seen_as(squash) {
+            (new.uid, new.gid) = (user.uid, user.gid);
+        }
         let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
         if (squash == Squash::None || !is_device && !is_privileged(new.mode))
-            && let Some(made) = self.local_create(parent, name, new).await?
+            && let Some(made) = self.local.create(parent, name, &new).await?
         {
             return Ok(made);
         }
         let name = Bytes::copy_from_slice(name);
-        let (new, payload) = match &new.node {
-            Node::Symlink(target) => {
-                let node = Node::Symlink(Bytes::new());
-                (NewNode { node, ..new.clone() }, vec![target.clone()])
-            }
-            _ => (new.clone(), Vec::new()),
-        };
+        let mut payload = Vec::new();
+        if let Node::Symlink(target) = &mut new.node {
+            payload.push(std::mem::take(target));
+        }
         let request = Request::Create { parent, name: name.clone(), new };
-        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            let _guard = &guard;
-            shared.take_inode(reply);
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply| {
+            cache.learn_answer(reply);
             if let Answer::Inode(made) = &reply.answer {
-                let mut cache = shared.cache.lock();
                 cache.changed_name(parent, &name, NewName::Present(made.ino));
                 if reply.grants.names {
                     cache.hold_names(made.ino, true);
                 }
             }
         };
-        let (reply, _) = self.call(request, payload, take).await?;
-        self.learned(&reply)
+        let reply = self.calls.change(request, payload, || {}, then).await?;
+        self.calls.learned(&reply)
     }
 
     pub(super) async fn link(
-        self: &Arc<Self>,
+        &self,
         ino: Ino,
         parent: Ino,
         name: &[u8],
     ) -> Result<FileAnswer, FsError> {
         let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
-        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
-        self.cache.lock().share_all_of(ino);
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            let _guard = &guard;
-            shared.take_inode(reply);
-        };
-        let (reply, _) = self.call(request, Vec::new(), take).await?;
-        self.learned(&reply)
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply| cache.learn_answer(reply);
+        let begin = || self.base.delegations.revoke_all_of(ino);
+        let reply = self.calls.change(request, Vec::new(), begin, then).await?;
+        self.calls.learned(&reply)
     }
 
     pub(super) async fn unlink(
-        self: &Arc<Self>,
+        &self,
         parent: Ino,
         name: &[u8],
         is_directory: bool,
     ) -> Result<(), FsError> {
         // While the change is under way, new names in the directory would be calls, too.
-        self.send_waiting().await?;
-        let target = self.cache.lock().target(parent, name);
+        self.writeback.send_waiting().await?;
+        let target = self.base.cache.target(parent, name);
         let name = Bytes::copy_from_slice(name);
-        let request = match is_directory {
-            true => Request::RemoveDirectory { parent, name: name.clone(), target },
-            false => Request::Unlink { parent, name: name.clone(), target },
+        let request = if is_directory {
+            Request::RemoveDirectory { parent, name: name.clone(), target }
+        } else {
+            Request::Unlink { parent, name: name.clone(), target }
         };
-        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            let _guard = &guard;
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply| {
             if reply.answer == Answer::Done {
-                shared.cache.lock().changed_name(parent, &name, NewName::Absent);
-                shared.lost_name(target);
+                cache.changed_name(parent, &name, NewName::Absent);
+                target.inspect(|target| cache.remove(*target));
             }
         };
-        self.call(request, Vec::new(), take).await.map(|_| ())
+        self.calls.change(request, Vec::new(), || {}, then).await.map(drop)
     }
 
     pub(super) async fn rename(
-        self: &Arc<Self>,
+        &self,
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
         how: Rename,
     ) -> Result<(), FsError> {
-        self.send_waiting().await?;
-        let targets = [from, to].map(|(parent, name)| self.cache.lock().target(parent, name));
+        self.writeback.send_waiting().await?;
+        let targets = [from, to].map(|(parent, name)| self.base.cache.target(parent, name));
         self.check_whole(from, targets[0]).await?;
         let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
         let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
-        let guard = ChangeGuard::begin(self, request.footprint(0).changed());
-        self.share_moved(from.0, to.0, &targets);
+        let begin = || self.base.delegations.revoke_moved(from.0, to.0, &targets);
         let replaced = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it));
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            let _guard = &guard;
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply| {
             if reply.answer == Answer::Done {
-                shared.lost_name(replaced);
+                replaced.inspect(|replaced| cache.remove(*replaced));
             }
         };
-        self.call(request, Vec::new(), take).await.map(|_| ())
-    }
-
-    /// An inode has lost a name by a call. If that was the last one, the server hears soon that the caller does not refer to it.
-    fn lost_name(&self, ino: Option<Ino>) {
-        let mut cache = self.cache.lock();
-        let is_gone = ino.is_some_and(|ino| cache.removed(ino));
-        drop(cache);
-        if is_gone {
-            self.gone.notify_one();
-        }
+        self.calls.change(request, Vec::new(), begin, then).await.map(drop)
     }
 
     /// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.
     async fn check_whole(
-        self: &Arc<Self>,
+        &self,
         (parent, name): (Ino, &[u8]),
         target: Option<Ino>,
     ) -> Result<(), FsError> {
-        if self.cache.lock().queue.failed.is_empty() {
+        if self.base.losses.is_empty() {
             return Ok(());
         }
         let source = match target {
@@ -268,11 +225,11 @@ impl Shared {
                 Lookup::Absent(_) => return Ok(()),
             },
         };
-        self.cache.lock().queue.failure(source).map_or(Ok(()), Err)
+        self.base.losses.of_bytes(source).map_or(Ok(()), Err)
     }
 
     pub(super) async fn list(
-        self: &Arc<Self>,
+        &self,
         ino: Ino,
         from: Cookie,
         most: usize,
@@ -280,10 +237,9 @@ impl Shared {
     ) -> Result<Vec<Entry>, FsError> {
         let most = u32::try_from(most).unwrap_or(u32::MAX);
         let request = Request::ReadDirectory { ino, from, most, attributes };
-        let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply, payload: &Bytes| {
             let Ok(entries) = decode_entries(payload) else { return };
-            let mut cache = shared.cache.lock();
-            let now = shared.env.now();
             if reply.grants.names {
                 let listed: Vec<_> =
                     entries.iter().map(|(it, _)| (it.name.clone(), it.ino, it.cookie)).collect();
@@ -291,29 +247,23 @@ impl Shared {
             }
             for (entry, keep) in entries {
                 if let Some((attributes, inode_token)) = entry.attributes {
-                    cache.learn(&attributes, (reply.stamp, inode_token), keep, now);
+                    cache.learn(&attributes, (reply.stamp, inode_token), keep);
                 }
             }
         };
-        let (reply, payload) = self.call(request, Vec::new(), take).await?;
+        let (reply, payload) = self.calls.call(request, Vec::new(), then).await?;
         if reply.answer != Answer::Entries {
-            return Err(LinkError::Unexpected.into());
+            return unexpected();
         }
         let entries = decode_entries(&payload).map_err(|_| LinkError::Unexpected)?;
+        let now = self.base.env.now();
         let shown = |(entry, _): (ListedEntry, bool)| Entry {
             name: entry.name,
             ino: entry.ino,
             kind: entry.kind,
             cookie: entry.cookie,
-            attributes: entry.attributes.map(|(attributes, ..)| self.valid(attributes)),
+            attributes: entry.attributes.map(|(found, ..)| self.base.cache.valid(found, now)),
         };
         Ok(entries.into_iter().map(shown).collect())
-    }
-
-    pub(super) async fn parent(self: &Arc<Self>, directory: Ino) -> Result<Ino, FsError> {
-        match self.ask(Request::Parent { directory }).await? {
-            (Answer::Directory(parent), _) => Ok(parent),
-            _ => Err(LinkError::Unexpected.into()),
-        }
     }
 }

@@ -1,60 +1,83 @@
 //! A client reclaims from a new server what it held at the one before it.
 
 use std::future::poll_fn;
-use std::io;
 use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
 use futures::future::{join_all, maybe_done};
+use thalweg_env::Time;
 use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
-use super::opening::Opening;
-use super::reclaim_state::UncommittedCall;
-use super::{AttachError, Shared};
+use super::base::ClientBase;
+use super::error::AttachError;
+use super::open_files::OpenFiles;
+use super::open_table::Opening;
+use super::replay_log::UncommittedCall;
+use super::user::User;
 use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, encode_list};
 
 /// Calls that are under way at a time.
 const AT_ONCE: usize = 16;
 
-impl Shared {
-    /// Reclaims everything that this client held.
-    ///
-    /// # Errors
-    /// Those of the connection, and a server that refuses the inodes: then the session has ended.
-    pub(super) async fn reclaim_all(
-        self: &Arc<Self>,
-        channel: &Channel,
-    ) -> Result<(), AttachError> {
-        let kept = self.reclaim_state.replay_log.lock().outdate();
+/// Why not everything was reclaimed.
+pub(super) enum ReclaimError {
+    /// That of the connection.
+    Lost(AttachError),
+    /// The server refuses the inodes: the session has ended.
+    Refused,
+}
+
+impl From<AttachError> for ReclaimError {
+    fn from(error: AttachError) -> ReclaimError {
+        ReclaimError::Lost(error)
+    }
+}
+
+/// What a client reclaims.
+pub(super) struct Reclaimer {
+    base: Arc<ClientBase>,
+    open_files: Arc<OpenFiles>,
+}
+
+fn call_for(user: &User, request: Request) -> Call {
+    Call { user: user.as_deref().cloned(), ..Call::outside(request) }
+}
+
+impl Reclaimer {
+    pub(super) fn new(base: Arc<ClientBase>, open_files: Arc<OpenFiles>) -> Reclaimer {
+        Reclaimer { base, open_files }
+    }
+
+    /// Reclaims everything that this client held. The lease counts from the time that is returned.
+    pub(super) async fn reclaim(&self, channel: &Channel) -> Result<Time, ReclaimError> {
+        let kept = self.base.replay_log.begin_replay();
         let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
-        let reclaims = self.cache.lock().reclaims(needed);
+        let reclaims = self.base.cache.reclaims(needed);
         for some in reclaims.chunks(MAX_CLAIMS) {
             let call = (Call::outside(Request::Reclaim), vec![encode_list(some)]);
             let answers = self.in_order(channel, vec![call]).await?;
             if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
                 let error = FsError::from(error);
                 tracing::error!(%error, "the server refuses what this client held");
-                self.forget_session();
-                return Err(lost("the server refuses the session"));
+                return Err(ReclaimError::Refused);
             }
         }
         self.reclaim_opens(channel).await?;
         self.reclaim_room(channel).await?;
-        self.make_again(channel, kept).await?;
-        let sent = self.env.now();
-        let unanswered = self.numbers.lock().unanswered();
-        let call = (Call::outside(Request::Reclaimed), vec![encode_list(&unanswered)]);
+        self.replay(channel, kept).await?;
+        let sent = self.base.env.now();
+        let unanswered = encode_list(&self.base.call_numbers.unanswered());
+        let call = (Call::outside(Request::Reclaimed), vec![unanswered]);
         self.in_order(channel, vec![call]).await?;
-        self.renew(sent);
-        Ok(())
+        Ok(sent)
     }
 
     /// Reclaims room for the changes that the server does not have.
     async fn reclaim_room(&self, channel: &Channel) -> Result<(), AttachError> {
-        let shares = self.cache.lock().queue.reclaim_room();
+        let shares = self.base.room.reclaim();
         let calls = shares.chunks(MAX_SHARES).map(|some| {
             (Call::outside(Request::ReclaimRoom { shares: some.to_vec() }), Vec::new())
         });
@@ -62,20 +85,18 @@ impl Shared {
     }
 
     async fn reclaim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
-        let opens = self.reclaim_state.opens.lock().told();
-        let opens = opens.into_iter().map(|(handle, Opening { ino, user, caller, flags })| Call {
-            user: user.as_deref().cloned(),
-            ..Call::outside(Request::ReclaimOpen { handle, caller, ino, flags })
-        });
-        let locks = {
-            let opens = self.reclaim_state.opens.lock();
-            let mut locks = self.reclaim_state.locks.held();
-            locks.retain(|(ino, _)| opens.is_told(*ino));
-            locks
-        };
-        let locks = locks.into_iter().map(|(ino, lock)| Request::ReclaimLock { ino, lock });
-        let reserved = self.cache.lock().queue.reservations();
-        let numbers = reserved.into_iter().map(|it| Request::ReclaimNumbers {
+        let opens = self.open_files.told().into_iter().map(
+            |(handle, Opening { ino, user, caller, flags })| {
+                call_for(&user, Request::ReclaimOpen { handle, caller, ino, flags })
+            },
+        );
+        let locks = self
+            .open_files
+            .told_locks()
+            .into_iter()
+            .map(|(ino, lock)| Request::ReclaimLock { ino, lock });
+        let numbers = self.base.numbers.reservations().into_iter();
+        let numbers = numbers.map(|it| Request::ReclaimNumbers {
             first: it.first,
             count: it.count,
             inode_token: it.inode_token,
@@ -91,7 +112,7 @@ impl Shared {
     }
 
     /// Makes changes again that the server may not have.
-    async fn make_again(
+    async fn replay(
         &self,
         channel: &Channel,
         kept: Vec<UncommittedCall>,
@@ -99,18 +120,15 @@ impl Shared {
         if kept.is_empty() {
             return Ok(());
         }
-        let calls = kept.iter().map(
-            |UncommittedCall { number, slot, user, request, payload, committed, .. }| {
-                let call = Call {
-                    number: *number,
-                    slot: *slot,
-                    before: Some(*committed),
-                    user: user.as_deref().cloned(),
-                    ..Call::outside((**request).clone())
-                };
-                (call, payload.clone())
-            },
-        );
+        let calls = kept.iter().map(|kept| {
+            let call = Call {
+                number: kept.number,
+                slot: kept.slot,
+                before: Some(kept.committed),
+                ..call_for(&kept.user, (*kept.request).clone())
+            };
+            (call, kept.payload.clone())
+        });
         let answers = self.in_order(channel, calls.collect()).await?;
         let (mut renewed, mut failed, mut inodes) = (Vec::new(), 0, Vec::new());
         for (call, reply) in kept.into_iter().zip(answers) {
@@ -127,12 +145,12 @@ impl Shared {
             }
         }
         if failed > 0 {
-            self.reclaim_state.lose(failed);
-            self.cache.lock().fail(inodes);
+            self.base.losses.count(failed);
+            self.base.losses.add_all(inodes);
             tracing::error!(failed, "the server has lost changes of this client");
         }
         tracing::info!(changes = renewed.len(), "changes were made again at the new server");
-        self.reclaim_state.replay_log.lock().renew(renewed);
+        self.base.replay_log.end_replay(renewed);
         Ok(())
     }
 
@@ -157,19 +175,15 @@ impl Shared {
             })
             .await;
             let all = join_all(making.iter_mut());
-            let late = || lost("the server did not answer in time");
-            self.env.timeout(self.options.patience, all).await.ok_or_else(late)?;
+            let late = || AttachError::lost("the server did not answer in time");
+            self.base.env.timeout(self.base.options.patience, all).await.ok_or_else(late)?;
             for call in &mut making {
                 let answered: Option<Result<(Reply, _), CallError>> = call.as_mut().take_output();
-                let answered = answered.ok_or_else(late)?;
-                replies
-                    .push(answered.map_err(|error| AttachError::Lost(io::Error::other(error)))?.0);
+                let (reply, _) = answered.ok_or_else(late)?.map_err(AttachError::lost)?;
+                replies.push(reply);
             }
         }
+        assert_eq!(replies.len(), calls.len(), "each call has an answer");
         Ok(replies)
     }
-}
-
-fn lost(why: &'static str) -> AttachError {
-    AttachError::Lost(io::Error::other(why))
 }

@@ -1,66 +1,135 @@
-//! The room that the server has promised.
+//! The room that the server has promised: what mutations may take of it, and have taken.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use thalweg_env::Time;
-use thalweg_fs::FsError;
-use thalweg_net::channel::Channel;
+use thalweg_fs::room::{Room, RoomShare, add_share};
 
-use super::Shared;
-use super::cache::Cache;
-use crate::protocol::{Invalidated, Request};
+use crate::protocol::RoomGrant;
 
 /// After the server has promised too little room it is not asked for more within this time.
 const ROOM_PAUSE: Duration = Duration::from_secs(1);
 
-impl Shared {
-    /// Makes a change without the server, if that is possible. One that finds too little room is tried once more, when the
-    /// server has promised more.
-    pub(super) async fn in_room<T>(
-        self: &Arc<Self>,
-        change: impl Fn(&mut Cache) -> Option<T>,
-    ) -> Result<Option<T>, FsError> {
-        let quota = {
-            let mut cache = self.cache.lock();
-            let made = change(&mut cache);
-            match cache.queue.take_lack() {
-                Some(quota) if made.is_none() => quota,
-                _ => return Ok(made),
-            }
-        };
-        let is_asked = {
-            let pending = &mut self.cache.lock().queue;
-            let now = self.env.now();
-            let is_early = pending.no_room_until > now;
-            if !is_early {
-                pending.no_room_until = now + ROOM_PAUSE;
-            }
-            !is_early
-        };
-        if !is_asked {
-            return Ok(None);
+/// What a mutation takes of what was promised, and the root of the quota that it counts for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Charge {
+    pub(super) quota: u64,
+    pub(super) room: Room,
+}
+
+impl Charge {
+    fn shares(self) -> impl Iterator<Item = RoomShare> {
+        let volume = RoomShare { quota: 0, room: self.room };
+        let quota = RoomShare { quota: self.quota, room: self.room.of_quota() };
+        [Some(volume), (self.quota != 0).then_some(quota)].into_iter().flatten()
+    }
+}
+
+/// What mutations take together.
+pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
+    let mut shares = Vec::new();
+    for share in charges.iter().flat_map(|charge| charge.shares()) {
+        add_share(&mut shares, share.quota, share.room);
+    }
+    shares
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    /// What the server has promised, less what the mutations have taken of it.
+    left: Vec<RoomShare>,
+    /// What the mutations have taken that the server does not have.
+    charged: Vec<RoomShare>,
+    /// Room that was promised before this recall does not count.
+    recalls: u64,
+    /// Before this time the server is not asked for more room.
+    no_room_until: Time,
+}
+
+/// The room that the server has promised. Its lock is taken under that of a stripe by changes that take some.
+#[derive(Debug, Default)]
+pub(super) struct PromisedRoom(Mutex<Ledger>);
+
+impl PromisedRoom {
+    /// Takes room for a change; whether there is enough.
+    pub(super) fn take(&self, charge: Charge) -> bool {
+        if charge.room.is_none() {
+            return true;
         }
-        self.order(Request::Room { quota }).await?;
-        let mut cache = self.cache.lock();
-        let made = change(&mut cache);
-        if cache.queue.take_lack().is_none() {
-            cache.queue.no_room_until = Time::default();
+        let ledger = &mut *self.0.lock();
+        let mut rests: [Option<(usize, Room)>; 2] = [None; 2];
+        for (share, rest) in charge.shares().zip(&mut rests) {
+            let at = ledger.left.iter().position(|it| it.quota == share.quota);
+            *rest = at.and_then(|at| Some((at, ledger.left[at].room.checked_sub(share.room)?)));
+            if rest.is_none() && !share.room.is_none() {
+                return false;
+            }
         }
-        Ok(made)
+        rests.into_iter().flatten().for_each(|(at, rest)| ledger.left[at].room = rest);
+        charge.shares().for_each(|it| add_share(&mut ledger.charged, it.quota, it.room));
+        true
     }
 
-    /// The client takes no more of what it was promised. The server gets every change that has taken some, and then the answer.
-    pub(super) fn return_room(self: &Arc<Self>, recalls: u64, channel: Channel, id: u64) {
-        self.cache.lock().queue.return_room(recalls);
-        let shared = self.clone();
-        let returning = async move {
-            if let Err(error) = shared.send_mutations(true).await {
-                tracing::error!(%error, "room was returned without all changes that had taken some");
+    /// Whether the server is to be asked for more now.
+    pub(super) fn begin_request(&self, now: Time) -> bool {
+        let mut ledger = self.0.lock();
+        let is_due = ledger.no_room_until <= now;
+        if is_due {
+            ledger.no_room_until = now + ROOM_PAUSE;
+        }
+        is_due
+    }
+
+    /// What the server has promised was enough.
+    pub(super) fn request_helped(&self) {
+        self.0.lock().no_room_until = Time::default();
+    }
+
+    /// The server promises more.
+    pub(super) fn add(&self, grant: &RoomGrant) {
+        let mut ledger = self.0.lock();
+        if grant.recalls >= ledger.recalls {
+            grant.shares.iter().for_each(|it| add_share(&mut ledger.left, it.quota, it.room));
+        }
+    }
+
+    /// The server has taken back what it has promised before this recall, beside what the mutations have taken.
+    pub(super) fn recall(&self, recalls: u64) {
+        let mut ledger = self.0.lock();
+        if recalls > ledger.recalls {
+            ledger.recalls = recalls;
+            ledger.left.clear();
+        }
+    }
+
+    /// A new server promises nothing but what the mutations have taken.
+    pub(super) fn reclaim(&self) -> Vec<RoomShare> {
+        let mut ledger = self.0.lock();
+        ledger.recalls = 0;
+        ledger.left.clear();
+        ledger.charged.iter().filter(|it| !it.room.is_none()).copied().collect()
+    }
+
+    /// Mutations that have taken this are at the server. If they are lost, other mutations may take it.
+    pub(super) fn discharge(&self, charges: &[Charge], lost: bool) {
+        let shares = shares_of(charges);
+        let mut ledger = self.0.lock();
+        for share in shares {
+            let own = ledger.charged.iter_mut().find(|own| own.quota == share.quota);
+            // None after the session has ended.
+            let Some(own) = own else { continue };
+            own.room = own.room.checked_sub(share.room).unwrap_or_default();
+            if lost {
+                add_share(&mut ledger.left, share.quota, share.room);
             }
-            channel.answer(id, &Invalidated, &[]);
-            channel.flush_soon();
-        };
-        self.env.spawn(returning).detach();
+        }
+        ledger.charged.retain(|own| !own.room.is_none());
+    }
+
+    /// The session has ended.
+    pub(super) fn end_session(&self) {
+        let no_room_until = self.0.lock().no_room_until;
+        *self.0.lock() = Ledger { no_room_until, ..Ledger::default() };
     }
 }

@@ -1,4 +1,4 @@
-//! Sends what this client has made by itself.
+//! Write-back: sends what this client has made by itself, many mutations at a time and in their order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,22 +7,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, Validity,
-    WriteAt, WriteHow,
-};
+use thalweg_fs::{FsError, Ino};
 use tokio::sync::oneshot;
 
-use super::cache::Cache;
-use super::delegation::MAX_WRITE;
-use super::queue::{Batch, Charge, Reservation, shares_of};
-use super::reclaim_state::Slot;
-use super::users::User;
-use super::{LinkError, Shared};
+use super::base::ClientBase;
+use super::direct_io::DirectIo;
+use super::error::LinkError;
+use super::queue::Batch;
+use super::room::{Charge, shares_of};
+use super::rpc::{Outgoing, Rpc};
+use super::user::User;
 use crate::protocol::{Answer, Needs, Reply, Request, decode_list};
 
-/// The sender of the next batch.
-type SendGuard = tokio::sync::OwnedMutexGuard<()>;
+/// The right to send the next batch.
+pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
+
+/// Mutations of one batch, each with what it takes.
+type Part<'a> = (&'a [Mutation], &'a [Charge]);
 
 /// What has become of a batch.
 enum Stored {
@@ -34,223 +35,83 @@ enum Stored {
     Sent,
 }
 
-/// Bytes of a write at most that are copied under the lock of the cache.
-const SMALL_WRITE: usize = 16 << 10;
-/// A directory that was refused is not asked for again within this part of a lease.
-const REFUSED: u32 = 10;
 /// The time between two looks for mutations that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
-impl Shared {
-    fn clocks(&self) -> (Time, Timestamp) {
-        (self.env.now(), Timestamp::of_nanos(self.env.wall_nanos()))
+/// Sends mutations.
+pub(super) struct Writeback {
+    base: Arc<ClientBase>,
+    rpc: Arc<Rpc>,
+    direct_io: Arc<DirectIo>,
+    /// One batch at a time, so that they count in their order.
+    sending: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Writeback {
+    pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
+        Writeback { base, rpc, direct_io, sending: Arc::default() }
     }
 
-    fn delegated_answer(&self, attributes: Attributes) -> FileAnswer {
-        let own = self.cache.lock().unsent(attributes.ino, self.env.now());
-        let valid = own.map_or(Validity::NONE, |own| own.valid);
-        FileAnswer { attributes, valid }
+    /// Keeps batches from being sent, until the guard is dropped.
+    pub(super) async fn hold(&self) -> SendGuard {
+        self.sending.clone().lock_owned().await
     }
 
-    /// Makes an inode without the server, if the directory is this client's alone, or becomes so.
-    pub(super) async fn local_create(
-        self: &Arc<Self>,
-        parent: Ino,
-        name: &[u8],
-        new: &NewNode,
-    ) -> Result<Option<FileAnswer>, FsError> {
-        let Some(after) = self.options.exclusive else { return Ok(None) };
-        let wants = self.cache.lock().wants(parent, after, self.env.now());
-        if wants {
-            self.request_delegation(parent).await?;
+    /// Applies backpressure: sends mutations when many wait, and waits for that when there are too many.
+    pub(super) async fn throttle(self: &Arc<Self>) -> Result<(), FsError> {
+        if self.base.queue.is_over_full() {
+            return self.send(false).await;
         }
-        self.complete_delegated(parent).await?;
-        if self.cache.lock().has_delegation(parent) {
-            self.reserve_numbers().await?;
-        }
-        let make = |cache: &mut Cache| cache.make(parent, name, new, self.clocks());
-        match self.in_room(make).await? {
-            None => Ok(None),
-            Some(made) => {
-                let made = made?;
-                self.pace().await?;
-                Ok(Some(self.delegated_answer(made)))
-            }
-        }
-    }
-
-    pub(super) async fn local_set_attributes(
-        self: &Arc<Self>,
-        ino: Ino,
-        change: &AttributeChange,
-    ) -> Result<Option<FileAnswer>, FsError> {
-        if change.size.is_some() && !self.cache.lock().bytes.sizes {
-            return Ok(None);
-        }
-        self.complete_delegated(ino).await?;
-        let set = |cache: &mut Cache| cache.set(ino, change, self.clocks());
-        let Some(set) = self.in_room(set).await? else { return Ok(None) };
-        self.pace().await?;
-        Ok(Some(self.delegated_answer(set)))
-    }
-
-    pub(super) async fn local_write(
-        self: &Arc<Self>,
-        ino: Ino,
-        at: WriteAt,
-        data: &[Bytes],
-        how: WriteHow,
-    ) -> Result<Option<u64>, FsError> {
-        let len: usize = data.iter().map(Bytes::len).sum();
-        let at = match at {
-            WriteAt::Offset(offset) => Some(offset),
-            WriteAt::End => None,
-        };
-        if how.sync || len > MAX_WRITE {
-            return Ok(None);
-        }
-        let clocks = self.clocks();
-        let (wrote, is_full) = {
-            let mut cache = self.cache.lock();
-            if cache.bytes.end == 0 || !cache.has_delegation(ino) {
-                return Ok(None);
-            }
-            // The usual case takes the lock once. Few bytes are copied for less than another turn at the lock costs.
-            let is_small = len <= SMALL_WRITE;
-            let mut write = |data| cache.write(ino, at, data, how.clear_suid, clocks);
-            let wrote = is_small.then(|| write(Bytes::from(data.concat()))).flatten();
-            (wrote, cache.queue.is_full())
-        };
-        if wrote.is_some() {
-            if is_full {
-                self.pace().await?;
-            }
-            return Ok(wrote);
-        }
-        self.complete_delegated(ino).await?;
-        // What the caller's buffers are part of may be much larger.
-        let data = Bytes::from(data.concat());
-        let write =
-            |cache: &mut Cache| cache.write(ino, at, data.clone(), how.clear_suid, self.clocks());
-        let wrote = self.in_room(write).await?;
-        if wrote.is_some() {
-            self.pace().await?;
-        }
-        Ok(wrote)
-    }
-
-    /// Asks for a directory.
-    async fn request_delegation(self: &Arc<Self>, directory: Ino) -> Result<(), FsError> {
-        let lease = self.session.lock().lease;
-        let take = move |shared: &Shared, reply: &Reply, _: &Bytes| {
-            shared.take_inode(reply);
-            let mut cache = shared.cache.lock();
-            match reply.grants.delegation {
-                true => cache.hold_delegation(directory, reply.quota),
-                false => cache.refuse(directory, shared.env.now() + lease / REFUSED),
-            }
-        };
-        match self.call(Request::RequestDelegation { ino: directory }, Vec::new(), take).await {
-            Ok(_) => Ok(()),
-            Err(error @ FsError::Store(_)) => Err(error),
-            // The change itself says what is wrong.
-            Err(_) => Ok(()),
-        }
-    }
-
-    /// Has the attributes of an inode that is this client's alone.
-    async fn complete_delegated(self: &Arc<Self>, ino: Ino) -> Result<(), FsError> {
-        let lacks = self.cache.lock().lacks_attributes(ino);
-        if lacks {
-            self.attributes(ino, false).await?;
-        }
+        self.begin_if_full();
         Ok(())
     }
 
-    /// Has numbers for new inodes.
-    async fn reserve_numbers(self: &Arc<Self>) -> Result<(), FsError> {
-        let wants = || self.cache.lock().queue.wants_numbers();
-        if !wants() {
-            return Ok(());
-        }
-        let _turn = self.reserving.lock().await;
-        if !wants() {
-            return Ok(());
-        }
-        let take = |shared: &Shared, reply: &Reply, _: &Bytes| {
-            if let Answer::Numbers { first, count, inode_token } = reply.answer {
-                let reserved = Reservation { first, count, inode_token };
-                shared.cache.lock().queue.add_numbers(reserved);
-            }
-        };
-        match self.call(Request::Reserve, Vec::new(), take).await {
-            // The server does not let this client have more; the inodes are made by calls.
-            Err(FsError::Invalid(_) | FsError::NotSupported) => Ok(()),
-            done => done.map(|_| ()),
-        }
-    }
-
-    /// Sends mutations when many wait, and waits for that when there are too many.
-    async fn pace(self: &Arc<Self>) -> Result<(), FsError> {
-        let (is_full, is_over_full) = {
-            let pending = &self.cache.lock().queue;
-            (pending.is_full(), pending.is_over_full())
-        };
-        if is_over_full {
-            return self.send_mutations(false).await;
-        }
-        if is_full && let Ok(turn) = self.sending.clone().try_lock_owned() {
-            let shared = self.clone();
+    /// Begins to send mutations if many wait; whether their maker is to wait for that.
+    pub(super) fn begin_if_full(self: &Arc<Self>) -> bool {
+        if self.base.queue.is_full()
+            && let Ok(turn) = self.sending.clone().try_lock_owned()
+        {
+            let writeback = self.clone();
             let sending = async move {
-                if let Err(error) = shared.send_full(turn).await {
+                if let Err(error) = writeback.send_full(turn).await {
                     tracing::error!(%error, "changes in a directory of this client alone are lost");
                 }
             };
-            self.env.spawn(sending).detach();
+            self.base.env.spawn(sending).detach();
         }
-        Ok(())
+        self.base.queue.is_over_full()
     }
 
     /// Sends batches while many mutations wait.
     async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {
-        while self.cache.lock().queue.is_full() {
+        while self.base.queue.is_full() {
             self.send_batch(turn, None).await?;
-            turn = self.sending.clone().lock_owned().await;
+            turn = self.hold().await;
         }
         Ok(())
     }
 
     /// Sends the mutations that wait; with `all`, returns when the server has every mutation that was made before.
-    pub(super) async fn send_mutations(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
-        let last = self.cache.lock().queue.last();
+    pub(super) async fn send(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
+        let last = self.base.queue.last();
         loop {
-            let turn = self.sending.clone().lock_owned().await;
-            let is_done = {
-                let pending = &self.cache.lock().queue;
-                pending.has(last) || !(all || pending.is_full())
-            };
-            if is_done {
+            let turn = self.hold().await;
+            if self.base.queue.has(last) || !(all || self.base.queue.is_full()) {
                 return Ok(());
             }
             self.send_batch(turn, None).await?;
         }
     }
 
-    /// Sends the mutations that wait, and has everything be durable with the last batch of them, or with one that another caller
-    /// sends meanwhile. Whether that is so: not if nothing waited.
-    pub(super) async fn sync_mutations(self: &Arc<Self>) -> Result<bool, FsError> {
-        let (last, waits) = {
-            let pending = &self.cache.lock().queue;
-            (pending.last(), pending.has_waiting())
-        };
+    /// Writes back queued mutations and makes them durable, sharing a batch with concurrent callers. Returns false if nothing was
+    /// queued: the caller must then sync by a call.
+    async fn sync_queued(self: &Arc<Self>) -> Result<bool, FsError> {
+        let (last, waits) = (self.base.queue.last(), self.base.queue.has_waiting());
         loop {
-            let turn = self.sending.clone().lock_owned().await;
-            {
-                let pending = &self.cache.lock().queue;
-                if pending.has(last) {
-                    // A batch that was under way before may not cover a call that was answered meanwhile.
-                    return Ok(waits && pending.is_synced(last));
-                }
+            let turn = self.hold().await;
+            if self.base.queue.has(last) {
+                // A batch that was under way before may not cover a call that was answered meanwhile.
+                return Ok(waits && self.base.queue.is_synced(last));
             }
             if self.send_batch(turn, Some(last)).await? {
                 return Ok(true);
@@ -260,77 +121,125 @@ impl Shared {
 
     /// Has changes be durable: those that this call names, with those that wait here.
     pub(super) async fn sync(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
-        match self.sync_mutations().await? {
-            true => Ok(()),
-            false => self.order(request).await,
+        if self.sync_queued().await? {
+            return Ok(());
+        }
+        self.order(request).await
+    }
+
+    /// Makes a call of a program behind what it depends on of what this client has made.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        request: Request,
+        payload: Vec<Bytes>,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(Reply, Bytes), FsError> {
+        self.send_before(&request).await?;
+        self.rpc.call(request, payload, then).await
+    }
+
+    /// The same, of a call that is answered with nothing but success.
+    pub(super) async fn order(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
+        self.send_before(&request).await?;
+        self.rpc.order(request).await
+    }
+
+    /// Sends what the server must have before a call: everything, if the call changes something; what this client has made of the
+    /// inodes that it names.
+    pub(super) async fn send_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
+        let is_needed = {
+            let print = request.footprint(0);
+            match print.needs {
+                Needs::Everything => true,
+                Needs::Nothing => false,
+                Needs::Named => print.inodes.iter().any(|ino| self.base.inodes.is_unsent(*ino)),
+            }
+        };
+        if is_needed { self.send_waiting().await } else { Ok(()) }
+    }
+
+    /// Sends everything that waits, before a change by a call begins.
+    pub(super) async fn send_waiting(self: &Arc<Self>) -> Result<(), FsError> {
+        if self.base.queue.len() == 0 {
+            return Ok(());
+        }
+        Box::pin(self.send(true)).await
+    }
+
+    /// Sends mutations that have waited for long enough, again and again.
+    pub(super) async fn run(self: &Arc<Self>) {
+        loop {
+            self.base.env.sleep(self.base.options.writeback.max(LEAST_PAUSE)).await;
+            if self.base.links.is_closed() {
+                return;
+            }
+            let age = self.base.env.now().since(Time::default());
+            let before = Time::default() + age.saturating_sub(self.base.options.expire);
+            let is_late = self.base.queue.waits_since(before);
+            if is_late && let Err(error) = self.send(true).await {
+                tracing::error!(%error, "changes in a directory of this client alone are lost");
+            }
         }
     }
 
-    /// Sends one batch. One is under way at a time, so that they count in their order. With `sync`, it is durable when it has
-    /// all mutations up to this one; whether it is. It goes on by itself when its caller has gone.
+    /// Sends one batch. With `sync`, it is durable when it has all mutations up to this one; whether it is. It goes on by itself
+    /// when its caller has gone.
     async fn send_batch(
         self: &Arc<Self>,
         turn: SendGuard,
         sync: Option<u64>,
     ) -> Result<bool, FsError> {
         let (told, sent) = oneshot::channel();
-        let shared = self.clone();
+        let writeback = self.clone();
         let sending = async move {
-            let outcome = shared.send_next(sync).await;
+            let outcome = writeback.send_next(sync).await;
             if let Ok(true) = outcome {
-                shared.cache.lock().queue.synced();
+                writeback.base.queue.synced();
             }
             drop(turn);
+            // The caller may be gone.
             let _ = told.send(outcome);
         };
-        self.env.spawn(sending).detach();
+        self.base.env.spawn(sending).detach();
         sent.await.unwrap_or_else(|_| Err(LinkError::Closed.into()))
     }
 
-    async fn send_next(self: &Arc<Self>, sync: Option<u64>) -> Result<bool, FsError> {
-        self.make_room().await?;
-        let (batch, syncs, releases) = {
-            let pending = &mut self.cache.lock().queue;
-            let batch = pending.take_batch();
-            let end = pending.done + batch.mutations.len() as u64;
-            (batch, sync.is_some_and(|last| end >= last), pending.released_by(end))
-        };
+    async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {
+        self.rpc.limit_uncommitted().await?;
+        let batch = self.base.queue.take_batch();
+        let syncs = sync.is_some_and(|last| batch.last >= last);
         if batch.mutations.is_empty() {
             return Ok(false);
         }
-        let (mut parts, mut is_whole) = match self.store_bytes(&batch, syncs).await {
+        let mutations = match self.store_bytes(&batch, syncs).await {
             Ok(Stored::Sent) => return Ok(syncs),
-            Ok(Stored::Not) => (vec![(batch.mutations, batch.charges)], true),
-            Ok(Stored::Bytes(mutations)) => (vec![(mutations, batch.charges)], true),
+            Ok(Stored::Not) => batch.mutations,
+            Ok(Stored::Bytes(mutations)) => mutations,
             Err(error) => {
-                self.lose_mutations((&batch.mutations, &batch.charges), &error);
+                self.lose((&batch.mutations, &batch.charges), &error);
                 return Err(error);
             }
         };
-        let user = batch.user;
+        let mut parts = vec![(mutations, batch.charges)];
+        let mut is_whole = true;
         while let Some((mut part, mut charges)) = parts.pop() {
-            let releases = if is_whole { releases.clone() } else { Vec::new() };
+            let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
             let how = (syncs && parts.is_empty(), releases);
-            match self.send_part((&part, &charges), &user, how).await {
-                Ok(()) => {}
-                // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
-                Err(error) if part.len() > 1 && error.may_divide() => {
-                    is_whole = false;
-                    let half = part.len() / 2;
-                    parts.push((part.split_off(half), charges.split_off(half)));
-                    parts.push((part, charges));
-                }
-                Err(error) => {
-                    is_whole = false;
-                    self.lose_mutations((&part, &charges), &error);
-                    if !error.may_divide() {
-                        let rest = parts.iter().rev();
-                        rest.for_each(|(part, charges)| {
-                            self.lose_mutations((part, charges), &error)
-                        });
-                        return Err(error);
-                    }
-                }
+            let Err(error) = self.send_part((&part, &charges), &batch.user, how).await else {
+                continue;
+            };
+            is_whole = false;
+            // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
+            if part.len() > 1 && error.may_divide() {
+                let half = part.len() / 2;
+                parts.push((part.split_off(half), charges.split_off(half)));
+                parts.push((part, charges));
+                continue;
+            }
+            self.lose((&part, &charges), &error);
+            if !error.may_divide() {
+                parts.iter().rev().for_each(|(part, charges)| self.lose((part, charges), &error));
+                return Err(error);
             }
         }
         Ok(syncs && is_whole)
@@ -338,32 +247,31 @@ impl Shared {
 
     /// Stores the bytes of a batch, as far as this client does that itself. If they only replace others, the rest is sent at the
     /// same time.
-    async fn store_bytes(self: &Arc<Self>, batch: &Batch, syncs: bool) -> Result<Stored, FsError> {
+    async fn store_bytes(&self, batch: &Batch, syncs: bool) -> Result<Stored, FsError> {
+        let direct_io = &self.direct_io;
+        if direct_io.contents().is_none() {
+            return Ok(Stored::Not);
+        }
         let mut mutations = batch.mutations.clone();
-        let Some(storing) = self.split_bytes(&mut mutations).await? else { return Ok(Stored::Not) };
-        let generation = storing.generation;
-        let (stored, sent) = match batch.only_replaces {
-            true => {
-                let sending = self.send_call(
-                    (&mutations, &batch.charges),
-                    &batch.user,
-                    (syncs, Vec::new()),
-                    |_, _, _| {},
-                );
-                futures::future::join(storing.store(), sending).await
-            }
-            false => (storing.store().await, Err(FsError::Conflict)),
+        let Some(storing) = direct_io.split_bytes(&mut mutations).await? else {
+            return Ok(Stored::Not);
+        };
+        let generation = storing.generation();
+        let part = (&*mutations, &*batch.charges);
+        let (stored, sent) = if batch.only_replaces {
+            let sending = self.send_call(part, &batch.user, (syncs, Vec::new()), |_, _| {});
+            futures::future::join(storing.store(), sending).await
+        } else {
+            (storing.store().await, Err(FsError::Conflict))
         };
         match (stored, sent) {
             (Ok(()), Ok(())) => {
-                let mut cache = self.cache.lock();
-                cache.sent(&mutations, 0, &[]);
-                cache.queue.discharge(&batch.charges, false);
+                self.base.queue.complete(part, 0, &[]);
                 Ok(Stored::Sent)
             }
             (Ok(()), Err(_)) => Ok(Stored::Bytes(mutations)),
             (Err(error), _) => {
-                self.leave_contents(generation, &error).await?;
+                direct_io.leave(generation, &error).await?;
                 Ok(Stored::Not)
             }
         }
@@ -371,61 +279,58 @@ impl Shared {
 
     /// Sends mutations of one user in one call.
     async fn send_part(
-        self: &Arc<Self>,
-        (part, charges): (&[Mutation], &[Charge]),
+        &self,
+        part: Part<'_>,
         user: &User,
         how: (bool, Vec<u64>),
     ) -> Result<(), FsError> {
-        assert!(!part.is_empty() && part.len() == charges.len(), "each mutation has a charge");
-        let (mutations, taken): (Arc<[Mutation]>, Arc<[Charge]>) = (part.into(), charges.into());
-        let made = part.iter().filter(|mutation| mutation.kind.made().is_some()).count();
-        let is_taken = Arc::new(AtomicBool::new(false));
-        let taking = is_taken.clone();
-        let take = move |shared: &Shared, reply: &Reply, payload: &Bytes| {
+        assert!(!part.0.is_empty() && part.0.len() == part.1.len(), "each mutation has a charge");
+        let (mutations, charges): (Arc<[Mutation]>, Arc<[Charge]>) = (part.0.into(), part.1.into());
+        let made = mutations.iter().filter(|mutation| mutation.kind.made().is_some()).count();
+        let is_complete = Arc::new(AtomicBool::new(false));
+        let (completes, queue) = (is_complete.clone(), self.base.queue.clone());
+        let receive = move |reply: &Reply, payload: &Bytes| {
             let inode_tokens = decode_list::<u64>(payload, made).ok();
             let inode_tokens =
                 inode_tokens.filter(|it| it.len() == made && reply.answer == Answer::Made);
             if let Some(inode_tokens) = inode_tokens {
-                let mut cache = shared.cache.lock();
-                cache.sent(&mutations, reply.stamp, &inode_tokens);
-                cache.queue.discharge(&taken, false);
-                taking.store(true, Ordering::Relaxed);
+                queue.complete((&mutations, &charges), reply.stamp, &inode_tokens);
+                completes.store(true, Ordering::Relaxed);
             }
         };
-        self.send_call((part, charges), user, how, take).await?;
-        match is_taken.load(Ordering::Relaxed) {
-            true => Ok(()),
-            // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
-            false => Err(LinkError::Unexpected.into()),
+        self.send_call(part, user, how, receive).await?;
+        if is_complete.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
+        Err(LinkError::Unexpected.into())
     }
 
     async fn send_call(
-        self: &Arc<Self>,
-        (part, charges): (&[Mutation], &[Charge]),
+        &self,
+        (part, charges): Part<'_>,
         user: &User,
         (sync, releases): (bool, Vec<u64>),
-        take: impl Fn(&Shared, &Reply, &Bytes) + Clone + Send + Sync + 'static,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
         let inodes = part.iter().flat_map(|it| [Some(it.kind.ino()), it.kind.made()]);
         let named: HashSet<Ino> = inodes.flatten().collect();
-        let now = self.env.now();
-        for mutation in part {
-            if let MutationKind::Write { ino, .. } = &mutation.kind {
-                self.cache.lock().stored_by_server(*ino, now);
-            }
-        }
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
+        let now = self.base.env.now();
+        for mutation in part {
+            if let MutationKind::Write { ino, .. } = &mutation.kind {
+                self.base.bounds.stored_by_server(*ino, now);
+            }
+        }
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
-        let charged = shares_of(charges);
-        let call = (Request::Batch { sync, charged, releases }, vec![payload.into()]);
-        let user = (Some(Slot::of_batch()), user.clone());
-        self.call_in(user, named.into(), call, take).await.map(|_| ())
+        let request = Request::Batch { sync, charged: shares_of(charges), releases };
+        let call = Outgoing::batch(request, payload.into(), user.clone(), named);
+        self.rpc.make(call, then, std::future::pending()).await.map(drop)
     }
 
     /// A batch does not count.
-    fn lose_mutations(&self, (batch, charges): (&[Mutation], &[Charge]), error: &FsError) {
+    fn lose(&self, (batch, charges): Part<'_>, error: &FsError) {
         tracing::error!(
             %error,
             changes = batch.len(),
@@ -435,65 +340,9 @@ impl Shared {
         // The connection may come back; the change does not.
         let lost = LinkError::Lost.into();
         let error = if is_refused { error } else { &lost };
-        let (wrong, changes) = {
-            let mut cache = self.cache.lock();
-            cache.queue.discharge(charges, is_refused);
-            cache.lose(batch, error)
-        };
-        self.reclaim_state.lose(changes);
-        self.tell_watcher(wrong);
-    }
-
-    /// What has to be sent before a call: everything, if the call changes something; what this client has made of the inodes
-    /// that it names.
-    pub(super) async fn send_before(self: &Arc<Self>, request: &Request) -> Result<(), FsError> {
-        let is_needed = {
-            let cache = self.cache.lock();
-            let print = request.footprint(0);
-            match print.needs {
-                Needs::Everything => true,
-                Needs::Nothing => false,
-                Needs::Named => print.inodes.iter().any(|ino| cache.is_unsent(*ino)),
-            }
-        };
-        if is_needed { self.send_waiting().await } else { Ok(()) }
-    }
-
-    /// Sends everything that waits, before a change by a call begins.
-    pub(super) async fn send_waiting(self: &Arc<Self>) -> Result<(), FsError> {
-        let waits = self.cache.lock().queue.len() > 0;
-        match waits {
-            true => Box::pin(self.send_mutations(true)).await,
-            false => Ok(()),
-        }
-    }
-
-    /// Sends mutations that have waited for long enough, again and again.
-    pub(super) async fn run_writeback(self: &Arc<Self>) {
-        loop {
-            self.env.sleep(self.options.writeback.max(LEAST_PAUSE)).await;
-            if self.is_closed() {
-                return;
-            }
-            let age = self.env.now().since(Time::default());
-            let before = age.saturating_sub(self.options.expire);
-            let is_late = self.cache.lock().queue.waits_since(Time::default() + before);
-            if is_late && let Err(error) = self.send_mutations(true).await {
-                tracing::error!(%error, "changes in a directory of this client alone are lost");
-            }
-        }
-    }
-
-    /// Names are about to move between directories by a call: what they lead to is not this client's alone, unless it stays
-    /// below what is.
-    pub(super) fn share_moved(&self, from: Ino, to: Ino, targets: &[Option<Ino>; 2]) {
-        let mut cache = self.cache.lock();
-        if from == to {
-            return;
-        }
-        for (parent, target) in [from, to].into_iter().zip(targets) {
-            // Of an unknown inode all of the directory is shared.
-            cache.share_all_of(target.unwrap_or(parent));
-        }
+        self.base.room.discharge(charges, is_refused);
+        let (wrong, changes) = self.base.delegations.lose(batch, error);
+        self.base.losses.count(changes);
+        self.base.caller_cache.drop_inodes(wrong);
     }
 }

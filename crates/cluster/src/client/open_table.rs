@@ -1,12 +1,12 @@
 //! The files that the caller has open, and which of them the server knows of.
 //!
 //! Files that are this client's alone it opens *quietly*, without a call. Before such a file is another client's too, the
-//! server is told of it ([`Shared::tell_opens`](super::Shared::tell_opens)).
+//! server is told of it.
 
 use thalweg_env::HashMap;
 use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
 
-use super::users::User;
+use super::user::User;
 
 /// A file that the caller has open.
 #[derive(Clone, Debug)]
@@ -39,13 +39,13 @@ struct Uses {
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(super) struct Opens {
+pub(super) struct OpenTable {
     last: u64,
     files: HashMap<Handle, (Opening, Known)>,
     inodes: HashMap<Ino, Uses>,
 }
 
-impl Opens {
+impl OpenTable {
     /// A file is opened; its handle.
     pub(super) fn add(&mut self, opening: Opening, known: Known) -> Handle {
         self.last += 1;
@@ -113,7 +113,7 @@ impl Opens {
     }
 
     /// The server is about to be told of the quiet opens of an inode: these.
-    pub(super) fn ask(&mut self, ino: Ino) -> Vec<(Handle, Opening)> {
+    pub(super) fn begin_telling(&mut self, ino: Ino) -> Vec<(Handle, Opening)> {
         let quiet =
             |(opening, known): &(Opening, Known)| opening.ino == ino && *known == Known::Quiet;
         let of = self.files.iter().filter(|(_, it)| quiet(it));

@@ -6,13 +6,30 @@ use thalweg_fs::{Cookie, Ino};
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// All names of the directory are here.
-    pub(super) complete: bool,
+    complete: bool,
     names: HashMap<Box<[u8]>, Name>,
     /// The entries up to this one are here.
-    pub(super) listed: Option<Cookie>,
+    listed: Option<Cookie>,
 }
 
 impl Names {
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// All names of the directory are here: it is a new one, or all of it was listed.
+    pub(super) fn set_complete(&mut self) {
+        self.complete = true;
+    }
+
+    /// Entries up to `last` were listed that follow `from`, the last ones if there is none; `counts` unless a change of this
+    /// client was under way.
+    pub(super) fn list(&mut self, from: Cookie, last: Option<Cookie>, counts: bool) {
+        let follows = from == Cookie::START || self.listed == Some(from);
+        self.listed = last.filter(|_| follows && counts);
+        self.complete |= last.is_none() && follows && counts;
+    }
+
     /// A name is this from now on.
     pub(super) fn set(&mut self, name: &[u8], found: NewName) {
         let found = match found {

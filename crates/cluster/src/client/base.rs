@@ -1,0 +1,76 @@
+//! The stages that make no calls: what a client has in memory. Each has its own lock.
+
+use std::sync::Arc;
+
+use thalweg_env::Env;
+
+use super::cache::Cache;
+use super::call_numbers::CallNumbers;
+use super::caller_cache::CallerCache;
+use super::delegation::Delegations;
+use super::inodes::Inodes;
+use super::link::Links;
+use super::losses::Losses;
+use super::numbers::InodeNumbers;
+use super::options::Options;
+use super::queue::WritebackQueue;
+use super::replay_log::ReplayLog;
+use super::room::PromisedRoom;
+use super::session::Session;
+use super::write_bounds::WriteBounds;
+
+/// The stages that make no calls.
+pub(super) struct ClientBase {
+    pub(super) env: Env,
+    pub(super) options: Options,
+    pub(super) session: Arc<Session>,
+    pub(super) links: Links,
+    pub(super) inodes: Arc<Inodes>,
+    pub(super) cache: Arc<Cache>,
+    pub(super) numbers: Arc<InodeNumbers>,
+    pub(super) room: Arc<PromisedRoom>,
+    pub(super) queue: Arc<WritebackQueue>,
+    pub(super) bounds: Arc<WriteBounds>,
+    pub(super) losses: Arc<Losses>,
+    pub(super) delegations: Delegations,
+    pub(super) replay_log: ReplayLog,
+    pub(super) call_numbers: CallNumbers,
+    pub(super) caller_cache: CallerCache,
+}
+
+impl ClientBase {
+    pub(super) fn new(env: &Env, options: Options) -> ClientBase {
+        let session = Arc::new(Session::new(env.uuid()));
+        let (inodes, losses) = (Arc::new(Inodes::new()), Arc::<Losses>::default());
+        let (numbers, room) = (Arc::<InodeNumbers>::default(), Arc::<PromisedRoom>::default());
+        let queue = WritebackQueue::new(inodes.clone(), numbers.clone(), room.clone());
+        let queue = Arc::new(queue);
+        let bounds = Arc::new(WriteBounds::new(inodes.clone(), queue.clone()));
+        let delegations = Delegations::new(
+            inodes.clone(),
+            session.clone(),
+            queue.clone(),
+            room.clone(),
+            numbers.clone(),
+            bounds.clone(),
+            losses.clone(),
+        );
+        ClientBase {
+            env: env.clone(),
+            options,
+            links: Links::new(),
+            cache: Arc::new(Cache::new(inodes.clone(), session.clone())),
+            caller_cache: CallerCache::new(session.clone()),
+            replay_log: ReplayLog::default(),
+            call_numbers: CallNumbers::default(),
+            session,
+            inodes,
+            numbers,
+            room,
+            queue,
+            bounds,
+            losses,
+            delegations,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The numbers of the calls without an answer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::protocol::{CallEffect, MAX_ANSWERED, ReplayedCall};
+
+#[derive(Debug, Default)]
+struct Pending {
+    last: u64,
+    /// Of those that are to be carried out once: what each may have come to before it has an answer.
+    once: BTreeMap<u64, Option<ReplayedCall>>,
+    /// How many there are of the others, whose answers the server does not keep.
+    others: usize,
+    /// Answered calls behind one without an answer, of which the server does not know that they were answered.
+    answered: VecDeque<u64>,
+}
+
+impl Pending {
+    /// The oldest call without an answer, or the next one.
+    fn oldest(&self) -> u64 {
+        self.once.first_key_value().map_or(self.last + 1, |(first, _)| *first)
+    }
+
+    fn end(&mut self, number: u64, is_once: bool) {
+        if !is_once {
+            assert!(self.others > 0, "a call ends that has not begun");
+            self.others -= 1;
+            return;
+        }
+        let begun = self.once.remove(&number);
+        assert!(begun.is_some(), "a call ends that has not begun");
+        if number > self.oldest() {
+            self.answered.push_back(number);
+        }
+    }
+}
+
+/// The numbers of the calls without an answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CallNumbers(Arc<Mutex<Pending>>);
+
+impl CallNumbers {
+    /// A number for a call in this slot.
+    pub(super) fn begin(&self, is_once: bool, slot: u16, effect: Option<CallEffect>) -> Number {
+        let mut pending = self.0.lock();
+        pending.last += 1;
+        let number = pending.last;
+        if is_once {
+            let unanswered = effect.map(|effect| ReplayedCall { number, slot, effect });
+            pending.once.insert(number, unanswered);
+        } else {
+            pending.others += 1;
+        }
+        Number { numbers: self.clone(), number, is_once }
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        let pending = self.0.lock();
+        pending.once.len() + pending.others
+    }
+
+    /// The calls that may have come to something before they have answers.
+    pub(super) fn unanswered(&self) -> Vec<ReplayedCall> {
+        self.0.lock().once.values().flatten().copied().collect()
+    }
+
+    /// The calls that are to be carried out once, for the server on a new connection: it forgets the answers to all others.
+    pub(super) fn resume(&self) -> Vec<u64> {
+        let mut pending = self.0.lock();
+        pending.answered.clear();
+        pending.once.keys().copied().collect()
+    }
+
+    /// What the server is to know with a call that is sent now: [`Call::oldest`](crate::protocol::Call::oldest) and
+    /// [`Call::answered`](crate::protocol::Call::answered).
+    pub(super) fn acknowledge(&self) -> (u64, Vec<u64>) {
+        let mut pending = self.0.lock();
+        let oldest = pending.oldest();
+        pending.answered.retain(|number| *number > oldest);
+        let some = pending.answered.len().min(MAX_ANSWERED);
+        (oldest, pending.answered.drain(..some).collect())
+    }
+}
+
+/// The number of a call that has no answer yet.
+pub(super) struct Number {
+    numbers: CallNumbers,
+    number: u64,
+    is_once: bool,
+}
+
+impl Number {
+    pub(super) fn get(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn is_once(&self) -> bool {
+        self.is_once
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        self.numbers.0.lock().end(self.number, self.is_once);
+    }
+}

@@ -1,0 +1,86 @@
+//! Calls of programs: each comes behind what this client has made by itself, as far as it depends on that.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_fs::{Answer as FileAnswer, FsError, Ino};
+
+use super::base::ClientBase;
+use super::cache::ChangeGuard;
+use super::error::unexpected;
+use super::open_files::OpenFiles;
+use super::rpc::Rpc;
+use super::writeback::Writeback;
+use crate::protocol::{Answer, Reply, Request};
+
+/// Makes calls of programs.
+pub(super) struct Calls {
+    base: Arc<ClientBase>,
+    rpc: Arc<Rpc>,
+    writeback: Arc<Writeback>,
+    open_files: Arc<OpenFiles>,
+}
+
+impl Calls {
+    pub(super) fn new(
+        base: Arc<ClientBase>,
+        rpc: Arc<Rpc>,
+        writeback: Arc<Writeback>,
+        open_files: Arc<OpenFiles>,
+    ) -> Calls {
+        Calls { base, rpc, writeback, open_files }
+    }
+
+    /// Makes a call. `then` sees each answer where frames are received, before anything that the server sent later; also when this
+    /// future was dropped.
+    pub(super) async fn call(
+        &self,
+        request: Request,
+        payload: Vec<Bytes>,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(Reply, Bytes), FsError> {
+        self.writeback.send_before(&request).await?;
+        self.open_files.tell_before(&request).await?;
+        self.rpc.call(request, payload, then).await
+    }
+
+    /// Makes a call and caches nothing of the answer.
+    pub(super) async fn request(&self, request: Request) -> Result<(Answer, Bytes), FsError> {
+        let (reply, payload) = self.call(request, Vec::new(), |_, _| {}).await?;
+        Ok((reply.answer, payload))
+    }
+
+    /// Makes a call that changes something. What it concerns is not cached until it is answered; `begin` runs when that begins.
+    pub(super) async fn change(
+        &self,
+        request: Request,
+        payload: Vec<Bytes>,
+        begin: impl FnOnce(),
+        then: impl Fn(&Reply) + Clone + Send + Sync + 'static,
+    ) -> Result<Reply, FsError> {
+        let bytes = payload.iter().map(Bytes::len).sum();
+        let guard = ChangeGuard::begin(&self.base.cache, request.footprint(bytes).changed());
+        begin();
+        let then = move |reply: &Reply, _: &Bytes| {
+            let _guard = &guard;
+            then(reply);
+        };
+        Ok(self.call(request, payload, then).await?.0)
+    }
+
+    /// An answer that names an inode.
+    pub(super) fn learned(&self, reply: &Reply) -> Result<FileAnswer, FsError> {
+        match reply.answer {
+            Answer::Inode(attributes) => Ok(self.base.cache.valid(attributes, self.base.env.now())),
+            _ => unexpected(),
+        }
+    }
+
+    /// The attributes of an inode, by a call. With `shown`, the caller's cache shows them to programs.
+    pub(super) async fn attributes(&self, ino: Ino, shown: bool) -> Result<FileAnswer, FsError> {
+        let cache = self.base.cache.clone();
+        let then = move |reply: &Reply, _: &Bytes| cache.learn_answer(reply);
+        let (reply, _) = self.call(Request::Attributes { ino, shown }, Vec::new(), then).await?;
+        self.learned(&reply)
+    }
+}

@@ -1,0 +1,394 @@
+//! The connections to the server, one after the other, and the lease.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_env::Task;
+use thalweg_env::connection::Connector;
+use thalweg_fs::{FsError, Ino};
+use thalweg_net::Traffic;
+use thalweg_net::channel::{Channel, Limits, Side};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::base::ClientBase;
+use super::error::{AttachError, LinkError};
+use super::inodes::LocalRules;
+use super::link::Link;
+use super::open_files::OpenFiles;
+use super::options::Recover;
+use super::reclaim::{ReclaimError, Reclaimer};
+use super::server_calls::{Invalidator, ServerCalls};
+use super::session::SessionInfo;
+use super::size_records::SizeRecords;
+use super::writeback::Writeback;
+use crate::protocol::{
+    Answer, Call, HELLO, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
+};
+
+/// Pauses between attempts grow up to so many times the first one.
+const LONGEST_PAUSE: u32 = 4;
+/// The maximum of inode numbers in a line of the log.
+const INODES_LOGGED: usize = 16;
+/// Renewals in the time of a lease, which is the time between two sweeps of the cache.
+const RENEWALS: u32 = 4;
+/// Time between two sweeps that the server asks for: so many in the time of a lease.
+const SWEEPS: u32 = 16;
+/// Inodes that are gone within this time are told together.
+const GONE_PAUSE: Duration = Duration::from_millis(5);
+
+/// A connection with an attached session.
+pub(super) struct Connection {
+    channel: Channel,
+    /// Receives answers and calls, until the connection ends.
+    running: Task<io::Result<()>>,
+    /// The server is another one than before, and expects this client to reclaim what it held.
+    new_server: Option<Uuid>,
+}
+
+/// Keeps the connection, and with it the session.
+pub(super) struct Connections {
+    base: Arc<ClientBase>,
+    connector: Box<dyn Connector>,
+    /// What was sent.
+    traffic: Traffic,
+    writeback: Arc<Writeback>,
+    open_files: Arc<OpenFiles>,
+    size_records: Arc<SizeRecords>,
+    server_calls: Arc<ServerCalls>,
+    reclaimer: Reclaimer,
+}
+
+impl Connections {
+    pub(super) fn new(
+        base: Arc<ClientBase>,
+        connector: Box<dyn Connector>,
+        writeback: Arc<Writeback>,
+        open_files: Arc<OpenFiles>,
+        size_records: Arc<SizeRecords>,
+    ) -> Connections {
+        let server_calls = ServerCalls {
+            base: base.clone(),
+            writeback: writeback.clone(),
+            open_files: open_files.clone(),
+            pressed: Notify::new(),
+        };
+        Connections {
+            connector,
+            traffic: Traffic::default(),
+            server_calls: Arc::new(server_calls),
+            reclaimer: Reclaimer::new(base.clone(), open_files.clone()),
+            base,
+            writeback,
+            open_files,
+            size_records,
+        }
+    }
+
+    pub(super) fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    pub(super) fn connector(&self) -> &dyn Connector {
+        &*self.connector
+    }
+
+    /// Connects within the time for that, and begins or resumes the session.
+    pub(super) async fn attach(&self) -> Result<Connection, AttachError> {
+        let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
+        self.base
+            .env
+            .timeout(self.base.options.patience, self.attach_now())
+            .await
+            .unwrap_or_else(late)
+    }
+
+    async fn attach_now(&self) -> Result<Connection, AttachError> {
+        let mut stream = self.connector.connect().await.map_err(AttachError::Lost)?;
+        HELLO.exchange(&mut stream).await.map_err(AttachError::Lost)?;
+        let (reader, writer) = tokio::io::split(stream);
+        let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
+        let traffic = self.traffic.clone();
+        let channel = Channel::counted(&self.base.env, Side::Connecting, limits, writer, traffic);
+        let handler = Invalidator(self.server_calls.clone(), channel.clone());
+        let receiving = channel.clone();
+        let running = self.base.env.spawn(async move { receiving.run(reader, &handler).await });
+        let SessionInfo { id, begun, server: before, .. } = self.base.session.info();
+        let call = Call::outside(Request::Attach { session: id, resumes: begun });
+        // The numbers of calls that are made from here on are sent behind this call.
+        let pending = encode_list(&self.base.call_numbers.resume());
+        let sent = self.base.env.now();
+        let answered = channel.call::<_, Reply>(&call, &[pending]).await;
+        let answer = answered.map_err(AttachError::lost)?.0.answer;
+        let Answer::Attached { root, lease, read_only, bytes, contents, squash, server, durable } =
+            answer
+        else {
+            return Err(match answer {
+                Answer::Evicted => {
+                    self.end_session();
+                    AttachError::lost("the server has ended the session")
+                }
+                Answer::Failed(error) => AttachError::Refused(FsError::from(error)),
+                _ => AttachError::lost("its answer does not fit the call"),
+            });
+        };
+        if !self.base.session.fits(squash) {
+            let why = "its users act as others now; unmount it, and mount it again";
+            let refused = io::Error::new(io::ErrorKind::PermissionDenied, why);
+            return Err(AttachError::Lost(refused));
+        }
+        let is_new = begun && before != server;
+        self.base.inodes.set_rules(LocalRules { bytes, is_direct: !contents.is_empty(), squash });
+        self.base.session.attach(|session| {
+            (session.begun, session.root) = (true, root);
+            session.lease = Duration::from_millis(u64::from(lease));
+            (session.read_only, session.contents) = (read_only, contents);
+            session.squash = squash;
+            // A new server counts once it has what was reclaimed.
+            session.server = if is_new { session.server } else { server };
+        });
+        if !is_new {
+            self.base.session.renew(sent);
+            self.base.replay_log.set_durable(durable);
+        }
+        Ok(Connection { channel, running, new_server: is_new.then_some(server) })
+    }
+
+    /// The server has ended the session: another one begins with the next connection, unless there is to be none.
+    fn end_session(&self) {
+        self.base.session.end(self.base.env.uuid());
+        tracing::error!(
+            "the server has ended the session of this client: open files are stale, and locks are lost"
+        );
+        // Nothing is delegated from here on, so no mutation is made any more.
+        let inodes = self.base.cache.end_session();
+        let mutations = self.base.queue.end_session();
+        self.base.numbers.end_session();
+        self.base.room.end_session();
+        self.size_records.end_session();
+        let (_, unsent) = self.base.delegations.lose(&mutations, &LinkError::Lost.into());
+        self.open_files.end_session();
+        let (answered, inodes_changed) = self.base.replay_log.clear();
+        self.base.losses.count(unsent + answered);
+        let mut changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
+        changed.extend(&inodes_changed);
+        self.base.losses.add_all(inodes_changed);
+        if answered + unsent > 0 {
+            changed.sort_unstable();
+            changed.dedup();
+            let ours = |ino: &Ino| self.base.session.ours(*ino).0;
+            let first: Vec<u64> = changed.iter().take(INODES_LOGGED).map(ours).collect();
+            tracing::error!(
+                unsent,
+                answered,
+                inodes = changed.len(),
+                ?first,
+                "changes that were not synced may be lost: those that the server has not had, and those that it has answered"
+            );
+        }
+        self.base.caller_cache.drop_inodes(inodes);
+        if self.base.options.recover == Recover::No && self.base.links.set(Link::Ended) {
+            tracing::error!(
+                "all calls fail until it is mounted again: recover=no lets this client begin no other session"
+            );
+        }
+    }
+
+    /// Keeps a connection, until the client is closed.
+    pub(super) async fn run(&self, first: Connection) {
+        let mut next = Some(first);
+        loop {
+            let Connection { channel, running, .. } = match next.take() {
+                Some(connection) => connection,
+                None => match self.reconnect().await {
+                    Some(connection) => connection,
+                    None => return,
+                },
+            };
+            if !self.base.links.set(Link::Up(channel.clone())) {
+                return;
+            }
+            // A server that stands still does not end its side of the connection.
+            let ended = tokio::select! {
+                biased;
+                ended = running => ended,
+                () = channel.closed() => None,
+            };
+            channel.close("the connection to the server was lost");
+            if !self.base.links.set(Link::Down) {
+                return;
+            }
+            match ended {
+                Some(Err(error)) => tracing::warn!(%error, "the connection to the server was lost"),
+                Some(Ok(())) => tracing::warn!("the server has closed the connection"),
+                None => tracing::warn!("the server did not answer in time"),
+            }
+        }
+    }
+
+    /// Another connection; `None` if there will be none.
+    async fn reconnect(&self) -> Option<Connection> {
+        let mut factor = 1;
+        let mut has_warned = false;
+        loop {
+            let error = match self.attach_and_reclaim().await {
+                Ok(connection) => {
+                    tracing::info!("the server is connected again");
+                    return Some(connection);
+                }
+                Err(error) => error,
+            };
+            if !self.base.links.set(error.refusal().map_or(Link::Down, Link::Refused)) {
+                return None;
+            }
+            if !std::mem::replace(&mut has_warned, true) {
+                tracing::warn!(%error, "connecting to the server failed; it is tried again");
+            }
+            self.base.env.sleep(self.base.options.pause * factor).await;
+            factor = (2 * factor).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn attach_and_reclaim(&self) -> Result<Connection, AttachError> {
+        let connection = self.attach().await?;
+        let Some(server) = connection.new_server else { return Ok(connection) };
+        match self.reclaimer.reclaim(&connection.channel).await {
+            Ok(sent) => self.base.session.renew(sent),
+            Err(ReclaimError::Lost(error)) => return Err(error),
+            Err(ReclaimError::Refused) => {
+                self.end_session();
+                return Err(AttachError::lost("the server refuses the session"));
+            }
+        }
+        // Before that it would have to reclaim again.
+        self.base.session.attach(|session| session.server = server);
+        Ok(connection)
+    }
+
+    /// Renews the lease, and forgets inodes that are not used.
+    pub(super) async fn renew_leases(&self) {
+        let (mut renewals, mut sweeps) = (0, 0);
+        let ClientBase { links, session, cache, .. } = &*self.base;
+        loop {
+            let lease = session.lease().max(Duration::from_millis(1));
+            let pause = if sweeps > 0 { lease / SWEEPS } else { lease / RENEWALS };
+            tokio::select! {
+                biased;
+                () = cache.has_removed() => {
+                    // Many are often removed one after the other.
+                    self.base.env.sleep(GONE_PAUSE).await;
+                    if let Some(channel) = links.channel() {
+                        let gone = self.forget_unused(&channel, false);
+                        channel.flush_soon();
+                        cache.told(gone);
+                    }
+                    continue;
+                }
+                // The first sweep may find nothing unused. Callers refer to what they use before the second one.
+                () = self.server_calls.pressed.notified() => sweeps = 2,
+                () = self.base.env.sleep(pause) => {}
+            }
+            if links.is_closed() {
+                return;
+            }
+            let Some(channel) = links.channel() else { continue };
+            renewals += 1;
+            let generation = session.generation();
+            let is_pressed = sweeps > 0 && cache.is_too_large();
+            sweeps = if is_pressed { sweeps - 1 } else { 0 };
+            let mut gone = cache.take_told();
+            gone.extend(self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0));
+            let (renewed, sent) = (session.clone(), self.base.env.now());
+            let call = Call::outside(Request::Renew);
+            // A server that has answered nothing for a lease is not there: the connection is made again.
+            let renewing =
+                channel.call_then("Renew", &call, &[], move |_: Reply, _| renewed.renew(sent));
+            match self.base.env.timeout(lease.saturating_sub(pause), renewing).await {
+                // The server has read what came before this call.
+                Some(Ok(())) => continue,
+                Some(Err(_)) => {}
+                None => channel.close("the server did not answer in time"),
+            }
+            // With its session the server has forgotten all inodes.
+            if session.generation() == generation {
+                cache.put_back_untold(gone);
+            }
+        }
+    }
+
+    /// Tells the server of inodes that are not used any more; which these are.
+    fn forget_unused(&self, channel: &Channel, sweeps: bool) -> Vec<(Ino, u64)> {
+        if sweeps {
+            self.base.cache.sweep();
+        }
+        // An answer that names one of them anew has a later stamp, which the server compares.
+        let gone = self.base.cache.take_untold();
+        for some in gone.chunks(MAX_FORGOTTEN) {
+            let call = Call::outside(Request::Forget);
+            // If this connection breaks, they are told again on another one.
+            let _ = channel.tell_for("Forget", &call, &[encode_list(some)]);
+        }
+        gone
+    }
+
+    /// Ends the session in order.
+    pub(super) async fn close(&self) {
+        let sent =
+            self.base.env.timeout(self.base.options.patience, self.writeback.send(true)).await;
+        if !matches!(sent, Some(Ok(()))) {
+            let changes = self.base.queue.len();
+            tracing::error!(changes, "changes in directories of this client alone were not sent");
+        }
+        let Some(channel) = self.base.links.close() else { return };
+        let kept = self.base.replay_log.len();
+        // After this call nothing would make these again.
+        if kept > 0 && self.last_call(&channel, Request::SyncAll).await != Some(Answer::Done) {
+            tracing::warn!(changes = kept, "changes may not be durable");
+        }
+        self.last_call(&channel, Request::Detach).await;
+        channel.close("the client is closed");
+    }
+
+    async fn last_call(&self, channel: &Channel, request: Request) -> Option<Answer> {
+        let call = Call::outside(request);
+        let answered = channel
+            .call_within::<_, Reply>(&self.base.env, self.base.options.patience, &call, &[])
+            .await;
+        answered.ok().map(|(reply, _)| reply.answer)
+    }
+
+    /// Ends the session, and does not wait for the server. If it does not hear that, it ends the session when it has not
+    /// heard this client for long enough.
+    pub(super) fn abandon(&self) {
+        if let Some(channel) = self.base.links.close() {
+            let call = Call::outside(Request::Detach);
+            if channel.tell_for("Detach", &call, &[]).is_ok() {
+                channel.flush();
+            }
+            channel.close("the client is closed");
+        }
+    }
+}
+
+/// Ends the connection with the last handle of a client.
+pub(super) struct Life {
+    connections: Arc<Connections>,
+    _tasks: [Task<()>; 4],
+}
+
+impl Life {
+    pub(super) fn new(connections: Arc<Connections>, tasks: [Task<()>; 4]) -> Life {
+        Life { connections, _tasks: tasks }
+    }
+
+    pub(super) fn connections(&self) -> &Connections {
+        &self.connections
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.connections.abandon();
+    }
+}

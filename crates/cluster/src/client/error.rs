@@ -1,0 +1,67 @@
+//! Why a client does not begin, and why its calls fail.
+
+use std::io;
+
+use thalweg_fs::{Action, Failure, FsError};
+
+/// Why a client does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The server cannot be reached, or does not let this client in.
+    #[error("the server cannot be used: {0}")]
+    Lost(#[source] io::Error),
+    /// The directory that the client is to see is not there.
+    #[error(transparent)]
+    Refused(FsError),
+}
+
+impl AttachError {
+    /// A connection on which something failed.
+    pub(super) fn lost(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> AttachError {
+        AttachError::Lost(io::Error::other(why))
+    }
+
+    /// Why the server does not let this client in, if it has said so.
+    pub(super) fn refusal(&self) -> Option<String> {
+        match self {
+            AttachError::Lost(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Some(error.to_string())
+            }
+            AttachError::Lost(_) | AttachError::Refused(_) => None,
+        }
+    }
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(super) enum LinkError {
+    #[error("the server cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("the server does not let this client in any more: {0}")]
+    Refused(String),
+    #[error("the server has ended the session of this client while the call was under way")]
+    Evicted,
+    #[error(
+        "the server has ended the session of this client, which begins no other one: mount it again"
+    )]
+    Ended,
+    #[error("changes that this client has made by itself were lost")]
+    Lost,
+    #[error("the server cannot be reached, and the caller waits no longer; the call was not sent")]
+    GivenUp,
+    #[error("the client is closed")]
+    Closed,
+    #[error("the server's answer does not fit the call")]
+    Unexpected,
+}
+
+impl From<LinkError> for FsError {
+    fn from(error: LinkError) -> FsError {
+        FsError::Store(Failure::new(Action::Reconnect, error))
+    }
+}
+
+/// The answer is of another kind than the call wants.
+pub(super) fn unexpected<T>() -> Result<T, FsError> {
+    Err(LinkError::Unexpected.into())
+}

@@ -1,0 +1,221 @@
+//! The inodes that a client knows.
+//!
+//! Each inode is one [`Node`] behind one lock, which is that of its *stripe*: a part of the table with what its inodes have made and no
+//! batch has taken. So a change of a delegated inode takes this one lock, once: it finds the inode, changes it, and leaves the
+//! mutation there. Locks of two stripes are taken by [`Inodes::lock_two`] alone, and all others one after the other.
+
+use parking_lot::{Mutex, MutexGuard};
+use thalweg_env::HashMap;
+use thalweg_fs::Ino;
+use thalweg_fs::mutation::ByteMutations;
+use thalweg_net::keys::Squash;
+
+use super::cached::CachedInode;
+use super::delegated::Delegation;
+use super::record::Waiting;
+
+/// Stripes of the table: so many that threads on all processors of a machine rarely meet at one.
+const STRIPES: usize = 64;
+
+/// An inode.
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    /// What may be used of it without a call.
+    pub(super) cached: CachedInode,
+    /// What may be done with it without a call, and was.
+    pub(super) delegation: Delegation,
+}
+
+/// What the server has said of local changes when it attached the session. Each stripe has a copy, which its lock guards.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LocalRules {
+    /// The changes of bytes that a batch may have.
+    pub(super) bytes: ByteMutations,
+    /// This client may store bytes of files itself.
+    pub(super) is_direct: bool,
+    /// The users of this client that act as another one at the server.
+    pub(super) squash: Squash,
+}
+
+/// A part of the table.
+#[derive(Debug, Default)]
+pub(super) struct Stripe {
+    nodes: HashMap<Ino, Box<Node>>,
+    rules: LocalRules,
+    /// Mutations of its inodes that no batch has taken, in their order.
+    staged: Vec<Waiting>,
+}
+
+impl Stripe {
+    pub(super) fn node(&self, ino: Ino) -> Option<&Node> {
+        self.nodes.get(&ino).map(|node| &**node)
+    }
+
+    pub(super) fn node_mut(&mut self, ino: Ino) -> Option<&mut Node> {
+        self.nodes.get_mut(&ino).map(|node| &mut **node)
+    }
+
+    pub(super) fn nodes(&self) -> impl Iterator<Item = (Ino, &Node)> {
+        self.nodes.iter().map(|(ino, node)| (*ino, &**node))
+    }
+
+    pub(super) fn nodes_mut(&mut self) -> impl Iterator<Item = (Ino, &mut Node)> {
+        self.nodes.iter_mut().map(|(ino, node)| (*ino, &mut **node))
+    }
+
+    pub(super) fn insert(&mut self, ino: Ino, node: Node) {
+        let before = self.nodes.insert(ino, Box::new(node));
+        assert!(before.is_none_or(|it| it.delegation.unsent() == 0), "an inode is made twice");
+    }
+
+    /// Forgets inodes, and what is delegated with them: no recall would find them. The caller waits at the [`Inodes::barrier`] before it
+    /// tells the server.
+    pub(super) fn retain(&mut self, mut stays: impl FnMut(Ino, &mut Node) -> bool) {
+        self.nodes.retain(|ino, node| {
+            let stays = stays(*ino, node);
+            if !stays {
+                node.delegation.revoke(*ino, false);
+            }
+            stays
+        });
+    }
+
+    /// Forgets an inode; whether a delegation ends with it.
+    pub(super) fn remove(&mut self, ino: Ino) -> bool {
+        let removed = self.nodes.remove(&ino);
+        removed.is_some_and(|mut node| node.delegation.revoke(ino, false) == Some(ino))
+    }
+
+    pub(super) fn rules(&self) -> LocalRules {
+        self.rules
+    }
+
+    /// A mutation of one of its inodes waits.
+    pub(super) fn stage(&mut self, waiting: Waiting) {
+        assert!(
+            self.staged.last().is_none_or(|last| last.number < waiting.number),
+            "mutations are staged in their order"
+        );
+        if self.staged.len() == self.staged.capacity() {
+            // Twice as many, as it is usual, would often leave room for thousands unused.
+            self.staged.reserve_exact(4 + self.staged.len() / 4);
+        }
+        self.staged.push(waiting);
+    }
+
+    /// Moves the mutations up to this one to a list.
+    pub(super) fn take_staged(&mut self, last: u64, to: &mut impl Extend<Waiting>) {
+        if self.staged.last().is_none_or(|waiting| waiting.number <= last) {
+            to.extend(std::mem::take(&mut self.staged));
+        } else {
+            let count = self.staged.partition_point(|waiting| waiting.number <= last);
+            to.extend(self.staged.drain(..count));
+        }
+    }
+}
+
+/// The stripes of two inodes.
+pub(super) struct TwoStripes<'a> {
+    first: MutexGuard<'a, Stripe>,
+    /// None if both are in one.
+    second: Option<MutexGuard<'a, Stripe>>,
+}
+
+impl TwoStripes<'_> {
+    pub(super) fn first(&mut self) -> &mut Stripe {
+        &mut self.first
+    }
+
+    pub(super) fn second(&mut self) -> &mut Stripe {
+        self.second.as_mut().unwrap_or(&mut self.first)
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Inodes {
+    stripes: Box<[Mutex<Stripe>]>,
+}
+
+impl Inodes {
+    pub(super) fn new() -> Inodes {
+        Inodes { stripes: (0..STRIPES).map(|_| Mutex::default()).collect() }
+    }
+
+    fn at(ino: Ino) -> usize {
+        // Neighbours differ in the lowest bits.
+        ino.0 as usize % STRIPES
+    }
+
+    /// The stripe of an inode.
+    pub(super) fn lock(&self, ino: Ino) -> MutexGuard<'_, Stripe> {
+        self.stripes[Inodes::at(ino)].lock()
+    }
+
+    /// The stripes of two inodes, locked in their order in the table.
+    pub(super) fn lock_two(&self, first: Ino, second: Ino) -> TwoStripes<'_> {
+        let (one, two) = (Inodes::at(first), Inodes::at(second));
+        if one == two {
+            return TwoStripes { first: self.stripes[one].lock(), second: None };
+        }
+        let lower = self.stripes[one.min(two)].lock();
+        let upper = self.stripes[one.max(two)].lock();
+        let (first, second) = if one < two { (lower, upper) } else { (upper, lower) };
+        TwoStripes { first, second: Some(second) }
+    }
+
+    /// All stripes, each locked while it is looked at.
+    pub(super) fn stripes(&self) -> impl Iterator<Item = MutexGuard<'_, Stripe>> {
+        self.stripes.iter().map(Mutex::lock)
+    }
+
+    /// Looks at an inode, if it is known.
+    pub(super) fn with<T>(&self, ino: Ino, look: impl FnOnce(&mut Node) -> T) -> Option<T> {
+        self.lock(ino).node_mut(ino).map(look)
+    }
+
+    /// Looks at an inode, which is known from now on.
+    pub(super) fn with_new<T>(&self, ino: Ino, look: impl FnOnce(&mut Node) -> T) -> T {
+        look(self.lock(ino).nodes.entry(ino).or_default())
+    }
+
+    /// Returns when no change is under way that has begun before.
+    pub(super) fn barrier(&self) {
+        self.stripes().for_each(drop);
+    }
+
+    /// The server has attached the session.
+    pub(super) fn set_rules(&self, rules: LocalRules) {
+        self.stripes().for_each(|mut stripe| stripe.rules = rules);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.stripes().map(|stripe| stripe.nodes.len()).sum()
+    }
+
+    /// Whether the server does not have everything of an inode.
+    pub(super) fn is_unsent(&self, ino: Ino) -> bool {
+        self.unsent(ino) > 0
+    }
+
+    /// The number of mutations of an inode that the server does not have.
+    pub(super) fn unsent(&self, ino: Ino) -> u32 {
+        self.lock(ino).node(ino).map_or(0, |node| node.delegation.unsent())
+    }
+
+    /// Whether an inode is this client's alone.
+    pub(super) fn has_delegation(&self, ino: Ino) -> bool {
+        self.lock(ino).node(ino).is_some_and(|node| node.delegation.grant().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_knows_many_inodes() {
+        // The allocator's next size is a sixth more.
+        assert!(size_of::<Node>() <= 192, "{}", size_of::<Node>());
+    }
+}

@@ -1,0 +1,87 @@
+//! Inode numbers that are reserved for this client, for what it makes by itself.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use parking_lot::Mutex;
+use thalweg_fs::Ino;
+
+/// Numbers that are left when the client reserves further ones.
+const FEW_NUMBERS: u64 = 1024;
+
+/// Inode numbers as they were reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Reservation {
+    pub(super) first: u64,
+    pub(super) count: u64,
+    pub(super) inode_token: u64,
+}
+
+#[derive(Debug)]
+struct ReservedNumbers {
+    reservation: Reservation,
+    left: Range<u64>,
+    /// Numbers that were taken, and of which it is not told yet whether an inode has them.
+    taken: u32,
+    /// The last mutation that uses one of them.
+    last: u64,
+}
+
+/// Inode numbers that are reserved for this client. The lock is taken under no other one.
+#[derive(Debug, Default)]
+pub(super) struct InodeNumbers(Mutex<VecDeque<ReservedNumbers>>);
+
+impl InodeNumbers {
+    /// Whether to reserve more.
+    pub(super) fn are_few(&self) -> bool {
+        let ranges = self.0.lock();
+        ranges.iter().map(|it| it.left.end - it.left.start).sum::<u64>() < FEW_NUMBERS
+    }
+
+    pub(super) fn add(&self, reservation: Reservation) {
+        let Reservation { first, count, .. } = reservation;
+        let left = first..first.saturating_add(count);
+        self.0.lock().push_back(ReservedNumbers { reservation, left, taken: 0, last: 0 });
+    }
+
+    /// A number for an inode that is about to be made: [`InodeNumbers::used`] follows.
+    pub(super) fn take(&self) -> Option<Ino> {
+        let mut ranges = self.0.lock();
+        let range = ranges.iter_mut().find(|it| !it.left.is_empty())?;
+        range.taken += 1;
+        range.left.next().map(Ino)
+    }
+
+    /// An inode has this number since that mutation, or none has: then another one gets it.
+    pub(super) fn used(&self, number: Ino, mutation: Option<u64>) {
+        let mut ranges = self.0.lock();
+        let is_of = |it: &&mut ReservedNumbers| {
+            number.0 >= it.reservation.first && number.0 < it.left.start
+        };
+        // None after the session has ended.
+        let Some(range) = ranges.iter_mut().find(is_of) else { return };
+        assert!(range.taken > 0, "an inode number is used that was not taken");
+        range.taken -= 1;
+        match mutation {
+            Some(mutation) => range.last = range.last.max(mutation),
+            None if number.0 + 1 == range.left.start => range.left.start -= 1,
+            // A later one is in use: no inode gets this one.
+            None => {}
+        }
+    }
+
+    /// The server has the mutations up to this one.
+    pub(super) fn sent(&self, last: u64) {
+        self.0.lock().retain(|it| !it.left.is_empty() || it.taken > 0 || it.last > last);
+    }
+
+    /// Reservations of numbers that inodes may get, also with mutations that the server does not have.
+    pub(super) fn reservations(&self) -> Vec<Reservation> {
+        self.0.lock().iter().map(|it| it.reservation).collect()
+    }
+
+    /// The session has ended.
+    pub(super) fn end_session(&self) {
+        self.0.lock().clear();
+    }
+}

@@ -1,0 +1,317 @@
+//! Open files, and the calls about them. Those of files that are this client's alone need none.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_fs::locks::LockTable;
+use thalweg_fs::{
+    Caller, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, OpenFlags, Opened,
+    PageCache,
+};
+
+use super::base::ClientBase;
+use super::error::{LinkError, unexpected};
+use super::inodes::Node;
+use super::open_table::{Known, OpenTable, Opening};
+use super::rpc::{Outgoing, Rpc};
+use super::user;
+use super::writeback::Writeback;
+use crate::protocol::{Answer, Reply, Request};
+
+/// The files that the caller has open, with its locks.
+pub(super) struct OpenFiles {
+    base: Arc<ClientBase>,
+    rpc: Arc<Rpc>,
+    writeback: Arc<Writeback>,
+    /// The lock is taken under that of a stripe, and those of the lock table under it.
+    table: Mutex<OpenTable>,
+    locks: LockTable,
+    /// The server is told of open files by one task at a time.
+    telling: tokio::sync::Mutex<()>,
+}
+
+impl OpenFiles {
+    pub(super) fn new(
+        base: Arc<ClientBase>,
+        rpc: Arc<Rpc>,
+        writeback: Arc<Writeback>,
+    ) -> OpenFiles {
+        let (table, telling) = (Mutex::default(), tokio::sync::Mutex::default());
+        OpenFiles { base, rpc, writeback, table, locks: LockTable::default(), telling }
+    }
+
+    /// The locks of programs, as far as this client knows.
+    pub(super) fn locks(&self) -> &LockTable {
+        &self.locks
+    }
+
+    /// Runs `then` if a file is this client's alone, and the server knows of no open of it: so none of its locks is at the
+    /// server, and nothing of that changes meanwhile.
+    pub(super) fn while_alone<T>(
+        &self,
+        ino: Ino,
+        then: impl FnOnce(&mut Node, &mut OpenTable) -> T,
+    ) -> Option<T> {
+        self.base.delegations.while_delegated(ino, self.base.env.now(), |node| {
+            let mut table = self.table.lock();
+            (!table.is_told(ino)).then(|| then(node, &mut table))
+        })
+    }
+
+    /// Releases locks; whether the server has to know.
+    pub(super) fn unlock(
+        &self,
+        ino: Ino,
+        kind: LockKind,
+        owner: LockOwner,
+        range: LockRange,
+    ) -> Result<bool, FsError> {
+        let table = self.table.lock();
+        self.locks.unlock(ino, kind, owner, range)?;
+        Ok(table.is_told(ino) || !table.is_quiet(ino))
+    }
+
+    /// The open files that the server knows of.
+    pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
+        self.table.lock().told()
+    }
+
+    /// The locks that the server knows of.
+    pub(super) fn told_locks(&self) -> Vec<(Ino, Lock)> {
+        let table = self.table.lock();
+        let mut locks = self.locks.held();
+        locks.retain(|(ino, _)| table.is_told(*ino));
+        locks
+    }
+
+    /// The session has ended. Handles are not used again.
+    pub(super) fn end_session(&self) {
+        self.table.lock().clear();
+        self.locks.clear();
+    }
+
+    /// Opens a file. Appends do not go through the caller's cache: its kernel would put them where it thinks that the file
+    /// ends, which may have changed, and could drop that page only after it has the answer.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<Opened, FsError> {
+        let opening = Opening { ino, user: user::current(), caller, flags };
+        let bypasses = flags.append;
+        let quiet = self.while_alone(ino, |node, table| {
+            if !bypasses {
+                node.cached.cache_under_delegation();
+            }
+            table.add(opening.clone(), Known::Quiet)
+        });
+        if let Some(handle) = quiet {
+            let pages = if bypasses { PageCache::Bypass } else { PageCache::Keep };
+            return Ok(Opened { handle, pages, flush: false });
+        }
+        self.tell(&[ino]).await?;
+        let handle = self.table.lock().add(opening, Known::Asked);
+        let delegation = flags.write && self.base.options.exclusive.is_some();
+        let request = Request::Open { handle, caller, ino, flags, late: false, delegation };
+        let asked = self.base.bounds.query(ino);
+        let files = self.clone();
+        let then = move |reply: &Reply, _: &Bytes| {
+            let Answer::Opened { write_bound, .. } = &reply.answer else {
+                files.table.lock().remove(handle);
+                return;
+            };
+            files.table.lock().set(handle, Known::Told);
+            if reply.grants.content {
+                files.base.cache.hold_content(ino);
+            }
+            if reply.grants.delegation {
+                files.base.delegations.grant(ino, reply.quota);
+                files.base.bounds.set(ino, *write_bound, (asked, files.base.env.now()));
+            }
+        };
+        let reply = match self.writeback.call(request, Vec::new(), then).await {
+            Ok((reply, _)) => reply,
+            Err(error) => {
+                self.table.lock().remove(handle);
+                return Err(error);
+            }
+        };
+        let Answer::Opened { pages, flush, .. } = reply.answer else {
+            return unexpected();
+        };
+        if bypasses || !reply.grants.content || pages == PageCache::Bypass {
+            return Ok(Opened { handle, pages: PageCache::Bypass, flush });
+        }
+        // The server has not invalidated what the caller cached without its knowledge.
+        let was_alone = self.base.cache.tell_content(ino);
+        let pages = if was_alone { PageCache::Renew } else { pages };
+        Ok(Opened { handle, pages, flush })
+    }
+
+    /// Tells of a close of a descriptor, which fails if changes of the file were lost, and releases POSIX locks, if there are
+    /// some. A process that ends cannot be killed while it waits for
+    /// this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The
+    /// call goes on by itself.
+    pub(super) async fn flush(
+        self: &Arc<Self>,
+        ino: Ino,
+        handle: Handle,
+        owner: LockOwner,
+    ) -> Result<(), FsError> {
+        let failure = self.base.losses.tell(ino);
+        let flushed = self.flush_locks(ino, handle, owner).await;
+        failure.map_or(flushed, Err)
+    }
+
+    async fn flush_locks(
+        self: &Arc<Self>,
+        ino: Ino,
+        handle: Handle,
+        owner: LockOwner,
+    ) -> Result<(), FsError> {
+        let (had_locks, is_quiet) = {
+            let table = self.table.lock();
+            let had_locks = self.locks.unlock_owner(ino, LockKind::Posix, owner);
+            (had_locks, table.known(handle) == Some(Known::Quiet) && !table.is_told(ino))
+        };
+        if !had_locks || is_quiet {
+            return Ok(());
+        }
+        let (files, lease) = (self.clone(), self.base.session.lease());
+        let mut flushing = self.base.env.spawn(async move {
+            files.tell(&[ino]).await?;
+            files.writeback.order(Request::Flush { ino, handle, owner }).await
+        });
+        match self.base.env.timeout(lease, &mut flushing).await {
+            Some(flushed) => flushed.unwrap_or(Err(LinkError::Closed.into())),
+            None => {
+                tracing::warn!(
+                    "the server does not answer; locks of a closed file stay until it does"
+                );
+                flushing.detach();
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) async fn release(self: &Arc<Self>, ino: Ino, handle: Handle) {
+        let closed = {
+            let mut table = self.table.lock();
+            self.locks.unlock_handle(ino, handle);
+            let is_asked = table.known(handle) == Some(Known::Asked);
+            (!is_asked).then(|| table.remove(handle))
+        };
+        let known = match closed {
+            Some(known) => known,
+            // The server is being told that it is open.
+            None => {
+                let _turn = self.telling.lock().await;
+                self.table.lock().remove(handle)
+            }
+        };
+        if known.is_none_or(|known| known == Known::Quiet) {
+            return;
+        }
+        if let Err(error) = self.writeback.order(Request::Release { ino, handle }).await {
+            // A file of a session that has ended was closed with it.
+            tracing::debug!(%error, "a file was not closed at the server");
+        }
+    }
+
+    /// Tells the server of the quiet opens of these inodes and of the locks on them, after the mutations that made them.
+    pub(super) async fn tell(&self, inodes: &[Ino]) -> Result<(), FsError> {
+        let is_settled = {
+            let table = self.table.lock();
+            inodes.iter().all(|ino| table.is_settled(*ino))
+        };
+        if is_settled {
+            return Ok(());
+        }
+        // Also of those of which the server is being told.
+        let _turn = self.telling.lock().await;
+        let is_quiet = |ino: &&Ino| self.table.lock().is_quiet(**ino);
+        if inodes.iter().any(|ino| is_quiet(&ino)) {
+            Box::pin(self.writeback.send(true)).await?;
+        }
+        for ino in inodes.iter().filter(is_quiet) {
+            self.tell_one(*ino).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell_one(&self, ino: Ino) -> Result<(), FsError> {
+        // From here on all locks of this inode are taken at the server, after those that follow here.
+        let quiet = self.table.lock().begin_telling(ino);
+        for (handle, Opening { user, caller, flags, .. }) in quiet {
+            let request =
+                Request::Open { handle, caller, ino, flags, late: true, delegation: false };
+            let cache = self.base.cache.clone();
+            let then = move |reply: &Reply, _: &Bytes| {
+                if matches!(reply.answer, Answer::Opened { .. }) {
+                    cache.tell_content(ino);
+                }
+            };
+            let call = Outgoing::with(request, Vec::new(), user);
+            let telling = self.rpc.make(call, then, std::future::pending());
+            let told = Box::pin(telling).await;
+            self.table.lock().set(handle, Known::Told);
+            match told {
+                Err(error @ FsError::Store(_)) => return Err(error),
+                Err(error) => tracing::error!(%error, "the server refuses a file that is open"),
+                Ok(_) => {}
+            }
+        }
+        for lock in self.locks.held_on(ino) {
+            let told = Box::pin(self.rpc.own(Request::Lock { ino, lock, wait: false })).await;
+            match told {
+                Err(error @ FsError::Store(_)) => return Err(error),
+                Err(error) => tracing::error!(%error, "the server refuses a lock that is held"),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The quiet opens of files that are not this client's alone any more: the server has to know of them.
+    pub(super) fn untold(&self) -> Vec<Ino> {
+        let mut quiet = self.table.lock().quiet();
+        quiet.retain(|ino| !self.base.inodes.has_delegation(*ino));
+        quiet
+    }
+
+    /// Tells the server of the open files that it has to know of before a call: those that the call removes names of, moves, or
+    /// uses for another user.
+    pub(super) async fn tell_before(&self, request: &Request) -> Result<(), FsError> {
+        let quiet = self.table.lock().quiet();
+        if quiet.is_empty() {
+            return Ok(());
+        }
+        let mut told = match request {
+            Request::Unlink { target: Some(target), .. } => vec![*target],
+            Request::Rename { targets: [Some(one), Some(two)], .. } => vec![*one, *two],
+            // A name that is not known may be that of any of them.
+            Request::Unlink { .. } | Request::Rename { .. } => quiet,
+            Request::Link { ino, .. }
+            | Request::SetXattr { ino, .. }
+            | Request::RemoveXattr { ino, .. } => vec![*ino],
+            // The server lets all users of this client use a file that one of them has open.
+            Request::Read { ino, .. }
+            | Request::Write { ino, .. }
+            | Request::Seek { ino, .. }
+            | Request::Allocate { ino, .. }
+            | Request::SetAttributes { ino, .. }
+                if user::current().is_some() =>
+            {
+                vec![*ino]
+            }
+            Request::Copy { from, to, .. } if user::current().is_some() => vec![from.0, to.0],
+            _ => return Ok(()),
+        };
+        if matches!(request, Request::Rename { .. } | Request::Link { .. }) {
+            told.extend(self.untold());
+        }
+        Box::pin(self.tell(&told)).await
+    }
+}

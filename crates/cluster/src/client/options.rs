@@ -1,0 +1,73 @@
+//! How a client treats its server.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thalweg_fs::ContentsFinder;
+
+/// How a client treats its server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Time for the first connection.
+    pub patience: Duration,
+    /// How long calls wait for a server that cannot be reached; `None` for any time.
+    pub retry: Option<Duration>,
+    /// The pause before a connection is tried again; up to four times as long after many failures.
+    pub pause: Duration,
+    /// After so many new names in a directory the client asks for its delegation, to make further ones by itself; `None`: never.
+    pub exclusive: Option<u32>,
+    /// The client looks so often for changes of its own that the server should have; at most 20 times a second.
+    pub writeback: Duration,
+    /// Changes of its own wait for others, to be sent together, for so long.
+    pub expire: Duration,
+    /// Finds the contents of files where the server keeps them elsewhere; without it, the server reads and writes them.
+    pub contents: Option<Arc<dyn ContentsFinder>>,
+    /// What it does when the server has ended its session.
+    pub recover: Recover,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            patience: Duration::from_secs(10),
+            retry: Some(Duration::from_secs(300)),
+            pause: Duration::from_millis(50),
+            exclusive: Some(1),
+            writeback: Duration::from_millis(250),
+            expire: Duration::from_secs(1),
+            contents: None,
+            recover: Recover::Clean,
+        }
+    }
+}
+
+/// What a client does when the server has ended its session. Either way its open files are stale, its locks are lost, and the
+/// next sync of each inode with changes that were not durable fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recover {
+    /// It begins a new session by itself.
+    #[default]
+    Clean,
+    /// All of its calls fail from then on.
+    No,
+}
+
+/// It is neither `clean` nor `no`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("neither clean nor no")]
+pub struct UnknownRecover;
+
+impl FromStr for Recover {
+    type Err = UnknownRecover;
+
+    fn from_str(text: &str) -> Result<Recover, UnknownRecover> {
+        match text {
+            "clean" => Ok(Recover::Clean),
+            "no" => Ok(Recover::No),
+            _ => Err(UnknownRecover),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The log of calls that a new server may have to make again: changes that were answered, and may not survive a crash.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_env::HashMap;
+use thalweg_fs::Ino;
+use thalweg_fs::session_table::Committed;
+
+use super::user::User;
+use crate::protocol::{Reclaim, Request};
+
+/// Bytes of changes that are kept before the server has to make them durable.
+const MAX_KEPT: usize = 32 << 20;
+/// Bytes that a kept change takes beside its payload, about.
+const KEPT_CALL: usize = 256;
+
+/// A change that was answered.
+#[derive(Clone, Debug)]
+pub(super) struct UncommittedCall {
+    pub(super) number: u64,
+    pub(super) slot: u16,
+    /// The user that it was made for.
+    pub(super) user: User,
+    pub(super) request: Arc<Request>,
+    pub(super) payload: Vec<Bytes>,
+    pub(super) committed: Committed,
+    /// The inodes that it names: the caller may have forgotten them.
+    pub(super) inodes: Vec<Reclaim>,
+    /// The inodes that it changes.
+    pub(super) changed: Vec<Ino>,
+}
+
+impl UncommittedCall {
+    fn bytes(&self) -> usize {
+        KEPT_CALL + self.payload.iter().map(Bytes::len).sum::<usize>()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// In the order of their versions.
+    calls: BTreeMap<u64, UncommittedCall>,
+    /// The newest one of each inode that they change.
+    newest: HashMap<Ino, u64>,
+    bytes: usize,
+    /// The versions are those of a server that is gone, until all were made again.
+    is_outdated: bool,
+    /// What the present server has said meanwhile.
+    durable: u64,
+}
+
+impl Kept {
+    fn keep(&mut self, call: UncommittedCall) {
+        // The server has said so before this answer was looked at.
+        if call.committed.version <= self.durable && !self.is_outdated {
+            return;
+        }
+        self.bytes += call.bytes();
+        for ino in &call.changed {
+            let newest = self.newest.entry(*ino).or_default();
+            *newest = call.committed.version.max(*newest);
+        }
+        if let Some(old) = self.calls.insert(call.committed.version, call) {
+            self.uncount(&old);
+        }
+    }
+
+    fn uncount(&mut self, call: &UncommittedCall) {
+        assert!(self.bytes >= call.bytes(), "a call is counted with other bytes than it has");
+        self.bytes -= call.bytes();
+    }
+
+    fn set_durable(&mut self, version: u64) {
+        self.durable = self.durable.max(version);
+        if self.is_outdated {
+            return;
+        }
+        let later = self.calls.split_off(&(version + 1));
+        for call in std::mem::replace(&mut self.calls, later).into_values() {
+            self.uncount(&call);
+            for ino in &call.changed {
+                if self.newest.get(ino).is_some_and(|newest| *newest <= version) {
+                    self.newest.remove(ino);
+                }
+            }
+        }
+    }
+
+    fn clear(&mut self) -> (usize, Vec<Ino>) {
+        let Kept { calls, newest, .. } = std::mem::take(self);
+        (calls.len(), newest.into_keys().collect())
+    }
+}
+
+/// Changes that may not survive a crash of the server. The lock is taken under no other one.
+#[derive(Debug, Default)]
+pub(super) struct ReplayLog(Mutex<Kept>);
+
+impl ReplayLog {
+    /// Keeps a change until the server has made it durable.
+    pub(super) fn keep(&self, call: UncommittedCall) {
+        self.0.lock().keep(call);
+    }
+
+    /// Changes up to this version survive a crash.
+    pub(super) fn set_durable(&self, version: u64) {
+        self.0.lock().set_durable(version);
+    }
+
+    /// Whether changes of an inode are kept.
+    pub(super) fn has(&self, ino: Ino) -> bool {
+        self.0.lock().newest.contains_key(&ino)
+    }
+
+    /// There is another server: the changes that it may not have, in their order.
+    pub(super) fn begin_replay(&self) -> Vec<UncommittedCall> {
+        let mut kept = self.0.lock();
+        (kept.is_outdated, kept.durable) = (true, 0);
+        kept.calls.values().cloned().collect()
+    }
+
+    /// The server has all of them; these were made again.
+    pub(super) fn end_replay(&self, calls: Vec<UncommittedCall>) {
+        let mut kept = self.0.lock();
+        let durable = kept.durable;
+        kept.clear();
+        calls.into_iter().for_each(|call| kept.keep(call));
+        kept.set_durable(durable);
+    }
+
+    /// Drops all; how many, and the inodes that they changed.
+    pub(super) fn clear(&self) -> (usize, Vec<Ino>) {
+        self.0.lock().clear()
+    }
+
+    /// The highest version of a change, if so many are kept that the server is to make them durable.
+    pub(super) fn exceeded(&self) -> Option<Option<u64>> {
+        let kept = self.0.lock();
+        let last = kept.calls.last_key_value().map(|(version, _)| *version);
+        (kept.bytes > MAX_KEPT).then_some(last.filter(|_| !kept.is_outdated))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().calls.len()
+    }
+}

@@ -1,0 +1,227 @@
+//! Calls that outlive connections.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_env::Time;
+use thalweg_fs::{FsError, Ino, Interruption};
+use thalweg_net::channel::{CallError, Channel};
+use thalweg_net::traffic::name_of;
+
+use super::base::ClientBase;
+use super::error::{LinkError, unexpected};
+use super::replay_log::UncommittedCall;
+use super::slots::{Slot, Slots};
+use super::user::{self, User};
+use crate::protocol::{Answer, Call, CallEffect, Reply, Request};
+
+/// Waits for the answer to a call. Once that is cancelled, `cancel` tells the server so, on each connection.
+async fn answer<T>(
+    answering: impl Future<Output = T>,
+    mut cancelled: Pin<&mut impl Future<Output = ()>>,
+    is_cancelled: &mut bool,
+    cancel: impl Fn(),
+) -> T {
+    tokio::pin!(answering);
+    let mut is_told = false;
+    loop {
+        tokio::select! {
+            biased;
+            // Its first poll sends the call, so that `cancel` comes behind it.
+            answered = &mut answering => return answered,
+            () = &mut cancelled, if !*is_cancelled => *is_cancelled = true,
+            () = std::future::ready(()), if *is_cancelled && !is_told => {}
+        }
+        cancel();
+        is_told = true;
+    }
+}
+
+/// A call that is to be made.
+pub(super) struct Outgoing {
+    request: Arc<Request>,
+    payload: Vec<Bytes>,
+    /// The user that it is made for.
+    user: User,
+    /// Of a change: the slot that it uses.
+    slot: Option<Arc<Slot>>,
+    /// The inodes that it names, and those that a batch makes.
+    named: Arc<[Ino]>,
+    /// It fails if its caller gives it up before it was sent.
+    caller: Option<Interruption>,
+    effect: Option<CallEffect>,
+    is_once: bool,
+    is_change: bool,
+}
+
+impl Outgoing {
+    /// A call that the client makes for itself.
+    pub(super) fn own(request: Request) -> Outgoing {
+        Outgoing::with(request, Vec::new(), None)
+    }
+
+    /// A call for a user.
+    pub(super) fn with(request: Request, payload: Vec<Bytes>, user: User) -> Outgoing {
+        let print = request.footprint(payload.iter().map(Bytes::len).sum());
+        let (effect, is_once, is_change) = (print.effect(), print.is_once(), print.is_change());
+        let named = print.inodes.as_slice().into();
+        drop(print);
+        let (slot, caller, request) = (None, None, Arc::new(request));
+        Outgoing { request, payload, user, slot, named, caller, effect, is_once, is_change }
+    }
+
+    /// A batch of mutations that are about these inodes.
+    pub(super) fn batch(request: Request, payload: Bytes, user: User, named: Vec<Ino>) -> Outgoing {
+        let slot = Some(Slot::of_batch());
+        Outgoing { slot, named: named.into(), ..Outgoing::with(request, vec![payload], user) }
+    }
+}
+
+/// Makes calls, each on as many connections as it takes.
+pub(super) struct Rpc {
+    base: Arc<ClientBase>,
+    slots: Slots,
+}
+
+impl Rpc {
+    pub(super) fn new(base: Arc<ClientBase>) -> Rpc {
+        Rpc { base, slots: Slots::default() }
+    }
+
+    /// Makes a call of the program that runs. `then` sees each answer where frames are received, before anything that the server
+    /// sent later; also when this future was dropped.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        request: Request,
+        payload: Vec<Bytes>,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(Reply, Bytes), FsError> {
+        let mut call = Outgoing::with(request, payload, user::current());
+        if call.is_change {
+            self.limit_uncommitted().await?;
+            call.slot = Some(self.slots.take().await.ok_or(LinkError::Closed)?);
+        }
+        call.caller = Interruption::current();
+        self.make(call, then, std::future::pending()).await
+    }
+
+    /// The same, of a call that is answered with nothing but success.
+    pub(super) async fn order(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
+        match self.call(request, Vec::new(), |_, _| {}).await?.0.answer {
+            Answer::Done => Ok(()),
+            _ => unexpected(),
+        }
+    }
+
+    /// Makes a call that the client makes for itself.
+    pub(super) async fn own(self: &Arc<Self>, request: Request) -> Result<Answer, FsError> {
+        let made = self.make(Outgoing::own(request), |_, _| {}, std::future::pending()).await;
+        Ok(made?.0.answer)
+    }
+
+    /// While many changes are kept, has the server make them durable.
+    pub(super) async fn limit_uncommitted(self: &Arc<Self>) -> Result<(), FsError> {
+        let Some(last) = self.base.replay_log.exceeded() else { return Ok(()) };
+        Box::pin(self.own(Request::SyncAll)).await?;
+        if let Some(version) = last {
+            self.base.replay_log.set_durable(version);
+        }
+        Ok(())
+    }
+
+    /// Makes a call. From `cancelled` on, the server is to fail it if it waits for a lock. Its answer says whether it had got that
+    /// before.
+    pub(super) async fn make(
+        self: &Arc<Self>,
+        call: Outgoing,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<(Reply, Bytes), FsError> {
+        let base = &self.base;
+        let slot = call.slot.as_ref().map_or(0, |slot| slot.number());
+        let number = self.base.call_numbers.begin(call.is_once, slot, call.effect);
+        tokio::pin!(cancelled);
+        let mut is_cancelled = false;
+        let generation = self.base.session.generation();
+        let mut failed: Option<Channel> = None;
+        let call = Arc::new(call);
+        loop {
+            let caller = call.caller.as_ref();
+            let retry = base.options.retry;
+            let connecting = base.links.connected(&base.env, retry, failed.as_ref(), caller);
+            let channel = connecting.await?;
+            if failed.is_some() && number.is_once() && self.base.session.generation() != generation
+            {
+                tracing::error!(
+                    "a call was under way when the server ended the session; it may count or not"
+                );
+                return Err(LinkError::Evicted.into());
+            }
+            let message = self.message(&call, number.get(), slot);
+            let (rpc, then, sent) = (self.clone(), then.clone(), self.base.env.now());
+            // Also when nothing waits for the answer any more, the slot is used until it comes.
+            let (made, number) = (call.clone(), number.get());
+            let receive = move |reply: Reply, payload: Bytes| {
+                rpc.receive(&made, number, &reply, sent);
+                then(&reply, &payload);
+                (reply, payload)
+            };
+            if call.is_change {
+                caller.inspect(|caller| caller.begin());
+            }
+            let purpose = name_of(&message.request);
+            let answering = channel.call_then(purpose, &message, &call.payload, receive);
+            let cancel = || {
+                if channel.tell(&Call::outside(Request::Cancel(number)), &[]).is_ok() {
+                    channel.flush_soon();
+                }
+            };
+            match answer(answering, cancelled.as_mut(), &mut is_cancelled, cancel).await {
+                Ok((reply, payload)) => {
+                    return match reply.answer {
+                        Answer::Failed(error) => Err(error.into()),
+                        _ => Ok((reply, payload)),
+                    };
+                }
+                Err(CallError::Overloaded(why)) => {
+                    return Err(LinkError::Unreachable(why.to_owned()).into());
+                }
+                // Names are all that may be so long.
+                Err(CallError::TooLarge(_)) => return Err(FsError::NameTooLong),
+                Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel.clone()),
+            }
+        }
+    }
+
+    fn message(&self, call: &Outgoing, number: u64, slot: u16) -> Call {
+        let (oldest, answered) = self.base.call_numbers.acknowledge();
+        let (user, request) = (call.user.as_deref().cloned(), (*call.request).clone());
+        Call { number, oldest, answered, slot, before: None, user, request }
+    }
+
+    /// A call that was sent then has this answer. A change is kept until the server has made it durable.
+    fn receive(&self, call: &Outgoing, number: u64, reply: &Reply, sent: Time) {
+        self.base.session.renew(sent);
+        if let Some((slot, committed)) = call.slot.as_ref().zip(reply.committed) {
+            let inodes =
+                call.named.iter().filter_map(|ino| self.base.cache.reclaim(*ino)).collect();
+            let print = call.request.footprint(0);
+            let besides = print.changed_besides(committed.outcome);
+            let changed = call.named.iter().copied().chain(besides).collect();
+            self.base.replay_log.keep(UncommittedCall {
+                number,
+                slot: slot.number(),
+                user: call.user.clone(),
+                request: call.request.clone(),
+                payload: call.payload.clone(),
+                committed,
+                inodes,
+                changed,
+            });
+        }
+        if !reply.room.shares.is_empty() {
+            self.base.room.add(&reply.room);
+        }
+    }
+}

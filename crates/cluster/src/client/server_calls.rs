@@ -1,0 +1,157 @@
+//! What the server calls: recalls and invalidations, and what it only tells.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use thalweg_fs::{Change, FsError, Invalidation};
+use thalweg_net::channel::{Channel, Handler, Incoming};
+use tokio::sync::Notify;
+
+use super::base::ClientBase;
+use super::open_files::OpenFiles;
+use super::writeback::Writeback;
+use crate::protocol::{Changed, FromServer, Invalidated, RemovedInode};
+
+/// What the caller's cache has not dropped after so long is held by a call that is under way.
+const HELD: Duration = Duration::from_millis(2);
+
+/// What the calls of the server are about.
+pub(super) struct ServerCalls {
+    pub(super) base: Arc<ClientBase>,
+    pub(super) writeback: Arc<Writeback>,
+    pub(super) open_files: Arc<OpenFiles>,
+    /// The server asks for inodes that are not used.
+    pub(super) pressed: Notify,
+}
+
+/// Carries out the calls of the server on a connection.
+pub(super) struct Invalidator(pub(super) Arc<ServerCalls>, pub(super) Channel);
+
+impl Handler for Invalidator {
+    async fn handle(&self, call: Incoming) -> io::Result<()> {
+        let Invalidator(calls, channel) = self;
+        match call.decode().map_err(io::Error::other)? {
+            FromServer::Invalidate { recall, changes } => {
+                calls.invalidate(channel, call.id, (recall, &changes));
+            }
+            FromServer::InvalidateUnlessHeld(changes) => {
+                let dropping =
+                    join_all(calls.drop_changed(&changes).into_iter().map(Invalidation::wait));
+                let env = calls.base.env.clone();
+                calls.answer_after(channel, call.id, async move {
+                    // What is held is dropped when it can be.
+                    let _ = env.timeout(HELD, dropping).await;
+                });
+            }
+            FromServer::ReturnRoom(recalls) => calls.return_room(channel, call.id, recalls),
+            FromServer::Durable(version) => calls.base.replay_log.set_durable(version),
+            FromServer::Removed(inodes) => calls.remove(inodes),
+            FromServer::Release(max) => {
+                calls.base.cache.set_max(usize::try_from(max).unwrap_or(usize::MAX));
+                calls.pressed.notify_one();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ServerCalls {
+    /// Answers a call when something is done, in a task of its own: that may wait for calls that are answered on this connection.
+    fn answer_after(
+        &self,
+        channel: &Channel,
+        id: u64,
+        done: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let channel = channel.clone();
+        let answering = async move {
+            done.await;
+            channel.answer(id, &Invalidated, &[]);
+            channel.flush_soon();
+        };
+        self.base.env.spawn(answering).detach();
+    }
+
+    fn invalidate(
+        self: &Arc<Self>,
+        channel: &Channel,
+        id: u64,
+        (recall, changes): (u64, &[Changed]),
+    ) {
+        let dropped = self.drop_changed(changes);
+        let releases = changes.iter().any(|it| matches!(it, Changed::Delegation(_)));
+        if dropped.is_empty() && !releases {
+            channel.answer(id, &Invalidated, &[]);
+            return;
+        }
+        // The recall is done with the last batch, if the server need not hear of open files then.
+        if releases && dropped.is_empty() && self.open_files.untold().is_empty() {
+            self.base.queue.release(recall);
+        }
+        let calls = self.clone();
+        self.answer_after(channel, id, async move {
+            if releases && let Err(error) = calls.hand_over().await {
+                tracing::error!(%error, "a directory was given back without all changes in it");
+            }
+            calls.base.queue.forget_release(recall);
+            join_all(dropped.into_iter().map(Invalidation::wait)).await;
+        });
+    }
+
+    /// Drops what the server is about to change; invalidations of the caller's cache that have begun.
+    fn drop_changed(&self, changes: &[Changed]) -> Vec<Invalidation> {
+        let known = changes.iter().filter(|change| {
+            if let Changed::Delegation(ino) = change {
+                self.base.delegations.revoke(*ino);
+            }
+            self.base.cache.drop_changed(change)
+        });
+        let ours = |ino| self.base.session.ours(ino);
+        // All is dropped here before the caller hears of it.
+        let told: Vec<Change> = known
+            .filter_map(|change| match change {
+                Changed::Attributes(ino) => Some(Change::Inode { ino: ours(*ino), content: None }),
+                Changed::Pages(ino) => Some(Change::content(ours(*ino))),
+                Changed::Content { ino, from, to } => {
+                    Some(Change::Inode { ino: ours(*ino), content: Some(*from..*to) })
+                }
+                Changed::Size { ino, size } => Some(Change::Grown { ino: ours(*ino), size: *size }),
+                // The caller never caches names.
+                Changed::Delegation(_) | Changed::Names(_) | Changed::Name { .. } => None,
+            })
+            .collect();
+        self.base.caller_cache.notify(told)
+    }
+
+    /// Inodes have lost their last names: the caller drops them, and refers to them no longer than its programs use them.
+    fn remove(&self, inodes: Vec<RemovedInode>) {
+        for RemovedInode { parent, name, ino } in inodes {
+            self.base.cache.remove(ino);
+            // Nothing waits for it: a call under way may have locked the directory.
+            drop(self.base.caller_cache.notify([Change::Removed {
+                parent: self.base.session.ours(parent),
+                name,
+                ino,
+            }]));
+        }
+    }
+
+    /// The client takes no more of what it was promised. The server gets every change that has taken some, and then the answer.
+    fn return_room(&self, channel: &Channel, id: u64, recalls: u64) {
+        self.base.room.recall(recalls);
+        let writeback = self.writeback.clone();
+        self.answer_after(channel, id, async move {
+            if let Err(error) = writeback.send(true).await {
+                tracing::error!(%error, "room was returned without all changes that had taken some");
+            }
+        });
+    }
+
+    /// The server gets everything of what is not this client's alone any more, and hears of the files that are open there.
+    async fn hand_over(&self) -> Result<(), FsError> {
+        self.writeback.send(true).await?;
+        self.open_files.tell(&self.open_files.untold()).await
+    }
+}

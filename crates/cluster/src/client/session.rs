@@ -1,0 +1,135 @@
+//! The session at the server: what the server calls this client, what it said when the session began, and the lease.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use thalweg_env::Time;
+use thalweg_fs::{Ino, Validity};
+use thalweg_net::keys::Squash;
+use uuid::Uuid;
+
+/// What the server has said of a session, and this client of itself.
+#[derive(Clone, Debug)]
+pub(super) struct SessionInfo {
+    pub(super) id: Uuid,
+    /// Sessions of this client count from 0.
+    pub(super) generation: u64,
+    /// The server knows it.
+    pub(super) begun: bool,
+    pub(super) root: Ino,
+    pub(super) lease: Duration,
+    pub(super) read_only: bool,
+    /// Where the contents of files are; nothing if only the server reaches them.
+    pub(super) contents: Bytes,
+    pub(super) squash: Squash,
+    /// The server's incarnation.
+    pub(super) server: Uuid,
+}
+
+/// The session of a client: one after the other.
+#[derive(Debug)]
+pub(super) struct Session {
+    info: Mutex<SessionInfo>,
+    /// The root at the server, and until when what is cached may be used, in nanoseconds: read for each call, so without the lock.
+    root: AtomicU64,
+    lease_end: AtomicU64,
+    /// No kernel checks what the users of this client may do.
+    checks_for_kernel: AtomicBool,
+}
+
+impl Session {
+    pub(super) fn new(id: Uuid) -> Session {
+        let info = SessionInfo {
+            id,
+            generation: 0,
+            begun: false,
+            root: Ino::ROOT,
+            lease: Duration::ZERO,
+            read_only: false,
+            contents: Bytes::new(),
+            squash: Squash::None,
+            server: Uuid::nil(),
+        };
+        Session {
+            info: Mutex::new(info),
+            root: AtomicU64::new(Ino::ROOT.0),
+            lease_end: AtomicU64::new(0),
+            checks_for_kernel: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn info(&self) -> SessionInfo {
+        self.info.lock().clone()
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.info.lock().generation
+    }
+
+    pub(super) fn lease(&self) -> Duration {
+        self.info.lock().lease
+    }
+
+    pub(super) fn squash(&self) -> Squash {
+        self.info.lock().squash
+    }
+
+    /// The server has attached it: `change` notes what it said.
+    pub(super) fn attach(&self, change: impl FnOnce(&mut SessionInfo)) {
+        let mut info = self.info.lock();
+        change(&mut info);
+        self.root.store(info.root.0, Ordering::Relaxed);
+    }
+
+    /// The server has ended it; the next one has this name.
+    pub(super) fn end(&self, next: Uuid) {
+        let mut info = self.info.lock();
+        (info.id, info.begun) = (next, false);
+        info.generation += 1;
+        self.lease_end.store(0, Ordering::Relaxed);
+    }
+
+    /// The number of an inode for callers: all filesystems have one for the root.
+    pub(super) fn ours(&self, ino: Ino) -> Ino {
+        if ino.0 == self.root.load(Ordering::Relaxed) { Ino::ROOT } else { ino }
+    }
+
+    /// The number of an inode at the server.
+    pub(super) fn theirs(&self, ino: Ino) -> Ino {
+        if ino == Ino::ROOT { Ino(self.root.load(Ordering::Relaxed)) } else { ino }
+    }
+
+    /// A call that was sent then was answered.
+    pub(super) fn renew(&self, sent: Time) {
+        let end = sent + self.lease();
+        self.lease_end.fetch_max(end.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Whether what is cached may be used.
+    pub(super) fn is_leased(&self, now: Time) -> bool {
+        self.lease_end.load(Ordering::Relaxed) > now.as_nanos()
+    }
+
+    /// How long attributes may be used by a caller's own cache.
+    pub(super) fn validity(&self, now: Time) -> Validity {
+        let end = Time::from_nanos(self.lease_end.load(Ordering::Relaxed));
+        let attributes = if end > now { end.since(now) } else { Duration::ZERO };
+        // The caller's kernel would have to lock a directory to drop a name of it, which a call under way may have
+        // locked. So the kernel asks for each name.
+        Validity { entry: Duration::ZERO, attributes }
+    }
+
+    /// Whether all users of this client act as one at the server. The caller relies on that from now on.
+    pub(super) fn check_for_kernel(&self) -> bool {
+        let is_one = matches!(self.squash(), Squash::All(_));
+        self.checks_for_kernel.store(is_one, Ordering::Relaxed);
+        is_one
+    }
+
+    /// Whether a session with these users may go on: a kernel that checks nothing relies on the checks here.
+    pub(super) fn fits(&self, squash: Squash) -> bool {
+        !self.checks_for_kernel.load(Ordering::Relaxed) || matches!(squash, Squash::All(_))
+    }
+}

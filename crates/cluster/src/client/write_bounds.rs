@@ -1,0 +1,143 @@
+//! How far files may be written past the server: bytes below a file's write bound may be stored by this client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use thalweg_env::Time;
+use thalweg_fs::Ino;
+
+use super::delegated::Delegation;
+use super::inodes::{Inodes, Node};
+use super::queue::WritebackQueue;
+
+/// How long the server takes to clear bytes, about.
+const CLEARED: Duration = Duration::from_secs(2);
+
+/// Token for one query of the write bound: after so many changes for which the server stores or clears bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked(u64);
+
+/// The write bounds of all files.
+#[derive(Debug)]
+pub(super) struct WriteBounds {
+    inodes: Arc<Inodes>,
+    queue: Arc<WritebackQueue>,
+    /// Changes so far for which the server stores or clears bytes.
+    by_server: AtomicU64,
+}
+
+impl WriteBounds {
+    pub(super) fn new(inodes: Arc<Inodes>, queue: Arc<WritebackQueue>) -> WriteBounds {
+        WriteBounds { inodes, queue, by_server: AtomicU64::new(0) }
+    }
+
+    /// Bytes of a file below this one may be stored without the server.
+    pub(super) fn of(&self, ino: Ino) -> u64 {
+        self.inodes.lock(ino).node(ino).map_or(0, |node| node.delegation.write_bound())
+    }
+
+    /// Token for one query of the write bound. Pass it to [`WriteBounds::set`], which drops answers that a concurrent change made
+    /// stale. `None` while a change of the file is under way: the answer will not count.
+    pub(super) fn query(&self, ino: Ino) -> Option<Asked> {
+        let is_changing = self.inodes.with(ino, |node| node.cached.is_changing()).unwrap_or(false);
+        (!is_changing).then(|| Asked(self.by_server.load(Ordering::Acquire)))
+    }
+
+    /// The server has said how far a file reaches. That does not count if it was asked before such a change.
+    pub(super) fn set(&self, ino: Ino, bound: u64, (asked, now): (Option<Asked>, Time)) {
+        self.inodes.with(ino, |node| {
+            let own = &mut node.delegation;
+            if asked.is_none_or(|Asked(changes)| own.by_server() > changes) {
+                let cleared = own.cleared().unwrap_or((now, 0));
+                own.clear_write_bound(cleared);
+            } else if bound == 0 {
+                // A file that was made shorter just now has none for a while.
+                own.clear_write_bound((now + CLEARED, 0));
+            } else {
+                own.set_write_bound(bound);
+            }
+        });
+    }
+
+    /// Whether the server is to be asked for more, for bytes up to `end`.
+    pub(super) fn are_short(&self, ino: Ino, end: u64, now: Time) -> bool {
+        let look = |node: &mut Node| {
+            let own = &node.delegation;
+            (node.cached.stamp() > 0).then(|| (own.write_bound(), own.cleared()))
+        };
+        match self.inodes.with(ino, look).flatten() {
+            None => false,
+            Some((0, cleared)) => {
+                cleared.is_some_and(|(at, mutation)| at <= now && self.queue.has(mutation))
+            }
+            Some((bound, _)) => bound < end,
+        }
+    }
+
+    /// The server has to clear bytes of a file before they are stored here again.
+    pub(super) fn clear(&self, ino: Ino, now: Time) {
+        let mut stripe = self.inodes.lock(ino);
+        let is_direct = stripe.rules().is_direct;
+        if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
+            self.clear_in(&mut node.delegation, now);
+        }
+    }
+
+    /// The same, of a file of a client that stores bytes itself, whose stripe is locked.
+    pub(super) fn clear_in(&self, own: &mut Delegation, now: Time) {
+        self.change_by_server(own);
+        if own.write_bound() > 0 || own.cleared().is_some() {
+            // A change that is about to be made is the next mutation at the latest.
+            own.clear_write_bound((now + CLEARED, self.queue.last() + 1));
+        }
+    }
+
+    /// The server stores bytes of a file. After a crash it would do that again: so nothing else is stored here until these bytes are
+    /// durable, as they are when the server says how far the file reaches.
+    pub(super) fn stored_by_server(&self, ino: Ino, now: Time) {
+        let mut stripe = self.inodes.lock(ino);
+        let is_direct = stripe.rules().is_direct;
+        if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
+            self.change_by_server(&mut node.delegation);
+            if node.delegation.write_bound() > 0 {
+                node.delegation.clear_write_bound((now, 0));
+            }
+        }
+    }
+
+    fn change_by_server(&self, own: &mut Delegation) {
+        own.changed_by_server(self.by_server.fetch_add(1, Ordering::AcqRel) + 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_fs::mutation::ByteMutations;
+    use thalweg_net::keys::Squash;
+
+    use super::super::inodes::LocalRules;
+    use super::*;
+
+    #[test]
+    fn a_bound_that_was_asked_for_before_a_change_does_not_count() {
+        let (ino, now) = (Ino(5), Time::default());
+        let inodes = Arc::new(Inodes::new());
+        let queue = WritebackQueue::new(inodes.clone(), Arc::default(), Arc::default());
+        let bounds = WriteBounds::new(inodes.clone(), Arc::new(queue));
+        let bytes = ByteMutations::default();
+        inodes.set_rules(LocalRules { bytes, is_direct: true, squash: Squash::None });
+        inodes.with_new(ino, |_| ());
+        for change in [WriteBounds::clear, WriteBounds::stored_by_server] {
+            let asked = bounds.query(ino);
+            change(&bounds, ino, now);
+            bounds.set(ino, 4096, (asked, now));
+            assert_eq!(bounds.of(ino), 0);
+            bounds.set(ino, 4096, (bounds.query(ino), now));
+            assert_eq!(bounds.of(ino), 4096);
+        }
+        inodes.with(ino, |node| node.cached.begin_change());
+        bounds.set(ino, 4096, (bounds.query(ino), now));
+        assert_eq!(bounds.of(ino), 0);
+    }
+}

@@ -51,88 +51,13 @@ mod server_calls;
 mod session;
 mod size_records;
 mod slots;
+mod stages;
 mod status;
 mod user;
 mod write_bounds;
 mod writeback;
 
-use std::sync::Arc;
-
-use thalweg_env::Env;
-use thalweg_env::connection::Connector;
-use thalweg_fs::access::AccessLists;
-
 pub use error::AttachError;
 pub use filesystem::Client;
 pub use options::{Options, Recover, UnknownRecover};
 pub use status::ClientStatus;
-
-use base::ClientBase;
-use calls::Calls;
-use connection::{Connections, Life};
-use content::Content;
-use direct_io::DirectIo;
-use durability::Durability;
-use filesystem::Stages;
-use local::LocalChanges;
-use locks::FileLocks;
-use names::Names;
-use open_files::OpenFiles;
-use rpc::Rpc;
-use size_records::SizeRecords;
-use writeback::Writeback;
-
-impl Client {
-    /// Connects, and begins a session.
-    ///
-    /// # Errors
-    /// [`AttachError`].
-    pub async fn connect(
-        env: &Env,
-        connector: Box<dyn Connector>,
-        options: Options,
-    ) -> Result<Client, AttachError> {
-        let base = Arc::new(ClientBase::new(env, options));
-        let of = || base.clone();
-        let rpc = Arc::new(Rpc::new(of()));
-        let direct_io = Arc::new(DirectIo::new(of(), rpc.clone()));
-        let writeback = Arc::new(Writeback::new(of(), rpc.clone(), direct_io.clone()));
-        let open_files = Arc::new(OpenFiles::new(of(), rpc.clone(), writeback.clone()));
-        let size_records =
-            SizeRecords::new(of(), rpc.clone(), direct_io.clone(), writeback.clone());
-        let size_records = Arc::new(size_records);
-        let connections = Arc::new(Connections::new(
-            of(),
-            connector,
-            writeback.clone(),
-            open_files.clone(),
-            size_records.clone(),
-        ));
-        let connection = connections.attach().await?;
-        let calls = Calls::new(of(), rpc.clone(), writeback.clone(), open_files.clone());
-        let calls = Arc::new(calls);
-        let local = LocalChanges::new(of(), rpc.clone(), writeback.clone(), calls.clone());
-        let local = Arc::new(local);
-        let locks = FileLocks::new(of(), rpc, writeback.clone(), open_files.clone());
-        let (keeping, renewing) = (connections.clone(), connections.clone());
-        let (sending, reaching) = (writeback.clone(), direct_io.clone());
-        let tasks = [
-            env.spawn(async move { keeping.run(connection).await }),
-            env.spawn(async move { renewing.renew_leases().await }),
-            env.spawn(async move { sending.run().await }),
-            env.spawn(async move { reaching.run().await }),
-        ];
-        Ok(Client::new(Stages {
-            names: Names::new(of(), writeback.clone(), calls.clone(), local.clone()),
-            content: Content::new(of(), writeback.clone(), direct_io.clone(), calls.clone(), local),
-            durability: Durability::new(of(), writeback, calls.clone(), size_records),
-            locks: Arc::new(locks),
-            life: Life::new(connections, tasks),
-            lists: AccessLists::default(),
-            base,
-            direct_io,
-            calls,
-            open_files,
-        }))
-    }
-}

@@ -1,17 +1,11 @@
 //! Calls about bytes of files, and reads past the server.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
 
-use super::base::ClientBase;
-use super::calls::Calls;
-use super::delegation::{Local, MAX_WRITE};
-use super::direct_io::DirectIo;
+use super::delegation::MAX_WRITE;
 use super::error::unexpected;
-use super::local::LocalChanges;
-use super::writeback::Writeback;
+use super::stages::Stages;
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
 /// Cuts buffers where a write ends that begins at `start`: at multiples of `most` bytes, so that aligned writes stay whole.
@@ -34,211 +28,162 @@ fn cut(start: u64, data: Vec<Bytes>, most: usize) -> Vec<Vec<Bytes>> {
     pieces
 }
 
-/// The bytes of files.
-pub(super) struct Content {
-    base: Arc<ClientBase>,
-    writeback: Arc<Writeback>,
-    direct_io: Arc<DirectIo>,
-    calls: Arc<Calls>,
-    local: Arc<LocalChanges>,
+/// Reads bytes of a file; with `pages`, for the caller's cache. The server has to know of that before.
+pub(super) async fn read(
+    stages: &Stages,
+    ino: Ino,
+    offset: u64,
+    len: usize,
+    pages: bool,
+) -> Result<Vec<Bytes>, FsError> {
+    let is_known = !pages || stages.base.cache.holds_content(ino);
+    if is_known && let Some(read) = read_directly(stages, ino, offset, len).await {
+        return Ok(read);
+    }
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply, _: &Bytes| {
+        if pages && reply.answer == Answer::Bytes {
+            cache.hold_content(ino);
+        }
+    };
+    let mut read = Vec::new();
+    let mut done = 0;
+    // A read of no bytes needs a call too: it may fail.
+    loop {
+        let some = (len - done).min(MAX_PAYLOAD);
+        let Some(offset) = offset.checked_add(done as u64) else { break };
+        assert!(u32::try_from(some).is_ok(), "a payload is smaller than 4 GiB");
+        let request = Request::Read { ino, offset, len: some as u32, pages };
+        let (reply, bytes) = stages.calls.call(request, Vec::new(), then.clone()).await?;
+        if reply.answer != Answer::Bytes {
+            return unexpected();
+        }
+        done += bytes.len();
+        let is_end = bytes.len() < some || done >= len;
+        if !bytes.is_empty() {
+            read.push(bytes);
+        }
+        if is_end {
+            break;
+        }
+    }
+    Ok(read)
 }
 
-impl Content {
-    pub(super) fn new(
-        base: Arc<ClientBase>,
-        writeback: Arc<Writeback>,
-        direct_io: Arc<DirectIo>,
-        calls: Arc<Calls>,
-        local: Arc<LocalChanges>,
-    ) -> Content {
-        Content { base, writeback, direct_io, calls, local }
+/// Reads bytes of a file past the server, if its attributes are known before and after that: nothing of the file has
+/// changed in between.
+async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Option<Vec<Bytes>> {
+    let reached = stages.direct_io.contents().filter(|_| len > 0)?;
+    if stages.base.inodes.is_unsent(ino) {
+        stages.writeback.send(true).await.ok()?;
     }
-
-    /// Reads bytes of a file; with `pages`, for the caller's cache. The server has to know of that before.
-    pub(super) async fn read(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: usize,
-        pages: bool,
-    ) -> Result<Vec<Bytes>, FsError> {
-        let is_known = !pages || self.base.cache.holds_content(ino);
-        if is_known && let Some(read) = self.read_directly(ino, offset, len).await {
-            return Ok(read);
+    let wall = stages.base.env.wall_nanos();
+    let before = stages.base.cache.before_read(ino, stages.base.env.now(), wall)?;
+    let end = offset.saturating_add(len as u64).min(before.size);
+    if offset >= end {
+        return Some(Vec::new());
+    }
+    assert!(end - offset <= len as u64, "more is read than was asked for");
+    let read = reached.contents().read(ino, offset, (end - offset) as usize).await;
+    let bytes = match read {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            tracing::debug!(%error, "contents of a file could not be read from here");
+            return None;
         }
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply, _: &Bytes| {
-            if pages && reply.answer == Answer::Bytes {
-                cache.hold_content(ino);
-            }
-        };
-        let mut read = Vec::new();
-        let mut done = 0;
-        // A read of no bytes needs a call too: it may fail.
-        loop {
-            let some = (len - done).min(MAX_PAYLOAD);
-            let Some(offset) = offset.checked_add(done as u64) else { break };
-            assert!(u32::try_from(some).is_ok(), "a payload is smaller than 4 GiB");
-            let request = Request::Read { ino, offset, len: some as u32, pages };
-            let (reply, bytes) = self.calls.call(request, Vec::new(), then.clone()).await?;
-            if reply.answer != Answer::Bytes {
-                return unexpected();
-            }
-            done += bytes.len();
-            let is_end = bytes.len() < some || done >= len;
-            if !bytes.is_empty() {
-                read.push(bytes);
-            }
-            if is_end {
-                break;
-            }
-        }
-        Ok(read)
-    }
+    };
+    let is_same = stages.base.cache.steady(ino, stages.base.env.now()) == Some(before);
+    is_same.then(|| vec![bytes])
+}
 
-    /// Reads bytes of a file past the server, if its attributes are known before and after that: nothing of the file has
-    /// changed in between.
-    async fn read_directly(&self, ino: Ino, offset: u64, len: usize) -> Option<Vec<Bytes>> {
-        let reached = self.direct_io.contents().filter(|_| len > 0)?;
-        if self.base.inodes.is_unsent(ino) {
-            self.writeback.send(true).await.ok()?;
-        }
-        let wall = self.base.env.wall_nanos();
-        let before = self.base.cache.before_read(ino, self.base.env.now(), wall)?;
-        let end = offset.saturating_add(len as u64).min(before.size);
-        if offset >= end {
-            return Some(Vec::new());
-        }
-        assert!(end - offset <= len as u64, "more is read than was asked for");
-        let read = reached.contents().read(ino, offset, (end - offset) as usize).await;
-        let bytes = match read {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                tracing::debug!(%error, "contents of a file could not be read from here");
-                return None;
-            }
-        };
-        let is_same = self.base.cache.steady(ino, self.base.env.now()) == Some(before);
-        is_same.then(|| vec![bytes])
-    }
+/// Changes bytes of a file by a call.
+async fn change(
+    stages: &Stages,
+    ino: Ino,
+    request: Request,
+    payload: Vec<Bytes>,
+) -> Result<Answer, FsError> {
+    // While the change is under way, the bytes of mutations would go to the server, too.
+    stages.writeback.send_before(&request).await?;
+    let begin = || stages.base.delegations.call_for_bytes(ino, stages.base.env.now());
+    Ok(stages.calls.change(request, payload, begin, |_| {}).await?.answer)
+}
 
-    /// Changes bytes of a file by a call.
-    async fn change(
-        &self,
-        ino: Ino,
-        request: Request,
-        payload: Vec<Bytes>,
-    ) -> Result<Answer, FsError> {
-        // While the change is under way, the bytes of mutations would go to the server, too.
-        self.writeback.send_before(&request).await?;
-        let begin = || self.base.delegations.call_for_bytes(ino, self.base.env.now());
-        Ok(self.calls.change(request, payload, begin, |_| {}).await?.answer)
-    }
-
-    async fn change_for_number(
-        &self,
-        ino: Ino,
-        request: Request,
-        payload: Vec<Bytes>,
-    ) -> Result<u64, FsError> {
-        match self.change(ino, request, payload).await? {
-            Answer::Number(number) => Ok(number),
-            _ => unexpected(),
-        }
-    }
-
-    /// Writes bytes, if that needs neither a call nor a wait; where they went.
-    pub(super) fn write_now(
-        &self,
-        ino: Ino,
-        at: WriteAt,
-        data: &[Bytes],
-        how: WriteHow,
-    ) -> Option<u64> {
-        match self.local.write_now(ino, offset_of(at), data, how) {
-            Local::Made(offset) => Some(offset),
-            Local::NoRoom(_) | Local::NeedsCall => None,
-        }
-    }
-
-    /// Returns when another write may follow, if so many mutations wait that writers have to.
-    pub(super) fn begin_writeback(&self) -> bool {
-        self.writeback.begin_if_full()
-    }
-
-    pub(super) async fn throttle(&self) -> Result<(), FsError> {
-        self.writeback.throttle().await
-    }
-
-    pub(super) async fn write(
-        &self,
-        ino: Ino,
-        at: WriteAt,
-        data: Vec<Bytes>,
-        how: WriteHow,
-    ) -> Result<u64, FsError> {
-        let start = offset_of(at).unwrap_or(0);
-        let (mut went, mut next) = (None, at);
-        let is_long = data.iter().map(Bytes::len).sum::<usize>() > MAX_WRITE;
-        let is_cut = is_long && self.base.inodes.has_delegation(ino);
-        let mut pieces = cut(start, data, if is_cut { MAX_WRITE } else { MAX_PAYLOAD });
-        if pieces.is_empty() {
-            pieces.push(Vec::new());
-        }
-        for piece in pieces {
-            let len: usize = piece.iter().map(Bytes::len).sum();
-            let wrote = self.local.write(ino, offset_of(next), &piece, how).await?;
-            let offset = match wrote {
-                Some(offset) => offset,
-                None => {
-                    let request = Request::Write { ino, at: next, how };
-                    self.change_for_number(ino, request, piece).await?
-                }
-            };
-            went.get_or_insert(offset);
-            next = WriteAt::Offset(offset + len as u64);
-        }
-        Ok(went.unwrap_or(start))
-    }
-
-    pub(super) async fn allocate(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: u64,
-        how: Allocation,
-    ) -> Result<(), FsError> {
-        let request = Request::Allocate { ino, offset, len, how };
-        self.change(ino, request, Vec::new()).await.map(drop)
-    }
-
-    pub(super) async fn copy(
-        &self,
-        from: (Ino, u64),
-        to: (Ino, u64),
-        len: u64,
-    ) -> Result<u64, FsError> {
-        self.change_for_number(to.0, Request::Copy { from, to, len }, Vec::new()).await
-    }
-
-    /// Changes an extended attribute.
-    pub(super) async fn change_xattr(
-        &self,
-        ino: Ino,
-        request: Request,
-        payload: Vec<Bytes>,
-    ) -> Result<(), FsError> {
-        self.base.delegations.revoke_all_of(ino);
-        self.change(ino, request, payload).await.map(drop)
+async fn change_for_number(
+    stages: &Stages,
+    ino: Ino,
+    request: Request,
+    payload: Vec<Bytes>,
+) -> Result<u64, FsError> {
+    match change(stages, ino, request, payload).await? {
+        Answer::Number(number) => Ok(number),
+        _ => unexpected(),
     }
 }
 
-/// Where a write begins, if that is not the end of the file.
-fn offset_of(at: WriteAt) -> Option<u64> {
-    match at {
-        WriteAt::Offset(offset) => Some(offset),
-        WriteAt::End => None,
+pub(super) async fn write(
+    stages: &Stages,
+    ino: Ino,
+    at: WriteAt,
+    data: Vec<Bytes>,
+    how: WriteHow,
+) -> Result<u64, FsError> {
+    let start = match at {
+        WriteAt::Offset(offset) => offset,
+        WriteAt::End => 0,
+    };
+    let (mut went, mut next) = (None, at);
+    let is_long = data.iter().map(Bytes::len).sum::<usize>() > MAX_WRITE;
+    let is_cut = is_long && stages.base.inodes.has_delegation(ino);
+    let mut pieces = cut(start, data, if is_cut { MAX_WRITE } else { MAX_PAYLOAD });
+    if pieces.is_empty() {
+        pieces.push(Vec::new());
     }
+    for piece in pieces {
+        let len: usize = piece.iter().map(Bytes::len).sum();
+        let wrote = stages.local.write(ino, next, &piece, how).await?;
+        let offset = match wrote {
+            Some(offset) => offset,
+            None => {
+                let request = Request::Write { ino, at: next, how };
+                change_for_number(stages, ino, request, piece).await?
+            }
+        };
+        went.get_or_insert(offset);
+        next = WriteAt::Offset(offset + len as u64);
+    }
+    Ok(went.unwrap_or(start))
+}
+
+pub(super) async fn allocate(
+    stages: &Stages,
+    ino: Ino,
+    offset: u64,
+    len: u64,
+    how: Allocation,
+) -> Result<(), FsError> {
+    let request = Request::Allocate { ino, offset, len, how };
+    change(stages, ino, request, Vec::new()).await.map(drop)
+}
+
+pub(super) async fn copy(
+    stages: &Stages,
+    from: (Ino, u64),
+    to: (Ino, u64),
+    len: u64,
+) -> Result<u64, FsError> {
+    change_for_number(stages, to.0, Request::Copy { from, to, len }, Vec::new()).await
+}
+
+/// Changes an extended attribute.
+pub(super) async fn change_xattr(
+    stages: &Stages,
+    ino: Ino,
+    request: Request,
+    payload: Vec<Bytes>,
+) -> Result<(), FsError> {
+    stages.base.delegations.revoke_all_of(ino);
+    change(stages, ino, request, payload).await.map(drop)
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_fs::access::{AccessLists, Actor, Rules};
+use thalweg_env::Env;
+use thalweg_env::connection::Connector;
+use thalweg_fs::access::{Actor, Rules};
 use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{
     Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Credentials, Entry,
@@ -19,19 +21,14 @@ use thalweg_fs::{
 use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
 
-use super::base::ClientBase;
-use super::calls::Calls;
-use super::connection::Life;
-use super::content::Content;
-use super::direct_io::DirectIo;
-use super::durability::Durability;
-use super::error::{LinkError, unexpected};
+use super::delegation::Local;
+use super::error::{AttachError, LinkError, unexpected};
 use super::link::Link;
-use super::locks::FileLocks;
-use super::names::Names;
-use super::open_files::OpenFiles;
+use super::options::Options;
+use super::stages::Stages;
 use super::status::ClientStatus;
 use super::user::{self, User};
+use super::{content, durability, names};
 use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
 use crate::squash::acting;
 
@@ -43,20 +40,6 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 /// The same for the name of an extended attribute.
 fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > MAX_XATTR_NAME { Err(FsError::AttributeTooLarge) } else { Ok(()) }
-}
-
-/// The stages that calls begin at.
-pub(super) struct Stages {
-    pub(super) base: Arc<ClientBase>,
-    pub(super) direct_io: Arc<DirectIo>,
-    pub(super) calls: Arc<Calls>,
-    pub(super) names: Names,
-    pub(super) content: Content,
-    pub(super) open_files: Arc<OpenFiles>,
-    pub(super) locks: Arc<FileLocks>,
-    pub(super) durability: Durability,
-    pub(super) lists: AccessLists,
-    pub(super) life: Life,
 }
 
 /// A filesystem behind a server. Clones are the same client; its session ends with [`Client::close`], or when the server
@@ -76,8 +59,17 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    pub(super) fn new(stages: Stages) -> Client {
-        Client { stages: Arc::new(stages), user: None }
+    /// Connects, and begins a session.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub async fn connect(
+        env: &Env,
+        connector: Box<dyn Connector>,
+        options: Options,
+    ) -> Result<Client, AttachError> {
+        let stages = Stages::connect(env, connector, options).await?;
+        Ok(Client { stages: Arc::new(stages), user: None })
     }
 
     /// Ends the session in order. Calls fail from now on.
@@ -135,7 +127,7 @@ impl Filesystem for Client {
 
     async fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
         check_name(name)?;
-        let mut found = self.act(self.stages.names.look_up(self.theirs(parent), name)).await?;
+        let mut found = self.act(names::look_up(&self.stages, self.theirs(parent), name)).await?;
         if let Lookup::Found(answer) = &mut found {
             answer.attributes.ino = self.stages.base.session.ours(answer.attributes.ino);
         }
@@ -151,13 +143,13 @@ impl Filesystem for Client {
     }
 
     async fn attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
-        let mut answer = self.stages.names.attributes(self.theirs(ino), false).await?;
+        let mut answer = names::attributes(&self.stages, self.theirs(ino), false).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
 
     async fn shown_attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
-        let mut answer = self.stages.names.attributes(self.theirs(ino), true).await?;
+        let mut answer = names::attributes(&self.stages, self.theirs(ino), true).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
@@ -168,7 +160,7 @@ impl Filesystem for Client {
         change: &AttributeChange,
     ) -> Result<FileAnswer, FsError> {
         let mut answer =
-            self.act(self.stages.names.set_attributes(self.theirs(ino), *change)).await?;
+            self.act(names::set_attributes(&self.stages, self.theirs(ino), *change)).await?;
         answer.attributes.ino = ino;
         Ok(answer)
     }
@@ -178,22 +170,22 @@ impl Filesystem for Client {
         if matches!(&new.node, Node::Symlink(target) if target.len() > MAX_TARGET) {
             return Err(FsError::NameTooLong);
         }
-        self.act(self.stages.names.create(self.theirs(parent), name, new)).await
+        self.act(names::create(&self.stages, self.theirs(parent), name, new)).await
     }
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
         check_name(name)?;
-        self.act(self.stages.names.link(self.theirs(ino), self.theirs(parent), name)).await
+        self.act(names::link(&self.stages, self.theirs(ino), self.theirs(parent), name)).await
     }
 
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        self.act(self.stages.names.unlink(self.theirs(parent), name, false)).await
+        self.act(names::unlink(&self.stages, self.theirs(parent), name, false)).await
     }
 
     async fn remove_directory(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
         check_name(name)?;
-        self.act(self.stages.names.unlink(self.theirs(parent), name, true)).await
+        self.act(names::unlink(&self.stages, self.theirs(parent), name, true)).await
     }
 
     async fn rename(
@@ -204,7 +196,7 @@ impl Filesystem for Client {
     ) -> Result<(), FsError> {
         check_name(from.1).and_then(|()| check_name(to.1))?;
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.act(self.stages.names.rename(from, to, how)).await
+        self.act(names::rename(&self.stages, from, to, how)).await
     }
 
     async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
@@ -221,15 +213,15 @@ impl Filesystem for Client {
         most: usize,
         attributes: bool,
     ) -> Result<Vec<Entry>, FsError> {
-        self.act(self.stages.names.list(self.theirs(ino), from, most, attributes)).await
+        self.act(names::list(&self.stages, self.theirs(ino), from, most, attributes)).await
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.act(self.stages.content.read(self.theirs(ino), offset, len, false)).await
+        self.act(content::read(&self.stages, self.theirs(ino), offset, len, false)).await
     }
 
     async fn read_cached(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
-        self.act(self.stages.content.read(self.theirs(ino), offset, len, true)).await
+        self.act(content::read(&self.stages, self.theirs(ino), offset, len, true)).await
     }
 
     async fn write(
@@ -239,14 +231,14 @@ impl Filesystem for Client {
         data: Vec<Bytes>,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        let (ino, content) = (self.theirs(ino), &self.stages.content);
+        let (ino, stages) = (self.theirs(ino), &*self.stages);
         // The usual write of a delegated file: nothing of the calls that others may need is even made ready.
-        let wrote = user::act_now(&self.user, || content.write_now(ino, at, &data, how));
-        let Some(offset) = wrote else {
-            return Box::pin(self.act(content.write(ino, at, data, how))).await;
+        let wrote = user::act_now(&self.user, || stages.local.write_now(ino, at, &data, how));
+        let Local::Made(offset) = wrote else {
+            return Box::pin(self.act(content::write(stages, ino, at, data, how))).await;
         };
-        if content.begin_writeback() {
-            Box::pin(content.throttle()).await?;
+        if stages.writeback.begin_if_full() {
+            Box::pin(stages.writeback.throttle()).await?;
         }
         Ok(offset)
     }
@@ -258,7 +250,7 @@ impl Filesystem for Client {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
-        self.act(self.stages.content.allocate(self.theirs(ino), offset, len, how)).await
+        self.act(content::allocate(&self.stages, self.theirs(ino), offset, len, how)).await
     }
 
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
@@ -271,23 +263,23 @@ impl Filesystem for Client {
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.act(self.stages.content.copy(from, to, len)).await
+        self.act(content::copy(&self.stages, from, to, len)).await
     }
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
-        self.stages.durability.sync_inode(self.theirs(ino), content_only).await
+        durability::sync_inode(&self.stages, self.theirs(ino), content_only).await
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
-        self.stages.durability.sync_all().await
+        durability::sync_all(&self.stages).await
     }
 
     async fn level(&self, ino: Ino) -> Result<Level, FsError> {
-        self.stages.durability.level(self.theirs(ino)).await
+        durability::level(&self.stages, self.theirs(ino)).await
     }
 
     async fn wait_for(&self, ino: Ino, level: Level, within: Duration) -> Result<bool, FsError> {
-        self.stages.durability.wait_for(self.theirs(ino), level, within).await
+        durability::wait_for(&self.stages, self.theirs(ino), level, within).await
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
@@ -316,7 +308,7 @@ impl Filesystem for Client {
         }
         let ino = self.theirs(ino);
         let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
-        self.act(self.stages.content.change_xattr(ino, request, vec![value])).await
+        self.act(content::change_xattr(&self.stages, ino, request, vec![value])).await
     }
 
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
@@ -332,7 +324,7 @@ impl Filesystem for Client {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
         let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
-        self.act(self.stages.content.change_xattr(ino, request, Vec::new())).await
+        self.act(content::change_xattr(&self.stages, ino, request, Vec::new())).await
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
@@ -418,7 +410,7 @@ impl Filesystem for Client {
         let it = match known {
             Some(known) => known,
             None => {
-                self.act(self.stages.names.attributes(self.theirs(ino), false)).await?.attributes
+                self.act(names::attributes(&self.stages, self.theirs(ino), false)).await?.attributes
             }
         };
         let files: &dyn Filesystem = self;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, WriteHow,
+    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, WriteAt,
+    WriteHow,
 };
 
 use super::base::ClientBase;
@@ -92,7 +93,7 @@ impl LocalChanges {
     pub(super) fn write_now(
         &self,
         ino: Ino,
-        at: Option<u64>,
+        at: WriteAt,
         data: &[Bytes],
         how: WriteHow,
     ) -> Local<u64> {
@@ -105,6 +106,10 @@ impl LocalChanges {
         let copied = (!is_small).then(|| data.concat());
         let copy = || Bytes::from(copied.unwrap_or_else(|| data.concat()));
         let what = (len as u64, how.clear_suid);
+        let at = match at {
+            WriteAt::Offset(offset) => Some(offset),
+            WriteAt::End => None,
+        };
         self.base.delegations.write(ino, at, copy, what, self.clocks())
     }
 
@@ -112,7 +117,7 @@ impl LocalChanges {
     pub(super) async fn write(
         &self,
         ino: Ino,
-        at: Option<u64>,
+        at: WriteAt,
         data: &[Bytes],
         how: WriteHow,
     ) -> Result<Option<u64>, FsError> {

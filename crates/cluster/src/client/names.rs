@@ -1,6 +1,5 @@
 //! Calls about names and attributes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,13 +9,10 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::Squash;
 
-use super::base::ClientBase;
-use super::calls::Calls;
 use super::dir_names::NewName;
 use super::error::{LinkError, unexpected};
-use super::local::LocalChanges;
+use super::stages::Stages;
 use super::user;
-use super::writeback::Writeback;
 use crate::protocol::{Answer, ListedEntry, Reply, Request, decode_entries};
 
 /// Whether a mode has set-user-id or set-group-id.
@@ -24,246 +20,231 @@ fn is_privileged(mode: u16) -> bool {
     mode & 0o6000 != 0
 }
 
-/// Names and attributes.
-pub(super) struct Names {
-    base: Arc<ClientBase>,
-    writeback: Arc<Writeback>,
-    calls: Arc<Calls>,
-    local: Arc<LocalChanges>,
+pub(super) async fn look_up(stages: &Stages, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
+    // Where dots lead, a rename changes without a word about this name.
+    let is_cached = !matches!(name, b"." | b"..");
+    if is_cached && let Some(found) = stages.base.cache.lookup(parent, name, stages.base.env.now())
+    {
+        return Ok(found);
+    }
+    let name = Bytes::copy_from_slice(name);
+    let request = Request::Lookup { parent, name: name.clone() };
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply, _: &Bytes| {
+        cache.learn_answer(reply);
+        if !reply.grants.names {
+            return;
+        }
+        cache.hold_names(parent, false);
+        match &reply.answer {
+            Answer::Inode(found) => {
+                cache.learn_name(parent, &name, NewName::Present(found.ino));
+            }
+            Answer::Absent => cache.learn_name(parent, &name, NewName::Absent),
+            _ => {}
+        }
+    };
+    let (reply, _) = stages.calls.call(request, Vec::new(), then).await?;
+    match reply.answer {
+        Answer::Absent => Ok(Lookup::Absent(Duration::ZERO)),
+        _ => stages.calls.learned(&reply).map(Lookup::Found),
+    }
 }
 
-impl Names {
-    pub(super) fn new(
-        base: Arc<ClientBase>,
-        writeback: Arc<Writeback>,
-        calls: Arc<Calls>,
-        local: Arc<LocalChanges>,
-    ) -> Names {
-        Names { base, writeback, calls, local }
+/// The attributes of an inode. With `shown`, the caller's cache shows them to programs.
+pub(super) async fn attributes(
+    stages: &Stages,
+    ino: Ino,
+    shown: bool,
+) -> Result<FileAnswer, FsError> {
+    match stages.base.cache.attributes(ino, stages.base.env.now()) {
+        Some(found) => Ok(found),
+        None => stages.calls.attributes(ino, shown).await,
     }
+}
 
-    pub(super) async fn look_up(&self, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
-        // Where dots lead, a rename changes without a word about this name.
-        let is_cached = !matches!(name, b"." | b"..");
-        if is_cached && let Some(found) = self.base.cache.lookup(parent, name, self.base.env.now())
-        {
-            return Ok(found);
+pub(super) async fn set_attributes(
+    stages: &Stages,
+    ino: Ino,
+    change: AttributeChange,
+) -> Result<FileAnswer, FsError> {
+    let is_privileged =
+        change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
+    // What a server that checks users makes of privileges is not foreseen.
+    if (!is_privileged || stages.base.session.squash() == Squash::None)
+        && let Some(set) = stages.local.set_attributes(ino, &change).await?
+    {
+        return Ok(set);
+    }
+    let begin = || {
+        if let Some(size) = change.size {
+            stages.base.delegations.call_for_size(ino, size, stages.base.env.now());
         }
-        let name = Bytes::copy_from_slice(name);
-        let request = Request::Lookup { parent, name: name.clone() };
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply, _: &Bytes| {
-            cache.learn_answer(reply);
-            if !reply.grants.names {
-                return;
-            }
-            cache.hold_names(parent, false);
-            match &reply.answer {
-                Answer::Inode(found) => {
-                    cache.learn_name(parent, &name, NewName::Present(found.ino));
-                }
-                Answer::Absent => cache.learn_name(parent, &name, NewName::Absent),
-                _ => {}
-            }
-        };
-        let (reply, _) = self.calls.call(request, Vec::new(), then).await?;
-        match reply.answer {
-            Answer::Absent => Ok(Lookup::Absent(Duration::ZERO)),
-            _ => self.calls.learned(&reply).map(Lookup::Found),
+    };
+    let (cache, losses) = (stages.base.cache.clone(), stages.base.losses.clone());
+    let then = move |reply: &Reply| {
+        if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
+            losses.forget(ino);
         }
-    }
+        cache.learn_answer(reply);
+    };
+    let request = Request::SetAttributes { ino, change };
+    let reply = stages.calls.change(request, Vec::new(), begin, then).await?;
+    stages.calls.learned(&reply)
+}
 
-    /// The attributes of an inode. With `shown`, the caller's cache shows them to programs.
-    pub(super) async fn attributes(&self, ino: Ino, shown: bool) -> Result<FileAnswer, FsError> {
-        match self.base.cache.attributes(ino, self.base.env.now()) {
-            Some(found) => Ok(found),
-            None => self.calls.attributes(ino, shown).await,
-        }
+pub(super) async fn create(
+    stages: &Stages,
+    parent: Ino,
+    name: &[u8],
+    new: &NewNode,
+) -> Result<FileAnswer, FsError> {
+    let squash = stages.base.session.squash();
+    let mut new = new.clone();
+    if let Some(user) = user::seen_as(squash) {
+        (new.uid, new.gid) = (user.uid, user.gid);
     }
-
-    pub(super) async fn set_attributes(
-        &self,
-        ino: Ino,
-        change: AttributeChange,
-    ) -> Result<FileAnswer, FsError> {
-        let is_privileged =
-            change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
-        // What a server that checks users makes of privileges is not foreseen.
-        if (!is_privileged || self.base.session.squash() == Squash::None)
-            && let Some(set) = self.local.set_attributes(ino, &change).await?
-        {
-            return Ok(set);
-        }
-        let begin = || {
-            if let Some(size) = change.size {
-                self.base.delegations.call_for_size(ino, size, self.base.env.now());
-            }
-        };
-        let (cache, losses) = (self.base.cache.clone(), self.base.losses.clone());
-        let then = move |reply: &Reply| {
-            if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
-                losses.forget(ino);
-            }
-            cache.learn_answer(reply);
-        };
-        let request = Request::SetAttributes { ino, change };
-        let reply = self.calls.change(request, Vec::new(), begin, then).await?;
-        self.calls.learned(&reply)
+    let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
+    if (squash == Squash::None || !is_device && !is_privileged(new.mode))
+        && let Some(made) = stages.local.create(parent, name, &new).await?
+    {
+        return Ok(made);
     }
-
-    pub(super) async fn create(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        new: &NewNode,
-    ) -> Result<FileAnswer, FsError> {
-        let squash = self.base.session.squash();
-        let mut new = new.clone();
-        if let Some(user) = user::seen_as(squash) {
-            (new.uid, new.gid) = (user.uid, user.gid);
-        }
-        let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
-        if (squash == Squash::None || !is_device && !is_privileged(new.mode))
-            && let Some(made) = self.local.create(parent, name, &new).await?
-        {
-            return Ok(made);
-        }
-        let name = Bytes::copy_from_slice(name);
-        let mut payload = Vec::new();
-        if let Node::Symlink(target) = &mut new.node {
-            payload.push(std::mem::take(target));
-        }
-        let request = Request::Create { parent, name: name.clone(), new };
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply| {
-            cache.learn_answer(reply);
-            if let Answer::Inode(made) = &reply.answer {
-                cache.changed_name(parent, &name, NewName::Present(made.ino));
-                if reply.grants.names {
-                    cache.hold_names(made.ino, true);
-                }
-            }
-        };
-        let reply = self.calls.change(request, payload, || {}, then).await?;
-        self.calls.learned(&reply)
+    let name = Bytes::copy_from_slice(name);
+    let mut payload = Vec::new();
+    if let Node::Symlink(target) = &mut new.node {
+        payload.push(std::mem::take(target));
     }
-
-    pub(super) async fn link(
-        &self,
-        ino: Ino,
-        parent: Ino,
-        name: &[u8],
-    ) -> Result<FileAnswer, FsError> {
-        let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply| cache.learn_answer(reply);
-        let begin = || self.base.delegations.revoke_all_of(ino);
-        let reply = self.calls.change(request, Vec::new(), begin, then).await?;
-        self.calls.learned(&reply)
-    }
-
-    pub(super) async fn unlink(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        is_directory: bool,
-    ) -> Result<(), FsError> {
-        // While the change is under way, new names in the directory would be calls, too.
-        self.writeback.send_waiting().await?;
-        let target = self.base.cache.target(parent, name);
-        let name = Bytes::copy_from_slice(name);
-        let request = if is_directory {
-            Request::RemoveDirectory { parent, name: name.clone(), target }
-        } else {
-            Request::Unlink { parent, name: name.clone(), target }
-        };
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply| {
-            if reply.answer == Answer::Done {
-                cache.changed_name(parent, &name, NewName::Absent);
-                target.inspect(|target| cache.remove(*target));
-            }
-        };
-        self.calls.change(request, Vec::new(), || {}, then).await.map(drop)
-    }
-
-    pub(super) async fn rename(
-        &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
-        how: Rename,
-    ) -> Result<(), FsError> {
-        self.writeback.send_waiting().await?;
-        let targets = [from, to].map(|(parent, name)| self.base.cache.target(parent, name));
-        self.check_whole(from, targets[0]).await?;
-        let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
-        let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
-        let begin = || self.base.delegations.revoke_moved(from.0, to.0, &targets);
-        let replaced = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it));
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply| {
-            if reply.answer == Answer::Done {
-                replaced.inspect(|replaced| cache.remove(*replaced));
-            }
-        };
-        self.calls.change(request, Vec::new(), begin, then).await.map(drop)
-    }
-
-    /// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.
-    async fn check_whole(
-        &self,
-        (parent, name): (Ino, &[u8]),
-        target: Option<Ino>,
-    ) -> Result<(), FsError> {
-        if self.base.losses.is_empty() {
-            return Ok(());
-        }
-        let source = match target {
-            Some(target) => target,
-            None => match Box::pin(self.look_up(parent, name)).await? {
-                Lookup::Found(found) => found.attributes.ino,
-                Lookup::Absent(_) => return Ok(()),
-            },
-        };
-        self.base.losses.of_bytes(source).map_or(Ok(()), Err)
-    }
-
-    pub(super) async fn list(
-        &self,
-        ino: Ino,
-        from: Cookie,
-        most: usize,
-        attributes: bool,
-    ) -> Result<Vec<Entry>, FsError> {
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
-        let request = Request::ReadDirectory { ino, from, most, attributes };
-        let cache = self.base.cache.clone();
-        let then = move |reply: &Reply, payload: &Bytes| {
-            let Ok(entries) = decode_entries(payload) else { return };
+    let request = Request::Create { parent, name: name.clone(), new };
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply| {
+        cache.learn_answer(reply);
+        if let Answer::Inode(made) = &reply.answer {
+            cache.changed_name(parent, &name, NewName::Present(made.ino));
             if reply.grants.names {
-                let listed: Vec<_> =
-                    entries.iter().map(|(it, _)| (it.name.clone(), it.ino, it.cookie)).collect();
-                cache.hold_listed(ino, from, &listed);
+                cache.hold_names(made.ino, true);
             }
-            for (entry, keep) in entries {
-                if let Some((attributes, inode_token)) = entry.attributes {
-                    cache.learn(&attributes, (reply.stamp, inode_token), keep);
-                }
-            }
-        };
-        let (reply, payload) = self.calls.call(request, Vec::new(), then).await?;
-        if reply.answer != Answer::Entries {
-            return unexpected();
         }
-        let entries = decode_entries(&payload).map_err(|_| LinkError::Unexpected)?;
-        let now = self.base.env.now();
-        let shown = |(entry, _): (ListedEntry, bool)| Entry {
-            name: entry.name,
-            ino: entry.ino,
-            kind: entry.kind,
-            cookie: entry.cookie,
-            attributes: entry.attributes.map(|(found, ..)| self.base.cache.valid(found, now)),
-        };
-        Ok(entries.into_iter().map(shown).collect())
+    };
+    let reply = stages.calls.change(request, payload, || {}, then).await?;
+    stages.calls.learned(&reply)
+}
+
+pub(super) async fn link(
+    stages: &Stages,
+    ino: Ino,
+    parent: Ino,
+    name: &[u8],
+) -> Result<FileAnswer, FsError> {
+    let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply| cache.learn_answer(reply);
+    let begin = || stages.base.delegations.revoke_all_of(ino);
+    let reply = stages.calls.change(request, Vec::new(), begin, then).await?;
+    stages.calls.learned(&reply)
+}
+
+pub(super) async fn unlink(
+    stages: &Stages,
+    parent: Ino,
+    name: &[u8],
+    is_directory: bool,
+) -> Result<(), FsError> {
+    // While the change is under way, new names in the directory would be calls, too.
+    stages.writeback.send_waiting().await?;
+    let target = stages.base.cache.target(parent, name);
+    let name = Bytes::copy_from_slice(name);
+    let request = if is_directory {
+        Request::RemoveDirectory { parent, name: name.clone(), target }
+    } else {
+        Request::Unlink { parent, name: name.clone(), target }
+    };
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply| {
+        if reply.answer == Answer::Done {
+            cache.changed_name(parent, &name, NewName::Absent);
+            target.inspect(|target| cache.remove(*target));
+        }
+    };
+    stages.calls.change(request, Vec::new(), || {}, then).await.map(drop)
+}
+
+pub(super) async fn rename(
+    stages: &Stages,
+    from: (Ino, &[u8]),
+    to: (Ino, &[u8]),
+    how: Rename,
+) -> Result<(), FsError> {
+    stages.writeback.send_waiting().await?;
+    let targets = [from, to].map(|(parent, name)| stages.base.cache.target(parent, name));
+    check_whole(stages, from, targets[0]).await?;
+    let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
+    let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
+    let begin = || stages.base.delegations.revoke_moved(from.0, to.0, &targets);
+    let replaced = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it));
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply| {
+        if reply.answer == Answer::Done {
+            replaced.inspect(|replaced| cache.remove(*replaced));
+        }
+    };
+    stages.calls.change(request, Vec::new(), begin, then).await.map(drop)
+}
+
+/// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.
+async fn check_whole(
+    stages: &Stages,
+    (parent, name): (Ino, &[u8]),
+    target: Option<Ino>,
+) -> Result<(), FsError> {
+    if stages.base.losses.is_empty() {
+        return Ok(());
     }
+    let source = match target {
+        Some(target) => target,
+        None => match Box::pin(look_up(stages, parent, name)).await? {
+            Lookup::Found(found) => found.attributes.ino,
+            Lookup::Absent(_) => return Ok(()),
+        },
+    };
+    stages.base.losses.of_bytes(source).map_or(Ok(()), Err)
+}
+
+pub(super) async fn list(
+    stages: &Stages,
+    ino: Ino,
+    from: Cookie,
+    most: usize,
+    attributes: bool,
+) -> Result<Vec<Entry>, FsError> {
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
+    let request = Request::ReadDirectory { ino, from, most, attributes };
+    let cache = stages.base.cache.clone();
+    let then = move |reply: &Reply, payload: &Bytes| {
+        let Ok(entries) = decode_entries(payload) else { return };
+        if reply.grants.names {
+            let listed: Vec<_> =
+                entries.iter().map(|(it, _)| (it.name.clone(), it.ino, it.cookie)).collect();
+            cache.hold_listed(ino, from, &listed);
+        }
+        for (entry, keep) in entries {
+            if let Some((attributes, inode_token)) = entry.attributes {
+                cache.learn(&attributes, (reply.stamp, inode_token), keep);
+            }
+        }
+    };
+    let (reply, payload) = stages.calls.call(request, Vec::new(), then).await?;
+    if reply.answer != Answer::Entries {
+        return unexpected();
+    }
+    let entries = decode_entries(&payload).map_err(|_| LinkError::Unexpected)?;
+    let now = stages.base.env.now();
+    let shown = |(entry, _): (ListedEntry, bool)| Entry {
+        name: entry.name,
+        ino: entry.ino,
+        kind: entry.kind,
+        cookie: entry.cookie,
+        attributes: entry.attributes.map(|(found, ..)| stages.base.cache.valid(found, now)),
+    };
+    Ok(entries.into_iter().map(shown).collect())
 }

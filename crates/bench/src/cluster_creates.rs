@@ -16,12 +16,15 @@
 //! | `server_bytes_per_create`, `…_exclusive` | bytes that reach the server's drive for each file of 10 clients |
 //! | `latency_us_N` | time of a create by a call, on average |
 //! | `client_bytes_per_unsent_file` | memory of a client for each file that it has made and not sent |
+//! | `client_ns_per_delegated_write` | processor time of a client for a write of 4 KiB that replaces bytes of a file delegated to it, without sending it: the least of many rounds, in nanoseconds |
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use nix::time::{ClockId, clock_gettime};
 use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Task};
-use thalweg_fs::{Filesystem, FsError, Ino, Node};
+use thalweg_fs::{Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::net::LinkSpec;
 use thalweg_store::device::Device;
 
@@ -53,6 +56,11 @@ const CLIENT: Duration = Duration::from_micros(10);
 
 /// Clients whose memory is measured together, and the files of each: fewer than a client has numbers for at once.
 const MEASURED: (u32, u32) = (64, 2500);
+
+/// Rounds of writes, and the writes of each: fewer than a batch has.
+const WRITES: (u32, u64) = (200, 100);
+/// Bytes of a write.
+const BLOCK: usize = 4096;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +122,44 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     }
     let bytes = thalweg_sim::run(options.seed, unsent_bytes)?;
     report.figure("client_bytes_per_unsent_file", rounded(bytes));
+    let nanos = thalweg_sim::run(options.seed, delegated_write)?;
+    report.figure("client_ns_per_delegated_write", rounded(nanos));
     Ok(report)
+}
+
+/// Processor time of this thread in nanoseconds.
+fn processor_time() -> Result<f64, BenchError> {
+    let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_err(failed)?;
+    Ok(now.tv_sec() as f64 * 1e9 + now.tv_nsec() as f64)
+}
+
+/// Processor time of a client for each write to a file that is delegated to it. What else runs in this thread does so while the
+/// writes of a round are sent.
+async fn delegated_write(env: Env) -> Result<f64, BenchError> {
+    let site = Site::new(&env, LinkSpec::default()).await?;
+    let client = site.client("c", true).await?;
+    let mut made = Vec::new();
+    // With the second one the directory is delegated to the client, and so is the third one.
+    for name in ["first", "second", "third"] {
+        let file = client.create(Ino::ROOT, name.as_bytes(), &new(Node::File)).await;
+        made.push(file.map_err(failed)?.ino);
+    }
+    let (file, data) = (made[2], Bytes::from(vec![7; BLOCK]));
+    let mut least = f64::INFINITY;
+    for _ in 0..WRITES.0 {
+        let begun = processor_time()?;
+        for number in 0..WRITES.1 {
+            let at = WriteAt::Offset(number * BLOCK as u64);
+            let wrote = client.write(file, at, vec![data.clone()], WriteHow::default()).await;
+            wrote.map_err(failed)?;
+        }
+        let took = processor_time()? - begun;
+        least = least.min(took / WRITES.1 as f64);
+        let unsent = client.status().unsent as u64;
+        assert!(unsent >= WRITES.1, "{unsent} of {} writes were made without a call", WRITES.1);
+        client.sync(file, false).await.map_err(failed)?;
+    }
+    Ok(least)
 }
 
 /// Memory of clients for each file that they have made and not sent: they are cut off from the server meanwhile.

@@ -69,21 +69,21 @@ pub(super) enum SizeRecordState {
 }
 
 /// What few inodes have.
-#[derive(Clone, Debug, Default)]
-struct Extra {
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Extra {
     /// Bytes of the file below this one may be stored without the server; 0: none.
-    write_bound: u64,
+    pub(super) write_bound: u64,
     /// The last change for which the server stores or clears bytes of it.
-    by_server: u64,
+    pub(super) by_server: u64,
     /// The write bound is 0 because the server has to clear bytes first. It is asked again from this time on, when it has the
     /// mutations up to this one.
-    cleared: Option<(Time, u64)>,
+    pub(super) cleared: Option<(Time, u64)>,
     /// Whether size records of the file are stored.
-    size_record: SizeRecordState,
+    pub(super) size_record: SizeRecordState,
     /// New names that were made in the directory by calls since its delegation was refused.
-    creates: u32,
+    pub(super) creates: u32,
     /// Before this time the delegation of the directory is not asked for again.
-    refused_until: Time,
+    pub(super) refused_until: Time,
 }
 
 impl Delegation {
@@ -136,7 +136,7 @@ impl Delegation {
     /// The session ends. What is left are the mutations of a batch that is under way.
     pub(super) fn end_session(&mut self) {
         // What is under way was asked of the server before.
-        let by_server = self.by_server();
+        let by_server = self.extra().by_server;
         let extra = (by_server > 0).then(|| Box::new(Extra { by_server, ..Extra::default() }));
         let Delegation { unsent, is_ended, .. } = *self;
         *self = Delegation { unsent, extra, is_ended, ..Delegation::default() };
@@ -195,58 +195,19 @@ impl Delegation {
         self.is_estimate = is_estimate;
     }
 
-    /// Bytes below this one may be stored without the server; 0: none.
-    pub(super) fn write_bound(&self) -> u64 {
-        self.extra.as_ref().map_or(0, |extra| extra.write_bound)
+    /// What few inodes have; nothing of this one, if it does not.
+    pub(super) fn extra(&self) -> Extra {
+        self.extra.as_deref().copied().unwrap_or_default()
     }
 
-    /// The last change for which the server stores or clears bytes; 0: none.
-    pub(super) fn by_server(&self) -> u64 {
-        self.extra.as_ref().map_or(0, |extra| extra.by_server)
-    }
-
-    /// The change with this number is one for which the server stores or clears bytes.
-    pub(super) fn changed_by_server(&mut self, number: u64) {
-        self.extra.get_or_insert_default().by_server = number;
-    }
-
-    /// From when on the server is asked for the write bound again, once it has the mutations up to this one.
-    pub(super) fn cleared(&self) -> Option<(Time, u64)> {
-        self.extra.as_ref()?.cleared
+    pub(super) fn extra_mut(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
     }
 
     /// No bytes may be stored until the server is asked again.
     pub(super) fn clear_write_bound(&mut self, cleared: (Time, u64)) {
-        let extra = self.extra.get_or_insert_default();
+        let extra = self.extra_mut();
         (extra.write_bound, extra.cleared) = (0, Some(cleared));
-    }
-
-    /// Bytes below this one, which is not 0, may be stored.
-    pub(super) fn set_write_bound(&mut self, write_bound: u64) {
-        assert!(write_bound > 0, "a write bound is cleared, not set to 0");
-        let extra = self.extra.get_or_insert_default();
-        (extra.write_bound, extra.cleared) = (write_bound, None);
-    }
-
-    /// Whether size records of the file are stored.
-    pub(super) fn size_record(&self) -> SizeRecordState {
-        self.extra.as_ref().map(|extra| extra.size_record).unwrap_or_default()
-    }
-
-    pub(super) fn set_size_record(&mut self, size_record: SizeRecordState) {
-        self.extra.get_or_insert_default().size_record = size_record;
-    }
-
-    /// Before this time the server is not asked for the directory.
-    pub(super) fn refused_until(&self) -> Time {
-        self.extra.as_ref().map(|extra| extra.refused_until).unwrap_or_default()
-    }
-
-    /// A name is about to be made by a call; how many were since the directory was refused, with this one.
-    pub(super) fn count_create(&mut self) -> u32 {
-        let extra = self.extra.get_or_insert_default();
-        extra.creates += 1;
-        extra.creates
     }
 
     /// The next names do not count as further ones.
@@ -254,11 +215,5 @@ impl Delegation {
         if let Some(extra) = &mut self.extra {
             extra.creates = 0;
         }
-    }
-
-    /// The directory was refused: it is not asked for before this time.
-    pub(super) fn refuse(&mut self, until: Time) {
-        let extra = self.extra.get_or_insert_default();
-        (extra.creates, extra.refused_until) = (0, until);
     }
 }

@@ -141,15 +141,22 @@ impl Delegations {
         let wants = |node: &mut Node| {
             let is_complete = node.cached.names().is_some_and(|names| names.is_complete());
             let own = &mut node.delegation;
-            let may_ask = own.grant().is_none() && is_complete && own.refused_until() <= now;
-            may_ask && own.count_create() > after
+            if own.grant().is_some() || !is_complete || own.extra().refused_until > now {
+                return false;
+            }
+            let extra = own.extra_mut();
+            extra.creates += 1;
+            extra.creates > after
         };
         self.inodes.with(directory, wants).unwrap_or(false)
     }
 
     /// The directory was refused.
     pub(super) fn refuse(&self, directory: Ino, until: Time) {
-        self.inodes.with(directory, |node| node.delegation.refuse(until));
+        self.inodes.with(directory, |node| {
+            let extra = node.delegation.extra_mut();
+            (extra.creates, extra.refused_until) = (0, until);
+        });
     }
 
     /// The grant by which an inode is this client's alone, and its size.

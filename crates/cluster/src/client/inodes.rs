@@ -17,6 +17,9 @@ use super::record::Waiting;
 /// Stripes of the table: so many that threads on all processors of a machine rarely meet at one.
 const STRIPES: usize = 64;
 
+/// Mutations of a stripe for which there is always room once there was one: about those of a batch of writes.
+const STAGED: usize = 128;
+
 /// An inode.
 #[derive(Debug, Default)]
 pub(super) struct Node {
@@ -98,19 +101,16 @@ impl Stripe {
         );
         if self.staged.len() == self.staged.capacity() {
             // Twice as many, as it is usual, would often leave room for thousands unused.
-            self.staged.reserve_exact(4 + self.staged.len() / 4);
+            self.staged.reserve_exact((self.staged.len() / 4).max(STAGED));
         }
         self.staged.push(waiting);
     }
 
     /// Moves the mutations up to this one to a list.
     pub(super) fn take_staged(&mut self, last: u64, to: &mut impl Extend<Waiting>) {
-        if self.staged.last().is_none_or(|waiting| waiting.number <= last) {
-            to.extend(std::mem::take(&mut self.staged));
-        } else {
-            let count = self.staged.partition_point(|waiting| waiting.number <= last);
-            to.extend(self.staged.drain(..count));
-        }
+        let count = self.staged.partition_point(|waiting| waiting.number <= last);
+        to.extend(self.staged.drain(..count));
+        self.staged.shrink_to(STAGED);
     }
 }
 

@@ -17,10 +17,19 @@ pub(super) enum Link {
     Down,
     /// There is none, since the server does not let the client in, for this reason.
     Refused(String),
-    /// There will be none, since the session has ended ([`Recover::No`](super::Recover::No)).
+    /// There will be none, since the session has ended ([`Recover::No`](super::options::Recover::No)).
     Ended,
     /// There will be none.
     Closed,
+}
+
+impl Link {
+    fn channel(self) -> Option<Channel> {
+        match self {
+            Link::Up(channel) => Some(channel),
+            Link::Down | Link::Refused(_) | Link::Ended | Link::Closed => None,
+        }
+    }
 }
 
 /// Where the way to the server is told: its connections, one after the other.
@@ -37,10 +46,7 @@ impl Links {
     }
 
     pub(super) fn channel(&self) -> Option<Channel> {
-        match self.current() {
-            Link::Up(channel) => Some(channel),
-            Link::Down | Link::Refused(_) | Link::Ended | Link::Closed => None,
-        }
+        self.current().channel()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -60,10 +66,7 @@ impl Links {
 
     /// There will be no connection any more; the last one.
     pub(super) fn close(&self) -> Option<Channel> {
-        match self.0.send_replace(Link::Closed) {
-            Link::Up(channel) => Some(channel),
-            Link::Down | Link::Refused(_) | Link::Ended | Link::Closed => None,
-        }
+        self.0.send_replace(Link::Closed).channel()
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Link> {

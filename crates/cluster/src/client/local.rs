@@ -152,7 +152,6 @@ impl LocalChanges {
     async fn request_delegation(&self, directory: Ino) -> Result<(), FsError> {
         let base = self.base.clone();
         let then = move |reply: &Reply, _: &Bytes| {
-            base.cache.learn_answer(reply);
             if reply.grants.delegation {
                 base.delegations.grant(directory, reply.quota);
             } else {

@@ -31,7 +31,6 @@ pub(super) async fn look_up(stages: &Stages, parent: Ino, name: &[u8]) -> Result
     let request = Request::Lookup { parent, name: name.clone() };
     let cache = stages.base.cache.clone();
     let then = move |reply: &Reply, _: &Bytes| {
-        cache.learn_answer(reply);
         if !reply.grants.names {
             return;
         }
@@ -81,12 +80,11 @@ pub(super) async fn set_attributes(
             stages.base.delegations.call_for_size(ino, size, stages.base.env.now());
         }
     };
-    let (cache, losses) = (stages.base.cache.clone(), stages.base.losses.clone());
+    let losses = stages.base.losses.clone();
     let then = move |reply: &Reply| {
         if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
             losses.forget(ino);
         }
-        cache.learn_answer(reply);
     };
     let request = Request::SetAttributes { ino, change };
     let reply = stages.calls.change(request, Vec::new(), begin, then).await?;
@@ -118,7 +116,6 @@ pub(super) async fn create(
     let request = Request::Create { parent, name: name.clone(), new };
     let cache = stages.base.cache.clone();
     let then = move |reply: &Reply| {
-        cache.learn_answer(reply);
         if let Answer::Inode(made) = &reply.answer {
             cache.changed_name(parent, &name, NewName::Present(made.ino));
             if reply.grants.names {
@@ -137,10 +134,8 @@ pub(super) async fn link(
     name: &[u8],
 ) -> Result<FileAnswer, FsError> {
     let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
-    let cache = stages.base.cache.clone();
-    let then = move |reply: &Reply| cache.learn_answer(reply);
     let begin = || stages.base.delegations.revoke_all_of(ino);
-    let reply = stages.calls.change(request, Vec::new(), begin, then).await?;
+    let reply = stages.calls.change(request, Vec::new(), begin, |_| {}).await?;
     stages.calls.learned(&reply)
 }
 

@@ -56,11 +56,10 @@ impl InodeNumbers {
     pub(super) fn used(&self, number: Ino, mutation: Option<u64>) {
         let mut ranges = self.0.lock();
         let is_of = |it: &&mut ReservedNumbers| {
-            number.0 >= it.reservation.first && number.0 < it.left.start
+            it.taken > 0 && (it.reservation.first..it.left.start).contains(&number.0)
         };
         // None after the session has ended.
         let Some(range) = ranges.iter_mut().find(is_of) else { return };
-        assert!(range.taken > 0, "an inode number is used that was not taken");
         range.taken -= 1;
         match mutation {
             Some(mutation) => range.last = range.last.max(mutation),

@@ -19,6 +19,17 @@ use super::user;
 use super::writeback::Writeback;
 use crate::protocol::{Answer, Reply, Request};
 
+/// Passes a failure of the connection on. What the server refuses of what this client has is logged.
+fn pass_failure(told: Result<(), FsError>, what: &str) -> Result<(), FsError> {
+    match told {
+        Err(error) if !matches!(error, FsError::Store(_)) => {
+            tracing::error!(%error, what, "the server refuses what is open or locked here");
+            Ok(())
+        }
+        told => told,
+    }
+}
+
 /// The files that the caller has open, with its locks.
 pub(super) struct OpenFiles {
     base: Arc<ClientBase>,
@@ -257,19 +268,11 @@ impl OpenFiles {
             let telling = self.rpc.make(call, then, std::future::pending());
             let told = Box::pin(telling).await;
             self.table.lock().set(handle, Known::Told);
-            match told {
-                Err(error @ FsError::Store(_)) => return Err(error),
-                Err(error) => tracing::error!(%error, "the server refuses a file that is open"),
-                Ok(_) => {}
-            }
+            pass_failure(told.map(drop), "file")?;
         }
         for lock in self.locks.held_on(ino) {
             let told = Box::pin(self.rpc.own(Request::Lock { ino, lock, wait: false })).await;
-            match told {
-                Err(error @ FsError::Store(_)) => return Err(error),
-                Err(error) => tracing::error!(%error, "the server refuses a lock that is held"),
-                Ok(_) => {}
-            }
+            pass_failure(told.map(drop), "lock")?;
         }
         Ok(())
     }

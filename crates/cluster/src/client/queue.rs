@@ -25,9 +25,9 @@ use crate::protocol::{MAX_MUTATIONS, MAX_RELEASES, MAX_SHARES};
 /// Bytes of mutations in one call at most, about.
 const BATCH_BYTES: usize = 512 << 10;
 /// Mutations that wait when the next batch is sent.
-const FULL: usize = 512;
+const FULL: u64 = 512;
 /// Mutations that wait before their makers wait too, and their bytes.
-const MAX_WAITING: (usize, usize) = (16384, 8 << 20);
+const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
 /// No mutation waits.
 const NEVER: u64 = u64::MAX;
 
@@ -74,10 +74,10 @@ pub(super) struct WritebackQueue {
     numbers: Arc<InodeNumbers>,
     room: Arc<PromisedRoom>,
     collected: Mutex<Collected>,
-    /// Mutations made so far.
+    /// Mutations made so far, and those of them that a batch has taken.
     made: AtomicU64,
-    /// Of those that are in no batch: how many, their bytes, and when the first one was made in nanoseconds.
-    count: AtomicUsize,
+    taken: AtomicU64,
+    /// Of those that wait: their bytes, and when the first one was made in nanoseconds.
     bytes: AtomicUsize,
     since: AtomicU64,
 }
@@ -94,7 +94,7 @@ impl WritebackQueue {
             room,
             collected: Mutex::default(),
             made: AtomicU64::new(0),
-            count: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
             since: AtomicU64::new(NEVER),
         }
@@ -103,7 +103,6 @@ impl WritebackQueue {
     /// Appends a mutation of an inode of this stripe, which is locked; its number.
     pub(super) fn append(&self, stripe: &mut Stripe, record: Record, quota: u64, now: Time) -> u64 {
         self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
-        self.count.fetch_add(1, Ordering::Relaxed);
         let number = self.made.fetch_add(1, Ordering::AcqRel) + 1;
         stripe.stage(Waiting { number, record, quota, user: user::current() });
         if self.since.load(Ordering::Relaxed) == NEVER {
@@ -132,7 +131,7 @@ impl WritebackQueue {
 
     /// Whether mutations wait that are in no batch.
     pub(super) fn has_waiting(&self) -> bool {
-        self.count.load(Ordering::Relaxed) > 0
+        self.waiting() > 0
     }
 
     /// Whether everything became durable with the batch of this mutation, or with a later one.
@@ -156,8 +155,17 @@ impl WritebackQueue {
         self.exceeds(MAX_WAITING)
     }
 
-    fn exceeds(&self, (count, bytes): (usize, usize)) -> bool {
-        self.count.load(Ordering::Relaxed) >= count || self.bytes.load(Ordering::Relaxed) >= bytes
+    fn exceeds(&self, (count, bytes): (u64, usize)) -> bool {
+        self.waiting() >= count || self.bytes.load(Ordering::Relaxed) >= bytes
+    }
+
+    /// Mutations that are in no batch.
+    fn waiting(&self) -> u64 {
+        // In this order: what is taken was made.
+        let taken = self.taken.load(Ordering::Acquire);
+        let made = self.last();
+        assert!(taken <= made, "a batch has mutations that were not made");
+        made - taken
     }
 
     /// Whether the oldest mutation waits since then or longer.
@@ -277,9 +285,8 @@ impl WritebackQueue {
     fn leave(&self, count: usize, bytes: usize) {
         let had_bytes = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         assert!(had_bytes >= bytes, "more bytes leave the queue than were queued");
-        let had = self.count.fetch_sub(count, Ordering::Relaxed);
-        assert!(had >= count, "more mutations leave the queue than were queued");
-        if had == count {
+        self.taken.fetch_add(count as u64, Ordering::AcqRel);
+        if !self.has_waiting() {
             self.since.store(NEVER, Ordering::Relaxed);
         }
     }

@@ -200,7 +200,7 @@ impl Rpc {
         Call { number, oldest, answered, slot, before: None, user, request }
     }
 
-    /// A call that was sent then has this answer. A change is kept until the server has made it durable.
+    /// A call that was sent then has this answer. A change is kept until the server has made it durable, and an inode is cached.
     fn receive(&self, call: &Outgoing, number: u64, reply: &Reply, sent: Time) {
         self.base.session.renew(sent);
         if let Some((slot, committed)) = call.slot.as_ref().zip(reply.committed) {
@@ -223,5 +223,6 @@ impl Rpc {
         if !reply.room.shares.is_empty() {
             self.base.room.add(&reply.room);
         }
+        self.base.cache.learn_answer(reply);
     }
 }

@@ -62,7 +62,7 @@ fn counts(node: &mut Node, (before, size): BeforeSync, now: Time) -> bool {
     let grant = node.delegation.grant_number();
     let is_same = grant.is_some() && grant == before;
     let own = &mut node.delegation;
-    let (next, asks) = match own.size_record() {
+    let (next, asks) = match own.extra().size_record {
         SizeRecordState::Allowed { asked, generation, .. } => {
             let grant = before.filter(|_| is_same);
             let asks = is_same && now.since(asked) >= ASKED_AGAIN;
@@ -70,7 +70,7 @@ fn counts(node: &mut Node, (before, size): BeforeSync, now: Time) -> bool {
         }
         SizeRecordState::Synced { size: last, growths } if is_same && last < size => {
             let growths = growths + 1;
-            let asks = growths >= GROWTHS && own.write_bound() > 0;
+            let asks = growths >= GROWTHS && own.extra().write_bound > 0;
             (SizeRecordState::Synced { size, growths }, asks)
         }
         SizeRecordState::Refused => return false,
@@ -78,7 +78,7 @@ fn counts(node: &mut Node, (before, size): BeforeSync, now: Time) -> bool {
             (SizeRecordState::Synced { size, growths: 0 }, false)
         }
     };
-    own.set_size_record(next);
+    own.extra_mut().size_record = next;
     asks
 }
 
@@ -104,11 +104,11 @@ impl SizeRecords {
         let end = |node: &mut Node| {
             let grant = node.delegation.grant_number()?;
             let attributes = node.cached.attributes().filter(|_| !node.cached.is_changing())?;
-            let kept = node.delegation.size_record();
+            let kept = node.delegation.extra().size_record;
             let SizeRecordState::Allowed { asked, .. } = kept else { return None };
             let wanted = SizeRecordState::Allowed { generation, grant: Some(grant), asked };
             let is_kept = kept == wanted && now.since(asked) < ASKED_AGAIN;
-            let is_in_reach = attributes.size <= node.delegation.write_bound();
+            let is_in_reach = attributes.size <= node.delegation.extra().write_bound;
             // What was written since the growth was looked at is not part of it.
             let is_whole = node.delegation.unsent() as usize == mutations;
             let size_record = SizeRecord { end: attributes.size, modified: attributes.modified };
@@ -123,7 +123,7 @@ impl SizeRecords {
     pub(super) async fn sync(self: &Arc<Self>, ino: Ino) -> Result<bool, FsError> {
         let is_kept = self.base.inodes.with(ino, |node| {
             let is_allowed =
-                matches!(node.delegation.size_record(), SizeRecordState::Allowed { .. });
+                matches!(node.delegation.extra().size_record, SizeRecordState::Allowed { .. });
             is_allowed && node.delegation.unsent() > 0
         });
         if is_kept != Some(true) {
@@ -195,7 +195,7 @@ impl SizeRecords {
         } else {
             SizeRecordState::Refused
         };
-        self.base.inodes.with(ino, |node| node.delegation.set_size_record(next));
+        self.base.inodes.with(ino, |node| node.delegation.extra_mut().size_record = next);
     }
 
     /// Another file whose size record is not stored any more, when there are too many. Nothing if there is no such file.
@@ -208,7 +208,7 @@ impl SizeRecords {
         let left = files.remove(at)?;
         drop(files);
         let unknown = SizeRecordState::Unknown;
-        self.base.inodes.with(left, |node| node.delegation.set_size_record(unknown));
+        self.base.inodes.with(left, |node| node.delegation.extra_mut().size_record = unknown);
         Some(Some(left))
     }
 }

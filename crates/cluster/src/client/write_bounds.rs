@@ -7,7 +7,7 @@ use std::time::Duration;
 use thalweg_env::Time;
 use thalweg_fs::Ino;
 
-use super::delegated::Delegation;
+use super::delegated::{Delegation, Extra};
 use super::inodes::{Inodes, Node};
 use super::queue::WritebackQueue;
 
@@ -34,7 +34,7 @@ impl WriteBounds {
 
     /// Bytes of a file below this one may be stored without the server.
     pub(super) fn of(&self, ino: Ino) -> u64 {
-        self.inodes.lock(ino).node(ino).map_or(0, |node| node.delegation.write_bound())
+        self.inodes.lock(ino).node(ino).map_or(0, |node| node.delegation.extra().write_bound)
     }
 
     /// Token for one query of the write bound. Pass it to [`WriteBounds::set`], which drops answers that a concurrent change made
@@ -48,14 +48,15 @@ impl WriteBounds {
     pub(super) fn set(&self, ino: Ino, bound: u64, (asked, now): (Option<Asked>, Time)) {
         self.inodes.with(ino, |node| {
             let own = &mut node.delegation;
-            if asked.is_none_or(|Asked(changes)| own.by_server() > changes) {
-                let cleared = own.cleared().unwrap_or((now, 0));
+            if asked.is_none_or(|Asked(changes)| own.extra().by_server > changes) {
+                let cleared = own.extra().cleared.unwrap_or((now, 0));
                 own.clear_write_bound(cleared);
             } else if bound == 0 {
                 // A file that was made shorter just now has none for a while.
                 own.clear_write_bound((now + CLEARED, 0));
             } else {
-                own.set_write_bound(bound);
+                let extra = own.extra_mut();
+                (extra.write_bound, extra.cleared) = (bound, None);
             }
         });
     }
@@ -63,8 +64,8 @@ impl WriteBounds {
     /// Whether the server is to be asked for more, for bytes up to `end`.
     pub(super) fn are_short(&self, ino: Ino, end: u64, now: Time) -> bool {
         let look = |node: &mut Node| {
-            let own = &node.delegation;
-            (node.cached.stamp() > 0).then(|| (own.write_bound(), own.cleared()))
+            let own = node.delegation.extra();
+            (node.cached.stamp() > 0).then_some((own.write_bound, own.cleared))
         };
         match self.inodes.with(ino, look).flatten() {
             None => false,
@@ -87,7 +88,8 @@ impl WriteBounds {
     /// The same, of a file of a client that stores bytes itself, whose stripe is locked.
     pub(super) fn clear_in(&self, own: &mut Delegation, now: Time) {
         self.change_by_server(own);
-        if own.write_bound() > 0 || own.cleared().is_some() {
+        let Extra { write_bound, cleared, .. } = own.extra();
+        if write_bound > 0 || cleared.is_some() {
             // A change that is about to be made is the next mutation at the latest.
             own.clear_write_bound((now + CLEARED, self.queue.last() + 1));
         }
@@ -100,14 +102,14 @@ impl WriteBounds {
         let is_direct = stripe.rules().is_direct;
         if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
             self.change_by_server(&mut node.delegation);
-            if node.delegation.write_bound() > 0 {
+            if node.delegation.extra().write_bound > 0 {
                 node.delegation.clear_write_bound((now, 0));
             }
         }
     }
 
     fn change_by_server(&self, own: &mut Delegation) {
-        own.changed_by_server(self.by_server.fetch_add(1, Ordering::AcqRel) + 1);
+        own.extra_mut().by_server = self.by_server.fetch_add(1, Ordering::AcqRel) + 1;
     }
 }
 

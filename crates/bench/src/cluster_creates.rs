@@ -133,7 +133,7 @@ fn processor_time() -> Result<f64, BenchError> {
     Ok(now.tv_sec() as f64 * 1e9 + now.tv_nsec() as f64)
 }
 
-/// Processor time of a client for each write to a file that is delegated to it. What else runs in this thread does so while the
+/// Processor time of a client for each write to a file that is delegated to it. All else in this thread runs while the
 /// writes of a round are sent.
 async fn delegated_write(env: Env) -> Result<f64, BenchError> {
     let site = Site::new(&env, LinkSpec::default()).await?;

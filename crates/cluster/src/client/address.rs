@@ -108,10 +108,10 @@ impl Address {
                     ..
                 }
             );
-            return match is_used && self.trust_all(home).is_ok() {
-                true => self.enter(env, home).await.map(drop).map_err(|_| error),
-                false => Err(error),
-            };
+            if is_used && self.trust_all(home).is_ok() {
+                return self.enter(env, home).await.map(drop).map_err(|_| error);
+            }
+            return Err(error);
         }
         self.trust_all(home)?;
         self.enter(env, home).await.map(drop)

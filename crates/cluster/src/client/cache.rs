@@ -204,8 +204,8 @@ impl Cache {
     }
 
     /// The server knows from now on that the caller caches pages of a file. Whether the caller may have cached some before.
-    pub(super) fn tell_content(&self, ino: Ino) -> bool {
-        self.inodes.with(ino, |node| node.cached.tell_content()).unwrap_or(false)
+    pub(super) fn record_content(&self, ino: Ino) -> bool {
+        self.inodes.with(ino, |node| node.cached.record_content()).unwrap_or(false)
     }
 
     /// That the client knows an inode.
@@ -314,7 +314,7 @@ impl Cache {
     }
 
     /// Takes the inodes of which the server is to be told.
-    pub(super) fn take_untold(&self) -> Vec<Stamped> {
+    pub(super) fn remove_untold(&self) -> Vec<Stamped> {
         std::mem::take(&mut self.forgotten.lock().untold)
     }
 
@@ -324,7 +324,7 @@ impl Cache {
     }
 
     /// Takes those of which the server was told; before its next answer it has heard that.
-    pub(super) fn take_told(&self) -> Vec<Stamped> {
+    pub(super) fn remove_told(&self) -> Vec<Stamped> {
         std::mem::take(&mut self.forgotten.lock().told)
     }
 
@@ -351,7 +351,7 @@ impl Cache {
         let mut gone = Vec::new();
         for mut stripe in self.inodes.stripes() {
             stripe.retain(|ino, node| {
-                let is_idle = !node.cached.take_used() && node.cached.is_unreferenced();
+                let is_idle = !node.cached.clear_used() && node.cached.is_unreferenced();
                 let goes = is_idle && node.delegation.unsent() == 0;
                 if goes {
                     gone.push((ino, node.cached.stamp()));

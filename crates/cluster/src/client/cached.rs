@@ -111,7 +111,7 @@ impl CachedInode {
     }
 
     /// The server knows from now on that the caller caches pages. Whether the caller may have cached some before.
-    pub(super) fn tell_content(&mut self) -> bool {
+    pub(super) fn record_content(&mut self) -> bool {
         self.content = true;
         std::mem::take(&mut self.cached_under_delegation)
     }
@@ -173,7 +173,7 @@ impl CachedInode {
     }
 
     /// Whether it was used since this was asked last.
-    pub(super) fn take_used(&mut self) -> bool {
+    pub(super) fn clear_used(&mut self) -> bool {
         std::mem::take(&mut self.used)
     }
 

@@ -50,7 +50,8 @@ impl CallNumbers {
         let number = pending.last;
         if is_once {
             let unanswered = effect.map(|effect| ReplayedCall { number, slot, effect });
-            pending.once.insert(number, unanswered);
+            let before = pending.once.insert(number, unanswered);
+            assert!(before.is_none(), "each call has a number of its own");
         } else {
             pending.others += 1;
         }

@@ -7,7 +7,7 @@ use thalweg_fs::{Change, Ino, Invalidation, Watcher};
 
 use super::session::Session;
 
-/// Who is told of changes, if anyone is.
+/// The caller's cache, if it asks to be told of changes.
 pub(super) struct CallerCache {
     session: Arc<Session>,
     watcher: RwLock<Option<Watcher>>,

@@ -40,7 +40,7 @@ impl Calls {
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(Reply, Bytes), FsError> {
         self.writeback.send_before(&request).await?;
-        self.open_files.tell_before(&request).await?;
+        self.open_files.notify_before(&request).await?;
         self.rpc.call(request, payload, then).await
     }
 
@@ -50,7 +50,7 @@ impl Calls {
         Ok((reply.answer, payload))
     }
 
-    /// Makes a call that changes something. What it concerns is not cached until it is answered; `begin` runs when that begins.
+    /// Makes a call that changes something. The client caches nothing that it concerns until it is answered; `begin` runs when that begins.
     pub(super) async fn change(
         &self,
         request: Request,

@@ -297,7 +297,7 @@ impl Connections {
             let generation = session.generation();
             let is_pressed = sweeps > 0 && cache.is_too_large();
             sweeps = if is_pressed { sweeps - 1 } else { 0 };
-            let mut gone = cache.take_told();
+            let mut gone = cache.remove_told();
             gone.extend(self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0));
             let (renewed, sent) = (session.clone(), self.base.env.now());
             let call = Call::outside(Request::Renew);
@@ -323,7 +323,7 @@ impl Connections {
             self.base.cache.sweep();
         }
         // An answer that names one of them anew has a later stamp, which the server compares.
-        let gone = self.base.cache.take_untold();
+        let gone = self.base.cache.remove_untold();
         for some in gone.chunks(MAX_FORGOTTEN) {
             let call = Call::outside(Request::Forget);
             // If this connection breaks, they are told again on another one.

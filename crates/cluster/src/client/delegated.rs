@@ -133,11 +133,15 @@ impl Delegation {
         Some(grant.root)
     }
 
-    /// The session ends. What is left are the mutations of a batch that is under way.
+    /// The session ends. The mutations of a batch that is under way stay.
     pub(super) fn end_session(&mut self) {
         // What is under way was asked of the server before.
         let by_server = self.extra().by_server;
         let extra = (by_server > 0).then(|| Box::new(Extra { by_server, ..Extra::default() }));
+        // An inode that is made at this moment has the same grant.
+        if let Some(grant) = &self.grant {
+            grant.is_over.store(true, Ordering::Release);
+        }
         let Delegation { unsent, is_ended, .. } = *self;
         *self = Delegation { unsent, extra, is_ended, ..Delegation::default() };
     }
@@ -149,6 +153,7 @@ impl Delegation {
 
     /// A mutation was made.
     pub(super) fn changed(&mut self) {
+        assert!(self.unsent < u32::MAX, "more mutations wait than memory takes");
         self.unsent += 1;
         self.is_ended = false;
     }
@@ -171,7 +176,7 @@ impl Delegation {
     }
 
     /// The rest of a batch that is lost with the session: these mutations stay durable by the size record.
-    pub(super) fn keep_ended(&mut self) {
+    pub(super) fn restore_ended(&mut self) {
         self.is_ended = true;
     }
 

@@ -237,9 +237,9 @@ impl Delegations {
             Some(Ok((_, grant))) if is_plain(name, new) => grant,
             Some(Ok(_)) | None => return Local::NeedsCall,
         };
-        let Some(number) = self.numbers.take() else { return Local::NeedsCall };
+        let Some(number) = self.numbers.acquire() else { return Local::NeedsCall };
         let charge = Charge { quota: grant.quota(), room: Room::of_new(name, &new.node) };
-        if !self.room.take(charge) {
+        if !self.room.charge(charge) {
             self.numbers.used(number, None);
             return Local::NoRoom(charge.quota);
         }
@@ -247,11 +247,12 @@ impl Delegations {
         let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
         let record = Record::small(&Mutation { time, kind });
         let mut stripes = self.inodes.lock_two(parent, number);
-        // Another thread may have changed the directory meanwhile.
-        let checked = self.check_name(stripes.first(), parent, &name, now);
-        let Some(Ok((mut directory, still))) =
-            checked.filter(|it| matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)))
-        else {
+        // Another thread may have changed the directory meanwhile, and a server may have given a number twice.
+        let is_free = stripes.second().node(number).is_none();
+        let checked = self
+            .check_name(stripes.first(), parent, &name, now)
+            .filter(|it| is_free && matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)));
+        let Some(Ok((mut directory, still))) = checked else {
             drop(stripes);
             self.room.discharge(&[charge], true);
             self.numbers.used(number, None);
@@ -362,7 +363,7 @@ impl Delegations {
             blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
         };
         let charge = Charge { quota: grant.quota(), room: Room::of_bytes(blocks) };
-        if !self.room.take(charge) {
+        if !self.room.charge(charge) {
             return Local::NoRoom(charge.quota);
         }
         if offset > attributes.size && rules.is_direct {
@@ -411,7 +412,7 @@ impl Delegations {
         for (Mutation { kind, .. }, is_ended) in batch.iter().zip(ended) {
             self.revoke_all_of(kind.ino());
             if is_ended {
-                self.inodes.with(kind.ino(), |node| node.delegation.keep_ended());
+                self.inodes.with(kind.ino(), |node| node.delegation.restore_ended());
                 continue;
             }
             changes += 1;

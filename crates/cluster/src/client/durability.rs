@@ -97,7 +97,7 @@ pub(super) async fn sync_inode(
         Ok(false) => sync_at_server(stages, ino, content_only).await,
         synced => synced.map(drop),
     };
-    stages.base.losses.tell(ino).map_or(synced, Err)
+    stages.base.losses.report(ino).map_or(synced, Err)
 }
 
 async fn sync_at_server(stages: &Stages, ino: Ino, content_only: bool) -> Result<(), FsError> {

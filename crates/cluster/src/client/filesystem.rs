@@ -232,7 +232,7 @@ impl Filesystem for Client {
         how: WriteHow,
     ) -> Result<u64, FsError> {
         let (ino, stages) = (self.theirs(ino), &*self.stages);
-        // The usual write of a delegated file: nothing of the calls that others may need is even made ready.
+        // The usual write of a delegated file: it makes nothing ready of the calls that other writes need.
         let wrote = user::act_now(&self.user, || stages.local.write_now(ino, at, &data, how));
         let Local::Made(offset) = wrote else {
             return Box::pin(self.act(content::write(stages, ino, at, data, how))).await;

@@ -68,7 +68,7 @@ impl Stripe {
 
     pub(super) fn insert(&mut self, ino: Ino, node: Node) {
         let before = self.nodes.insert(ino, Box::new(node));
-        assert!(before.is_none_or(|it| it.delegation.unsent() == 0), "an inode is made twice");
+        assert!(before.is_none(), "an inode is made twice");
     }
 
     /// Forgets inodes, and what is delegated with them: no recall would find them. The caller waits at the [`Inodes::barrier`] before it
@@ -107,7 +107,7 @@ impl Stripe {
     }
 
     /// Moves the mutations up to this one to a list.
-    pub(super) fn take_staged(&mut self, last: u64, to: &mut impl Extend<Waiting>) {
+    pub(super) fn drain_staged(&mut self, last: u64, to: &mut impl Extend<Waiting>) {
         let count = self.staged.partition_point(|waiting| waiting.number <= last);
         to.extend(self.staged.drain(..count));
         self.staged.shrink_to(STAGED);

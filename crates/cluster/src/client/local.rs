@@ -88,8 +88,7 @@ impl LocalChanges {
         Ok(Some(self.answer(set)))
     }
 
-    /// Writes bytes, if that needs neither a call nor a wait. What the buffers are part of may be much larger, so their bytes are
-    /// copied.
+    /// Writes bytes, if that needs neither a call nor a wait. They are copied, since the buffers may be parts of much larger ones.
     pub(super) fn write_now(
         &self,
         ino: Ino,

@@ -97,7 +97,7 @@ impl FileLocks {
             Some(locked) => return locked,
             None => {}
         }
-        self.open_files.tell(&[ino]).await?;
+        self.open_files.notify_server(&[ino]).await?;
         if wait {
             return self.wait_for(ino, lock).await;
         }
@@ -190,7 +190,7 @@ impl FileLocks {
         if !self.open_files.unlock(ino, kind, owner, range)? {
             return Ok(());
         }
-        self.open_files.tell(&[ino]).await?;
+        self.open_files.notify_server(&[ino]).await?;
         self.writeback.order(Request::Unlock { ino, kind, owner, range }).await
     }
 
@@ -200,7 +200,7 @@ impl FileLocks {
         {
             return Ok(found);
         }
-        self.open_files.tell(&[ino]).await?;
+        self.open_files.notify_server(&[ino]).await?;
         let request = Request::ConflictingLock { ino, lock };
         match self.writeback.call(request, Vec::new(), |_, _| {}).await?.0.answer {
             Answer::Lock(found) => Ok(found),

@@ -66,7 +66,7 @@ impl Losses {
     }
 
     /// The same; it is told now.
-    pub(super) fn tell(&self, ino: Ino) -> Option<FsError> {
+    pub(super) fn report(&self, ino: Ino) -> Option<FsError> {
         let mut inodes = self.inodes.lock();
         let loss = inodes.get_mut(&ino).filter(|it| !it.is_told)?;
         loss.is_told = true;

@@ -45,7 +45,7 @@ impl InodeNumbers {
     }
 
     /// A number for an inode that is about to be made: [`InodeNumbers::used`] follows.
-    pub(super) fn take(&self) -> Option<Ino> {
+    pub(super) fn acquire(&self) -> Option<Ino> {
         let mut ranges = self.0.lock();
         let range = ranges.iter_mut().find(|it| !it.left.is_empty())?;
         range.taken += 1;

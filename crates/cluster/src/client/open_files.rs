@@ -19,7 +19,7 @@ use super::user;
 use super::writeback::Writeback;
 use crate::protocol::{Answer, Reply, Request};
 
-/// Passes a failure of the connection on. What the server refuses of what this client has is logged.
+/// Passes a failure of the connection on. A refusal by the server is logged.
 fn pass_failure(told: Result<(), FsError>, what: &str) -> Result<(), FsError> {
     match told {
         Err(error) if !matches!(error, FsError::Store(_)) => {
@@ -122,7 +122,7 @@ impl OpenFiles {
             let pages = if bypasses { PageCache::Bypass } else { PageCache::Keep };
             return Ok(Opened { handle, pages, flush: false });
         }
-        self.tell(&[ino]).await?;
+        self.notify_server(&[ino]).await?;
         let handle = self.table.lock().add(opening, Known::Asked);
         let delegation = flags.write && self.base.options.exclusive.is_some();
         let request = Request::Open { handle, caller, ino, flags, late: false, delegation };
@@ -156,7 +156,7 @@ impl OpenFiles {
             return Ok(Opened { handle, pages: PageCache::Bypass, flush });
         }
         // The server has not invalidated what the caller cached without its knowledge.
-        let was_alone = self.base.cache.tell_content(ino);
+        let was_alone = self.base.cache.record_content(ino);
         let pages = if was_alone { PageCache::Renew } else { pages };
         Ok(Opened { handle, pages, flush })
     }
@@ -171,7 +171,7 @@ impl OpenFiles {
         handle: Handle,
         owner: LockOwner,
     ) -> Result<(), FsError> {
-        let failure = self.base.losses.tell(ino);
+        let failure = self.base.losses.report(ino);
         let flushed = self.flush_locks(ino, handle, owner).await;
         failure.map_or(flushed, Err)
     }
@@ -192,7 +192,7 @@ impl OpenFiles {
         }
         let (files, lease) = (self.clone(), self.base.session.lease());
         let mut flushing = self.base.env.spawn(async move {
-            files.tell(&[ino]).await?;
+            files.notify_server(&[ino]).await?;
             files.writeback.order(Request::Flush { ino, handle, owner }).await
         });
         match self.base.env.timeout(lease, &mut flushing).await {
@@ -232,7 +232,7 @@ impl OpenFiles {
     }
 
     /// Tells the server of the quiet opens of these inodes and of the locks on them, after the mutations that made them.
-    pub(super) async fn tell(&self, inodes: &[Ino]) -> Result<(), FsError> {
+    pub(super) async fn notify_server(&self, inodes: &[Ino]) -> Result<(), FsError> {
         let is_settled = {
             let table = self.table.lock();
             inodes.iter().all(|ino| table.is_settled(*ino))
@@ -247,12 +247,12 @@ impl OpenFiles {
             Box::pin(self.writeback.send(true)).await?;
         }
         for ino in inodes.iter().filter(is_quiet) {
-            self.tell_one(*ino).await?;
+            self.notify_server_of(*ino).await?;
         }
         Ok(())
     }
 
-    async fn tell_one(&self, ino: Ino) -> Result<(), FsError> {
+    async fn notify_server_of(&self, ino: Ino) -> Result<(), FsError> {
         // From here on all locks of this inode are taken at the server, after those that follow here.
         let quiet = self.table.lock().begin_telling(ino);
         for (handle, Opening { user, caller, flags, .. }) in quiet {
@@ -261,7 +261,7 @@ impl OpenFiles {
             let cache = self.base.cache.clone();
             let then = move |reply: &Reply, _: &Bytes| {
                 if matches!(reply.answer, Answer::Opened { .. }) {
-                    cache.tell_content(ino);
+                    cache.record_content(ino);
                 }
             };
             let call = Outgoing::with(request, Vec::new(), user);
@@ -286,7 +286,7 @@ impl OpenFiles {
 
     /// Tells the server of the open files that it has to know of before a call: those that the call removes names of, moves, or
     /// uses for another user.
-    pub(super) async fn tell_before(&self, request: &Request) -> Result<(), FsError> {
+    pub(super) async fn notify_before(&self, request: &Request) -> Result<(), FsError> {
         let quiet = self.table.lock().quiet();
         if quiet.is_empty() {
             return Ok(());
@@ -315,6 +315,6 @@ impl OpenFiles {
         if matches!(request, Request::Rename { .. } | Request::Link { .. }) {
             told.extend(self.untold());
         }
-        Box::pin(self.tell(&told)).await
+        Box::pin(self.notify_server(&told)).await
     }
 }

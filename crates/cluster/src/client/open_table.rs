@@ -51,7 +51,8 @@ impl OpenTable {
         self.last += 1;
         let handle = Handle(self.last);
         self.count(opening.ino, known, 1);
-        self.files.insert(handle, (opening, known));
+        let before = self.files.insert(handle, (opening, known));
+        assert!(before.is_none(), "each open file has a handle of its own");
         handle
     }
 

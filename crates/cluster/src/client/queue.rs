@@ -1,7 +1,7 @@
 //! Mutations that this client has made under its delegations, and that the server does not have.
 //!
 //! A mutation is appended at the inode that it changes, under the lock of that inode's stripe, and gets its number there: the
-//! order of numbers is that of changes. Who takes a batch first collects what the stripes have up to a number. A mutation up to that
+//! order of numbers is that of changes. A sender that takes a batch first collects what the stripes have up to a number. A mutation up to that
 //! one got its number under the lock of a stripe, so it is there when that lock is free.
 
 use std::collections::VecDeque;
@@ -193,7 +193,7 @@ impl WritebackQueue {
         let last = self.last();
         let before = collected.waiting.len();
         for mut stripe in self.inodes.stripes() {
-            stripe.take_staged(last, &mut collected.waiting);
+            stripe.drain_staged(last, &mut collected.waiting);
         }
         let new = &mut collected.waiting.make_contiguous()[before..];
         new.sort_unstable_by_key(|waiting| waiting.number);

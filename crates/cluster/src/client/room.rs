@@ -53,7 +53,7 @@ pub(super) struct PromisedRoom(Mutex<Ledger>);
 
 impl PromisedRoom {
     /// Takes room for a change; whether there is enough.
-    pub(super) fn take(&self, charge: Charge) -> bool {
+    pub(super) fn charge(&self, charge: Charge) -> bool {
         if charge.room.is_none() {
             return true;
         }

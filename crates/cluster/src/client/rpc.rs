@@ -100,7 +100,7 @@ impl Rpc {
         let mut call = Outgoing::with(request, payload, user::current());
         if call.is_change {
             self.limit_uncommitted().await?;
-            call.slot = Some(self.slots.take().await.ok_or(LinkError::Closed)?);
+            call.slot = Some(self.slots.acquire().await.ok_or(LinkError::Closed)?);
         }
         call.caller = Interruption::current();
         self.make(call, then, std::future::pending()).await
@@ -140,6 +140,7 @@ impl Rpc {
     ) -> Result<(Reply, Bytes), FsError> {
         let base = &self.base;
         let slot = call.slot.as_ref().map_or(0, |slot| slot.number());
+        assert!(call.slot.is_some() || !call.is_change, "a change uses a slot");
         let number = self.base.call_numbers.begin(call.is_once, slot, call.effect);
         tokio::pin!(cancelled);
         let mut is_cancelled = false;

@@ -152,6 +152,6 @@ impl ServerCalls {
     /// The server gets everything of what is not this client's alone any more, and hears of the files that are open there.
     async fn hand_over(&self) -> Result<(), FsError> {
         self.writeback.send(true).await?;
-        self.open_files.tell(&self.open_files.untold()).await
+        self.open_files.notify_server(&self.open_files.untold()).await
     }
 }

@@ -27,7 +27,7 @@ impl Default for Slots {
 
 impl Slots {
     /// A slot, as soon as one is free.
-    pub(super) async fn take(&self) -> Option<Arc<Slot>> {
+    pub(super) async fn acquire(&self) -> Option<Arc<Slot>> {
         let permit = self.permits.clone().acquire_owned().await.ok()?;
         let number = self.free.lock().pop()?;
         Some(Arc::new(Slot { number, from: Some((self.free.clone(), permit)) }))

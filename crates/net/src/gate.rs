@@ -16,7 +16,7 @@ use crate::keys::{Client, Home, KeyError, Offer, Permission, PublicKey, WatchedC
 use crate::tls::TlsServer;
 
 /// The time that a client has to say what it wants, and to read the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a server has for its clients.
 pub trait Services: Sync {
@@ -178,6 +178,3 @@ impl Gate {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

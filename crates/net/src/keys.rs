@@ -91,12 +91,12 @@ impl PublicKey {
     }
 
     /// The key as a SubjectPublicKeyInfo, as TLS sends it (RFC 7250).
-    pub(crate) fn to_spki(self) -> Vec<u8> {
+    pub fn to_spki(self) -> Vec<u8> {
         [&SPKI[..], &self.0].concat()
     }
 
     /// The key in a SubjectPublicKeyInfo; `None` for another kind of key.
-    pub(crate) fn from_spki(spki: &[u8]) -> Option<PublicKey> {
+    pub fn from_spki(spki: &[u8]) -> Option<PublicKey> {
         let key = spki.strip_prefix(&SPKI[..])?;
         Some(PublicKey(key.try_into().ok()?))
     }
@@ -295,6 +295,3 @@ fn replace(path: &Path, text: &str) -> Result<(), KeyError> {
     write().map_err(KeyError::file(path))?;
     sync_folder(path)
 }
-
-#[cfg(test)]
-mod tests;

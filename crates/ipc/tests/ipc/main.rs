@@ -7,6 +7,7 @@ mod addresses;
 mod bad_input;
 mod calls;
 mod ends;
+mod protocol;
 mod rig;
 mod served;
 mod views;

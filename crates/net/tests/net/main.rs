@@ -1,5 +1,11 @@
-//! Frames, calls in both directions, and the accept loop.
+//! Frames, calls in both directions, the accept loop, keys, and the gate of a server.
+
+#![allow(clippy::unwrap_used)]
 
 mod accept;
 mod calls;
 mod frames;
+mod gate;
+mod keys;
+mod socket;
+mod tls;

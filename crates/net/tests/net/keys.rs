@@ -1,6 +1,14 @@
-use thalweg_sim::runtime::run;
+//! Keys, the clients that a server knows, and the tokens that enrol them.
 
-use super::*;
+use std::fmt;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::str::FromStr;
+
+use thalweg_net::keys::{
+    Access, Authorized, Client, Key, KeyError, Nobody, Offer, PublicKey, Squash, Token,
+};
+use thalweg_sim::runtime::run;
 
 fn keys(count: usize) -> Vec<Key> {
     run(1, |env| async move { (0..count).map(|_| Key::generate(&env).unwrap()).collect() })
@@ -163,7 +171,7 @@ fn a_token_enrols_once_until_it_expires() {
             2,
             |env| async move { (0..3).map(|_| Token::generate(&env, &keys[0]).unwrap()).collect() },
         );
-    let keys: Vec<PublicKey> = super::tests::keys(3).iter().map(Key::public).collect();
+    let keys: Vec<PublicKey> = self::keys(3).iter().map(Key::public).collect();
     let again: Token = tokens[0].to_string().parse().unwrap();
     assert_eq!(again, tokens[0]);
     assert!(again.is_of(&keys[0]) && !again.is_of(&keys[1]));

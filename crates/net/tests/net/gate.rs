@@ -1,14 +1,22 @@
-use std::path::Path;
+//! The gate of a server on a simulated network.
 
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_env::Env;
 use thalweg_env::connection::Listener;
+use thalweg_net::channel::{Channel, Limits, NoCalls, Side};
+use thalweg_net::entry::{Refusal, Service};
+use thalweg_net::gate::{Gate, Guest, PATIENCE};
+use thalweg_net::keys::{Access, Authorized, Client, Home, Key, KeyError, Offer, Token};
+use thalweg_net::visit::{self, VisitError};
 use thalweg_sim::net::{LinkSpec, Network, SimStream};
 use thalweg_sim::runtime::run;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-use super::*;
-use crate::channel::{Channel, Limits, NoCalls, Side};
-use crate::keys::{Access, Authorized, Key, Token};
-use crate::visit::{self, VisitError};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsStream;
 
 const TRANSACTIONS: (Service, &str) = (Service::Transactions, "vol");
 

@@ -25,14 +25,17 @@
 //! 3. all others, none of which is held across a wait. Among them the files of [`files`] come before their
 //!    watchers and before how long answers are valid; each other one is held alone.
 
+#[cfg(feature = "files")]
 mod acl;
 pub mod busy;
 pub mod campaign;
 pub mod conformance;
 pub mod content;
+#[cfg(feature = "files")]
 pub mod contents;
 pub mod crash;
 pub mod faults;
+#[cfg(feature = "files")]
 pub mod files;
 pub mod hdd;
 mod log;
@@ -40,6 +43,7 @@ pub mod media;
 pub mod model;
 pub mod net;
 pub mod passing;
+#[cfg(feature = "files")]
 pub mod rados;
 pub mod ramdisk;
 pub mod recording;

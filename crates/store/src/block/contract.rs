@@ -211,7 +211,7 @@ pub trait Hints: Send + Sync {
     fn please_cache(&self, _lba: Lba) {}
 }
 
-/// All that a block store offers.
+/// A block store with all four parts.
 pub trait BlockStore: Blocks + Versions + Lineage + Hints {}
 
 impl<S: Blocks + Versions + Lineage + Hints> BlockStore for S {}

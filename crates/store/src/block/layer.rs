@@ -23,7 +23,7 @@ macro_rules! layer {
             $(async fn $waiting:ident($($waiting_arg:ident: $waiting_of:ty),*) -> $ended:ty;)*
         }
     )*) => {
-        /// A store that changes something about the one below it. What it does not define goes there as it is.
+        /// A store that changes something about the one below it. Methods that it does not define go there as they are.
         ///
         /// With `async_trait`, as the traits whose methods it has.
         pub trait Layer: Send + Sync + fmt::Debug + 'static {

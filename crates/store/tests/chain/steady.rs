@@ -11,9 +11,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Task};
 use thalweg_sim::runtime::run;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
-use thalweg_store::block::{
-    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Lba, StoreError, Versions, Write,
-};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Lba, StoreError, Versions, Write};
 use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts};
 use thalweg_store::device::{
     Device, DeviceError, DeviceRef, Geometry, Partition, Purpose, QueueDepth, Tallies,
@@ -93,7 +91,7 @@ async fn open(env: &Env, plan: &Plan, parts: &Parts) -> Arc<Chain> {
 fn small_write(lba: u64, stamp: u64) -> Write {
     let mut whole = content(lba, 0).to_vec();
     whole[..16].copy_from_slice(&content(lba, stamp)[..16]);
-    let mut changed = ByteRanges::none();
+    let mut changed = thalweg_store::block::ByteRanges::none();
     changed.add(0..16);
     Write { changed, ..Write::block(Lba(lba), whole.into()) }
 }

@@ -11,9 +11,7 @@ use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::recording::{Event, Recorder};
 use thalweg_sim::runtime::run;
-use thalweg_store::block::{
-    BLOCK_SIZE, Blocks, BlocksExt, ByteRanges, Class, Lba, StoreError, Write,
-};
+use thalweg_store::block::{BLOCK_SIZE, Blocks, BlocksExt, Class, Lba, StoreError, Write};
 use thalweg_store::device::{DeviceRef, MemoryDevice, Operation, Purpose, Tallies};
 use thalweg_store::inplace::{InPlace, InPlaceError, Mend, Mode, NewInPlace, Options, Parts};
 use thalweg_store::journal::JournalError;
@@ -38,16 +36,16 @@ fn quiet(mode: Mode) -> Shape {
 fn part(lba: u64, old: u8, range: std::ops::Range<usize>, new: u8, class: Class) -> Write {
     let mut content = vec![old; BLOCK_SIZE];
     content[range.clone()].fill(new);
-    Write { lba: Lba(lba), content: Some(content.into()), changed: ByteRanges::from(range), class }
+    Write { lba: Lba(lba), content: Some(content.into()), changed: range.into(), class }
 }
 
 fn whole(lba: u64, new: u8, class: Class) -> Write {
     let content = Some(Bytes::from(vec![new; BLOCK_SIZE]));
-    Write { lba: Lba(lba), content, changed: ByteRanges::whole(), class }
+    Write { content, class, ..Write::block(Lba(lba), Bytes::new()) }
 }
 
 fn discard(lba: u64) -> Write {
-    Write { lba: Lba(lba), content: None, changed: ByteRanges::whole(), class: Class::Metadata }
+    Write { content: None, class: Class::Metadata, ..Write::block(Lba(lba), Bytes::new()) }
 }
 
 async fn bytes_of(store: &InPlace, lba: u64) -> (u8, u8) {

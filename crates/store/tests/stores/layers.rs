@@ -222,7 +222,7 @@ const METHODS: [&str; 32] = [
     "please_cache",
 ];
 
-/// Calls one of them. What it returns does not matter here.
+/// Calls one of them, whatever it returns.
 async fn call(store: &dyn BlockStore, method: &str) {
     let (lba, now) = (Lba(3), store.now());
     let position = Position { volume: Uuid::nil(), timeline: Uuid::nil(), version: now };

@@ -16,9 +16,7 @@ use thalweg_sim::passing::{Around, Change, Passing};
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::runtime::run;
 use thalweg_sim::versions::VersionedMemory;
-use thalweg_store::block::{
-    BLOCK_SIZE, BlockStore, Blocks, BlocksExt, ByteRanges, Class, Lba, StoreError, Write,
-};
+use thalweg_store::block::{BLOCK_SIZE, BlockStore, Blocks, BlocksExt, Lba, StoreError, Write};
 use thalweg_store::chain::Cleaning;
 use thalweg_store::device::{Device, DeviceRef};
 use thalweg_store::txn::{
@@ -284,8 +282,8 @@ fn writes_outside_of_transactions_count_like_commits() {
         change(&*txn, 3, 100, 7).await;
         txn.commit(SYNCED).await.unwrap();
         let stale = block(8);
-        let changed = ByteRanges::from(0..50);
-        let write = Write { lba: Lba(3), content: Some(stale), changed, class: Class::Data };
+        let changed = (0..50).into();
+        let write = Write { lba: Lba(3), content: Some(stale), changed, class: Default::default() };
         rig.manager.apply(vec![write]).await.unwrap();
         let found = rig.store.read(Lba(3), 1, rig.store.now()).await.unwrap()[0].clone().unwrap();
         assert_eq!((found[49], found[50], found[100]), (8, 0, 7));
@@ -670,7 +668,7 @@ fn who_wrote_nothing_is_not_held_back() {
         change(&*txn, 3, 0, 1).await;
         txn.commit(SYNCED).await.unwrap_err();
         let whole = Write::block(Lba(3), vec![1; BLOCK_SIZE].into());
-        let part = Write { changed: ByteRanges::from(0..10), ..whole.clone() };
+        let part = Write { changed: (0..10).into(), ..whole.clone() };
         for write in [whole, part] {
             manager.apply(vec![write]).await.unwrap_err();
         }
@@ -788,7 +786,7 @@ fn nothing_is_held_during_a_change_of_the_whole() {
             .exclusively(async || {
                 assert_eq!(rig.store.held(), 0);
                 // It changes part of a block, so it goes through the order of commits.
-                let changed = ByteRanges::from(0..1);
+                let changed = (0..1).into();
                 let write = Write { changed, ..Write::block(Lba(1), block(2)) };
                 rig.manager.apply(vec![write]).await.unwrap();
                 assert_eq!(rig.store.held(), 0);

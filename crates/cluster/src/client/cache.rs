@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::Time;
+use thalweg_env::{HashSet, Time};
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Validity};
 use tokio::sync::Notify;
 
@@ -219,12 +219,7 @@ impl Cache {
     /// client has forgotten that, the server is told once more. It does not know anything else that was about to be
     /// forgotten.
     pub(super) fn reclaims(&self, needed: impl Iterator<Item = Reclaim>) -> Vec<Reclaim> {
-        let is_known = |ino| self.inodes.with(ino, |_| ()).is_some();
-        let mut forgotten: Vec<Reclaim> = needed.filter(|it| !is_known(it.ino)).collect();
-        // The last answer that named it has the highest stamp.
-        forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
-        forgotten.dedup_by_key(|it| it.ino);
-        self.forgotten.lock().untold = forgotten.iter().map(|it| (it.ino, it.stamp)).collect();
+        self.forgotten.lock().untold.clear();
         let reclaim = |(ino, node): (Ino, &Node)| {
             let (own, stamp) = (&node.delegation, node.cached.stamp());
             // Until the server has what this client has made, no other client may see the inode, also when it was released here.
@@ -236,29 +231,40 @@ impl Cache {
             let inode_token = node.cached.inode_token();
             is_known.then_some(Reclaim { ino, stamp, inode_token, held })
         };
-        let mut reclaims = forgotten;
+        let (mut reclaims, mut known) = (Vec::new(), HashSet::default());
         for stripe in self.inodes.stripes() {
+            known.extend(stripe.nodes().map(|(ino, _)| ino));
             reclaims.extend(stripe.nodes().filter_map(reclaim));
         }
+        // Behind that: an inode that the caller has forgotten meanwhile is in one of both lists.
+        let mut forgotten: Vec<Reclaim> = needed.filter(|it| !known.contains(&it.ino)).collect();
+        // The last answer that named it has the highest stamp.
+        forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
+        forgotten.dedup_by_key(|it| it.ino);
+        self.put_back_untold(forgotten.iter().map(|it| (it.ino, it.stamp)).collect());
+        reclaims.extend(forgotten);
         reclaims.sort_unstable_by_key(|reclaim| reclaim.ino);
         reclaims
     }
 
     /// A change of this client begins: what it concerns is dropped.
     fn begin(&self, changes: &[Changed]) {
-        for change in changes {
-            self.drop_changed(change);
-            let Changed::Name { parent, name } = change else { continue };
-            self.inodes.with(*parent, |node| {
-                // Of two changes under way it is not known which comes last.
-                let is_changing = node.cached.is_changing();
-                if let Some(names) = node.cached.names_mut().filter(|_| !is_changing) {
-                    names.begin_change(name);
-                }
-            });
-        }
         for ino in inodes_of(changes) {
-            self.inodes.with_new(ino, |node| node.cached.begin_change());
+            // Under one lock: an older answer that came between would bring back what is dropped.
+            self.inodes.with_new(ino, |node| {
+                let cached = &mut node.cached;
+                // Of two changes under way it is not known which comes last.
+                let is_first = !cached.is_changing();
+                for change in changes.iter().filter(|change| change.ino() == ino) {
+                    cached.invalidate(change);
+                    if let Changed::Name { name, .. } = change
+                        && let Some(names) = cached.names_mut().filter(|_| is_first)
+                    {
+                        names.begin_change(name);
+                    }
+                }
+                cached.begin_change();
+            });
         }
     }
 

@@ -105,22 +105,26 @@ impl Delegations {
     /// A directory or file is not this client's alone any more, and nothing that was made in it. When this returns, no change under
     /// the grant is under way: what was made has its number.
     pub(super) fn revoke(&self, ino: Ino) {
-        if self.inodes.with(ino, |node| node.delegation.revoke(ino, false)).flatten().is_some() {
-            // A change of an inode of the directory may have seen the grant.
-            self.inodes.barrier();
-        }
+        self.inodes.with(ino, |node| node.delegation.revoke(ino, false));
+        // A change of an inode of the directory may have seen the grant, also when another thread has just revoked it.
+        self.inodes.barrier();
     }
 
     /// An inode gets names elsewhere, or attributes that this client does not foresee: it is not this client's alone any more,
     /// nor what is below it.
     pub(super) fn revoke_all_of(&self, ino: Ino) {
+        self.begin_revoke_all_of(ino);
+        self.inodes.barrier();
+    }
+
+    /// The same, without the barrier that has to follow.
+    fn begin_revoke_all_of(&self, ino: Ino) {
         let revoke = |node: &mut Node| {
             let is_directory = node.cached.attributes().is_none_or(|it| it.kind == Kind::Directory);
             node.delegation.revoke(ino, is_directory)
         };
         if let Some(root) = self.inodes.with(ino, revoke).flatten() {
             self.inodes.with(root, |node| node.delegation.forget_creates());
-            self.inodes.barrier();
         }
     }
 
@@ -239,10 +243,6 @@ impl Delegations {
         };
         let Some(number) = self.numbers.acquire() else { return Local::NeedsCall };
         let charge = Charge { quota: grant.quota(), room: Room::of_new(name, &new.node) };
-        if !self.room.charge(charge) {
-            self.numbers.used(number, None);
-            return Local::NoRoom(charge.quota);
-        }
         let name = Bytes::copy_from_slice(name);
         let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
         let record = Record::small(&Mutation { time, kind });
@@ -254,10 +254,15 @@ impl Delegations {
             .filter(|it| is_free && matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)));
         let Some(Ok((mut directory, still))) = checked else {
             drop(stripes);
-            self.room.discharge(&[charge], true);
             self.numbers.used(number, None);
             return Local::NeedsCall;
         };
+        // Under the locks: when room is recalled, what was taken before has its number behind a barrier.
+        if !self.room.charge(charge) {
+            drop(stripes);
+            self.numbers.used(number, None);
+            return Local::NoRoom(charge.quota);
+        }
         let made = Attributes::of_new(&directory, new, number, time);
         directory.got_name(made.kind, time);
         let rules = stripes.second().rules();
@@ -322,7 +327,7 @@ impl Delegations {
         own.changed();
         node.cached.set_attributes(attributes);
         self.queue.append(&mut stripe, record, quota, now);
-        drop(stripe);
+        // Before another thread can write, and lose that.
         if change.size == Some(0) {
             self.losses.forget(ino);
         }
@@ -366,9 +371,7 @@ impl Delegations {
         if !self.room.charge(charge) {
             return Local::NoRoom(charge.quota);
         }
-        if offset > attributes.size && rules.is_direct {
-            self.bounds.clear_in(own, now);
-        }
+        let leaves_hole = offset > attributes.size;
         let is_dense = rules.bytes.dense || own.is_dense() && offset <= attributes.size;
         own.set_dense(is_dense);
         own.set_estimate(own.is_estimate() || !is_dense);
@@ -381,7 +384,11 @@ impl Delegations {
         node.cached.set_attributes(attributes);
         let kind = MutationKind::Write { ino, offset, data: data(), clear_suid };
         let record = Record::bytes_of(Mutation { time, kind }, blocks, grows);
-        self.queue.append(&mut stripe, record, charge.quota, now);
+        let mutation = self.queue.append(&mut stripe, record, charge.quota, now);
+        if leaves_hole && rules.is_direct {
+            let node = stripe.node_mut(ino).expect("it was looked at");
+            self.bounds.clear_in(&mut node.delegation, now, mutation);
+        }
         Local::Made(offset)
     }
 
@@ -407,26 +414,29 @@ impl Delegations {
         let was_ended = |ino| self.inodes.with(ino, |node| node.delegation.was_ended());
         let ended = batch.iter().map(|it| !is_refused && was_ended(it.kind.ino()) == Some(true));
         let ended: Vec<bool> = ended.collect();
-        self.queue.remove(batch, 0, &[]);
+        let inodes_of = |kind: &MutationKind| [Some(kind.ino()), kind.made()].into_iter().flatten();
         let (mut wrong, mut changes) = (Vec::new(), 0);
+        // Before they stop to count as unsent: who finds no unsent changes has to find the losses.
+        for (Mutation { kind, .. }, _) in batch.iter().zip(&ended).filter(|(_, ended)| !**ended) {
+            changes += 1;
+            let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
+            wrong.extend(inodes_of(kind).filter(|ino| self.losses.add(*ino, error, bytes)));
+        }
+        self.queue.remove(batch, 0, &[]);
         for (Mutation { kind, .. }, is_ended) in batch.iter().zip(ended) {
-            self.revoke_all_of(kind.ino());
+            self.begin_revoke_all_of(kind.ino());
             if is_ended {
                 self.inodes.with(kind.ino(), |node| node.delegation.restore_ended());
                 continue;
             }
-            changes += 1;
-            let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
-            for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
-                let forget = |node: &mut Node| {
+            for ino in inodes_of(kind) {
+                self.inodes.with(ino, |node| {
                     node.cached.forget_contents();
                     node.delegation.end_session();
-                };
-                if self.inodes.with(ino, forget).is_some() && self.losses.add(ino, error, bytes) {
-                    wrong.push(ino);
-                }
+                });
             }
         }
+        self.inodes.barrier();
         (wrong, changes)
     }
 }

@@ -16,15 +16,16 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// How far the changes of this client have come: to its memory or to the server.
 fn own_level(stages: &Stages, ino: Ino) -> Result<Level, FsError> {
-    if let Some(error) = stages.base.losses.untold(ino) {
-        return Err(error);
-    }
     let is_durable = stages.base.inodes.with(ino, |node| {
         let is_unsent = node.delegation.unsent() > 0;
         is_unsent.then(|| node.delegation.has_ended())
     });
     // What was sent is kept before it counts as sent.
     let is_durable = is_durable.flatten().unwrap_or_else(|| !stages.base.replay_log.has(ino));
+    // What is lost is noted before it counts as sent, too.
+    if let Some(error) = stages.base.losses.untold(ino) {
+        return Err(error);
+    }
     Ok(if is_durable { Level::Server } else { Level::Memory })
 }
 

@@ -22,7 +22,7 @@ struct Loss {
     lacks_bytes: bool,
 }
 
-/// Changes that were lost. The lock is taken under no other one.
+/// Changes that were lost. The lock is taken under that of a stripe, and takes no other one.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     inodes: Mutex<HashMap<Ino, Loss>>,

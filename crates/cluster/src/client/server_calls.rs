@@ -141,6 +141,8 @@ impl ServerCalls {
     /// The client takes no more of what it was promised. The server gets every change that has taken some, and then the answer.
     fn return_room(&self, channel: &Channel, id: u64, recalls: u64) {
         self.base.room.recall(recalls);
+        // A change that has taken some before has its number then, so that it is sent.
+        self.base.inodes.barrier();
         let writeback = self.writeback.clone();
         self.answer_after(channel, id, async move {
             if let Err(error) = writeback.send(true).await {

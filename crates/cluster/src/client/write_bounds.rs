@@ -40,8 +40,10 @@ impl WriteBounds {
     /// Token for one query of the write bound. Pass it to [`WriteBounds::set`], which drops answers that a concurrent change made
     /// stale. `None` while a change of the file is under way: the answer will not count.
     pub(super) fn query(&self, ino: Ino) -> Option<Asked> {
-        let is_changing = self.inodes.with(ino, |node| node.cached.is_changing()).unwrap_or(false);
-        (!is_changing).then(|| Asked(self.by_server.load(Ordering::Acquire)))
+        let asked = || Asked(self.by_server.load(Ordering::Acquire));
+        // Under the lock: a change that begins later is a later one.
+        let look = |node: &mut Node| (!node.cached.is_changing()).then(asked);
+        self.inodes.with(ino, look).unwrap_or_else(|| Some(asked()))
     }
 
     /// The server has said how far a file reaches. That does not count if it was asked before such a change.
@@ -81,17 +83,17 @@ impl WriteBounds {
         let mut stripe = self.inodes.lock(ino);
         let is_direct = stripe.rules().is_direct;
         if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
-            self.clear_in(&mut node.delegation, now);
+            // A change by a call that is about to be made is the next mutation at the latest.
+            self.clear_in(&mut node.delegation, now, self.queue.last() + 1);
         }
     }
 
-    /// The same, of a file of a client that stores bytes itself, whose stripe is locked.
-    pub(super) fn clear_in(&self, own: &mut Delegation, now: Time) {
+    /// The same for this mutation, of a file of a client that stores bytes itself, whose stripe is locked.
+    pub(super) fn clear_in(&self, own: &mut Delegation, now: Time, mutation: u64) {
         self.change_by_server(own);
         let Extra { write_bound, cleared, .. } = own.extra();
         if write_bound > 0 || cleared.is_some() {
-            // A change that is about to be made is the next mutation at the latest.
-            own.clear_write_bound((now + CLEARED, self.queue.last() + 1));
+            own.clear_write_bound((now + CLEARED, mutation));
         }
     }
 

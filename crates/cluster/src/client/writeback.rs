@@ -106,7 +106,9 @@ impl Writeback {
     /// Writes back queued mutations and makes them durable, sharing a batch with concurrent callers. Returns false if nothing was
     /// queued: the caller must then sync by a call.
     async fn sync_queued(self: &Arc<Self>) -> Result<bool, FsError> {
-        let (last, waits) = (self.base.queue.last(), self.base.queue.has_waiting());
+        // In this order: what waits is in no batch that was sent before, and is one of the mutations up to the last one.
+        let waits = self.base.queue.has_waiting();
+        let last = self.base.queue.last();
         loop {
             let turn = self.hold().await;
             if self.base.queue.has(last) {

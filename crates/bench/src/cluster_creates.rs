@@ -138,11 +138,15 @@ fn processor_time() -> Result<f64, BenchError> {
 async fn delegated_write(env: Env) -> Result<f64, BenchError> {
     let site = Site::new(&env, LinkSpec::default()).await?;
     let client = site.client("c", true).await?;
+    let directory = client.create(Ino::ROOT, b"own", &new(Node::Directory)).await;
+    let directory = directory.map_err(failed)?.ino;
+    client.reference(directory);
     let mut made = Vec::new();
     // With the second one the directory is delegated to the client, and so is the third one.
     for name in ["first", "second", "third"] {
-        let file = client.create(Ino::ROOT, name.as_bytes(), &new(Node::File)).await;
+        let file = client.create(directory, name.as_bytes(), &new(Node::File)).await;
         made.push(file.map_err(failed)?.ino);
+        client.reference(made[made.len() - 1]);
     }
     let (file, data) = (made[2], Bytes::from(vec![7; BLOCK]));
     let mut least = f64::INFINITY;

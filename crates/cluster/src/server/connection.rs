@@ -191,6 +191,18 @@ impl Connection {
         Ok(())
     }
 
+    /// What is to be done with a call that is carried out once.
+    ///
+    /// # Errors
+    /// Why it is refused, with its connection.
+    fn admit(&self, session: &Session, number: u64, id: u64) -> Result<Admission, &'static str> {
+        // With the session locked: a client that has connected again may have sent the call again, and its answer would go to
+        // this connection.
+        let state = session.lock();
+        state.check_connection(&self.channel)?;
+        Ok(session.replies.admit(number, (self.channel.clone(), id)))
+    }
+
     /// Carries out a call, unless that was done before.
     async fn start(
         &self,
@@ -210,7 +222,7 @@ impl Connection {
         session.acknowledge(call.oldest, &call.answered);
         let is_once = call.request.footprint(payload.len()).is_once();
         if is_once {
-            match session.replies.admit(call.number, (self.channel.clone(), id)) {
+            match self.admit(&session, call.number, id).map_err(io::Error::other)? {
                 Admission::New => {}
                 Admission::Known(reply, payload) => {
                     self.channel.answer(id, &reply, &payload);

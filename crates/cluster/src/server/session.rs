@@ -187,13 +187,7 @@ impl Session {
     /// Why it is refused, with its connection.
     pub(super) fn hear(&self, channel: &Channel, now: Time) -> Result<(), &'static str> {
         let mut state = self.state.lock();
-        if state.has_ended {
-            return Err("its session has ended");
-        }
-        // What comes late over an old connection was sent again.
-        if !state.is_connected_by(channel) {
-            return Err("the client has connected again");
-        }
+        state.check_connection(channel)?;
         state.heard = now;
         Ok(())
     }
@@ -474,6 +468,18 @@ impl Drop for LevelWait {
 impl SessionState {
     fn is_connected_by(&self, channel: &Channel) -> bool {
         self.channel.as_ref().is_some_and(|present| present.is_same(channel))
+    }
+
+    /// Why a call is refused that has come on this connection, which then ends; no error if it is the session's present one.
+    pub(super) fn check_connection(&self, channel: &Channel) -> Result<(), &'static str> {
+        if self.has_ended {
+            return Err("its session has ended");
+        }
+        // What comes late over an old connection was sent again.
+        if !self.is_connected_by(channel) {
+            return Err("the client has connected again");
+        }
+        Ok(())
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -25,6 +25,7 @@ use call_records::CallRecords;
 use handles::Handles;
 pub(super) use handles::OpenFile;
 use known_inodes::KnownInodes;
+pub(super) use known_inodes::MAX_RECLAIMED;
 use lock_waits::LockWaits;
 pub(super) use reply_cache::{Admission, ReplyCache};
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::failure::WireError;
 use thalweg_cluster::protocol::{
-    Answer, Call, CallEffect, Invalidated, MAX_FORGOTTEN, ReplayedCall, Reply, Request, SLOTS,
+    Answer, Call, CallEffect, Grants, Invalidated, MAX_FORGOTTEN, Reclaim, ReplayedCall, Reply,
+    Request, SLOTS,
 };
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
@@ -298,6 +299,42 @@ fn calls_without_an_answer_that_mean_nothing_are_refused() {
             assert!(matches!(answer, Answer::Failed(WireError::Invalid(_))), "{answer:?}");
         }
         assert_eq!(reclaimed(&[made, replaced(8, 1)]).await, Answer::Done);
+        others.go_on().await;
+    });
+}
+
+/// The stamps of its answers would soon be that of its root, which is never forgotten, or none at all.
+#[test]
+fn a_stamp_that_no_answer_had_is_not_reclaimed() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let (others, host) = (Others::new(&scene).await, host(&scene));
+        let session = env.uuid();
+        let peer = Peer::new(&scene, &host, 1).await;
+        peer.attach(session, false).await;
+        let look_up = || Request::Lookup { parent: Ino::ROOT, name: "f".into() };
+        let told = peer.channel.call::<_, Reply>(&call(1, look_up()), &[]).await.unwrap().0;
+        others.machine.client.sync_all().await.unwrap();
+        scene.crash(Shape::Nothing).await;
+        let peer = Peer::new(&scene, &host, 1).await;
+        peer.attach(session, true).await;
+        let reclaim = async |stamp| {
+            let (ino, inode_token) = (others.file, told.inode_token);
+            let reclaim = Reclaim { ino, stamp, inode_token, held: Grants::default() };
+            let payload = postcard::to_allocvec(&vec![reclaim]).unwrap();
+            peer.ask_for((0, None), Request::Reclaim, payload).await
+        };
+        for stamp in [u64::MAX, u64::MAX - 1, u64::MAX - 2, 1 << 63] {
+            let refused = reclaim(stamp).await;
+            assert_eq!(refused, Answer::Failed(WireError::Stale), "{stamp}");
+        }
+        assert_eq!(reclaim(told.stamp).await, Answer::Done);
+        let payload = postcard::to_allocvec(&Vec::<ReplayedCall>::new()).unwrap();
+        assert_eq!(peer.ask_for((0, None), Request::Reclaimed, payload).await, Answer::Done);
+        for number in 2..9 {
+            let found = peer.ask(number, look_up()).await;
+            assert!(matches!(found, Answer::Inode(_)), "{found:?}");
+        }
         others.go_on().await;
     });
 }

@@ -7,7 +7,7 @@ use thalweg_fs::{Credentials, FsError};
 
 use super::super::context::{Place, RequestContext};
 use super::super::room::check_shares;
-use super::super::session::Session;
+use super::super::session::{MAX_RECLAIMED, Session};
 use super::super::stages::Stages;
 use super::{delegations, locks, opens};
 use crate::protocol::{MAX_CLAIMS, Reclaim, Request, decode_list};
@@ -67,7 +67,7 @@ fn inodes(
         if ino != session.root {
             let generation = session.generation(ino);
             let is_proved = table.inode_token(session.serial, ino, generation) == inode_token;
-            if !is_proved || stamp == u64::MAX {
+            if !is_proved || stamp > MAX_RECLAIMED {
                 // It was told of the inode before that was moved out of its root, or lies.
                 if generation > 0 {
                     continue;

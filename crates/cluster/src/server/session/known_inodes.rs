@@ -10,6 +10,9 @@ use super::super::inode_limit::{InodeLimit, ReleaseRequest};
 /// The stamp of a session's root, which is never forgotten.
 const ROOT: u64 = u64::MAX;
 
+/// The highest stamp that a client may reclaim. Stamps of later answers are higher, and never come to that of the root.
+pub(in crate::server) const MAX_RECLAIMED: u64 = u64::MAX / 2;
+
 /// The inodes that a client knows, and those that it has lost.
 #[derive(Debug)]
 pub(in crate::server) struct KnownInodes {
@@ -105,9 +108,9 @@ impl KnownInodes {
         self.revoked = revoked.into_iter().collect();
     }
 
-    /// The client reclaims that it knows an inode; whether that is news here. Not of its root's stamp, which no client is told.
+    /// The client reclaims that it knows an inode; whether that is news here.
     pub(super) fn reclaim(&mut self, ino: Ino, stamp: u64) -> bool {
-        assert!(stamp != ROOT, "only the root has this stamp");
+        assert!(stamp <= MAX_RECLAIMED, "a stamp that no answer had");
         self.stamp = self.stamp.max(stamp);
         let is_new = self.told.insert(ino, stamp).is_none();
         self.limit.add(usize::from(is_new));

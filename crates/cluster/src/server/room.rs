@@ -135,7 +135,12 @@ impl Room {
         let call = FromServer::Removed(vec![removed]);
         // A client without a connection forgets it with its next sweep.
         let others = holders.iter().filter(|session| session.serial != ctx.session.serial);
-        others.for_each(|session| session.notify("Removed", &call));
+        for session in others {
+            // It knows the inode by an answer that may not be queued yet. A client that hears first that an inode is removed, and
+            // then of it, would keep it.
+            let _ordered = session.order_answers();
+            session.notify("Removed", &call);
+        }
     }
 
     /// A client has forgotten an inode.

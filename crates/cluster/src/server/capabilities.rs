@@ -309,7 +309,8 @@ impl Capabilities {
     pub(super) fn begin_quota_change(&self) -> Drops {
         let mut table = self.table.lock();
         let table = &mut *table;
-        table.quotas_changed = self.advance(table);
+        let stamp = self.advance(table);
+        table.begin_quota_change(stamp);
         let mut recalls = Drops::new();
         for (ino, holders) in &table.holders {
             for holder in holders.iter().filter(|it| it.held.delegation) {
@@ -323,7 +324,8 @@ impl Capabilities {
     /// A quota has changed: what was read of quotas meanwhile does not count.
     pub(super) fn end_quota_change(&self) {
         let mut table = self.table.lock();
-        table.quotas_changed = self.advance(&mut table);
+        let stamp = self.advance(&mut table);
+        table.end_quota_change(stamp);
     }
 
     /// A session caches nothing of an inode.

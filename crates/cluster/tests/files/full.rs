@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::client::Client;
+use thalweg_cluster::protocol::{Answer, Reply, Request};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::{
     AttributeChange, Caller, Change, Cookie, Filesystem, FsError, Ino, Invalidation, LockOwner,
@@ -14,6 +15,7 @@ use thalweg_fs::{
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
 
+use crate::peer::{Peer, call};
 use crate::scene::*;
 
 /// What limits the clients of a life.
@@ -419,4 +421,47 @@ fn the_room_of_removed_files_is_free_at_once() {
             assert_eq!(fs.status().lost, 0);
         });
     }
+}
+
+#[test]
+fn nothing_is_delegated_while_a_quota_changes() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let attached =
+            async |name, answers| Peer::attached(&scene, &scene.visit(name), answers).await;
+        let (admin, other) = (attached("admin", 1).await, attached("other", 1).await);
+        let silent = attached("silent", 0).await;
+        let make = async |name: &'static str| {
+            let new = new(Node::Directory);
+            let create = Request::Create { parent: Ino::ROOT, name: name.into(), new };
+            let Answer::Inode(made) = admin.ask(1 + name.len() as u64, create).await else {
+                panic!("{name}")
+            };
+            made.ino
+        };
+        let (one, two, limited) = (make("d").await, make("d2").await, make("d33").await);
+        env.sleep(2 * LEASE).await;
+        for (peer, name) in [(&silent, "d"), (&other, "d2")] {
+            let look_up = Request::Lookup { parent: Ino::ROOT, name: name.into() };
+            assert!(matches!(peer.ask(1, look_up).await, Answer::Inode(_)));
+        }
+        let is_delegated = async |peer: &Peer, number, ino| {
+            let call = call(number, Request::RequestDelegation { ino });
+            let (reply, _) = peer.channel.call::<_, Reply>(&call, &[]).await.unwrap();
+            reply.grants.delegation
+        };
+        // Its owner does not answer, so that the change takes a while.
+        assert!(is_delegated(&silent, 2, one).await);
+        let name = Bytes::from_static(b"thalweg.quota.max_files");
+        let set = call(9, Request::SetXattr { ino: limited, name, how: SetXattr::Any });
+        let channel = admin.channel.clone();
+        let changing = env.spawn(async move {
+            let value = Bytes::from_static(b"60");
+            channel.call::<_, Reply>(&set, &[value]).await.unwrap().0.answer
+        });
+        env.sleep(Duration::from_millis(1)).await;
+        assert!(!is_delegated(&other, 2, two).await);
+        assert!(!changing.is_finished());
+        assert_eq!(changing.await.unwrap(), Answer::Done);
+    });
 }

@@ -68,8 +68,10 @@ pub(super) struct Table {
     pub(super) holders: HashMap<Ino, Holders>,
     /// Directories and files that are or were taken back from a session, and when they may be one session's alone again.
     shared: HashMap<Ino, Time>,
-    /// The stamp of the last change of a quota.
-    pub(super) quotas_changed: u64,
+    /// Changes of quotas under way.
+    quota_changes: u32,
+    /// The stamp when the last one began or ended.
+    quotas_changed: u64,
     /// Changes of bytes.
     pub(super) pages: PageChanges,
 }
@@ -92,6 +94,7 @@ impl Table {
             slots: vec![Slot::default(); SLOTS],
             holders: HashMap::default(),
             shared: HashMap::default(),
+            quota_changes: 0,
             quotas_changed: 0,
             pages: PageChanges::default(),
         }
@@ -155,10 +158,27 @@ impl Table {
         true
     }
 
+    /// A quota begins to change.
+    pub(super) fn begin_quota_change(&mut self, stamp: u64) {
+        self.quota_changes += 1;
+        self.quotas_changed = stamp;
+    }
+
+    /// A quota has changed.
+    pub(super) fn end_quota_change(&mut self, stamp: u64) {
+        assert!(self.quota_changes > 0, "a change of a quota ends that has not begun");
+        self.quota_changes -= 1;
+        self.quotas_changed = stamp;
+    }
+
     /// Makes a directory or file a session's alone, if no other one caches or changes something of it, and no quota has changed
-    /// since the stamp `since`; whether it did.
+    /// since the stamp `since`; whether it did. While a quota changes, none is: it is not recalled any more, and what was read of
+    /// quotas may not count.
     pub(super) fn delegate(&mut self, session: u64, ino: Ino, (since, now): (u64, Time)) -> bool {
-        if self.quotas_changed > since || !self.is_free(ino, session, now) {
+        if self.quota_changes > 0 || self.quotas_changed > since {
+            return false;
+        }
+        if !self.is_free(ino, session, now) {
             return false;
         }
         let mut others = self.holders.get(&ino).into_iter().flatten();

@@ -47,6 +47,10 @@ pub(in crate::server) async fn reclaim(
         }
         Request::Reclaimed => {
             stages.replay.reclaim(session, payload)?;
+            // The end of a session removes its calls once, and may have come before these.
+            if session.lock().has_ended() {
+                stages.replay.forget(session.serial);
+            }
             stages.grace_period.is_gone(session.serial);
             Ok(())
         }

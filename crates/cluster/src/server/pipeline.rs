@@ -42,7 +42,12 @@ pub(super) async fn perform(
         response.committed = ctx.committed();
     }
     if ctx.depends() {
-        commit_on_share.make_durable().await?;
+        if let Err(error) = commit_on_share.make_durable().await {
+            if let Ok(response) = done {
+                undo(stages, session, response).await;
+            }
+            return Err(error);
+        }
         // The client need not keep it.
         if let Ok(response) = &mut done {
             response.committed = None;

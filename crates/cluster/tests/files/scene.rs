@@ -14,6 +14,7 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::{Access, Squash};
 use thalweg_sim::crash::Shape;
+use thalweg_sim::faults::Faults;
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::net::{Host, LinkSpec, Network, SimConnector};
 
@@ -118,6 +119,12 @@ impl Scene {
     /// On a volume that is soon full.
     pub(crate) async fn small(env: &Env) -> Scene {
         Scene::on(env, options(), None, Disk::small(env).await).await
+    }
+
+    /// On a volume with devices that fail when they are told to.
+    pub(crate) async fn failing(env: &Env, options: Options) -> (Scene, Vec<Faults>) {
+        let (disk, faults) = Disk::make(env, None, Duration::ZERO).await.failing(env);
+        (Scene::on(env, options, None, disk).await, faults)
     }
 
     async fn made(

@@ -7,6 +7,7 @@ use thalweg_env::Env;
 use thalweg_fs::Filesystem;
 use thalweg_fs::local::{self, Format, LocalFs, Options};
 use thalweg_sim::crash::Shape as Left;
+use thalweg_sim::faults::{Faults, Faulty};
 use thalweg_sim::recording::Recorder;
 use thalweg_store::device::{DeviceRef, Geometry};
 use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
@@ -39,6 +40,17 @@ impl Disk {
     /// A new filesystem that is soon full.
     pub(crate) async fn small(env: &Env) -> Disk {
         Disk::sized(env, None, Duration::ZERO, SMALL).await
+    }
+
+    /// With devices that fail when they are told to.
+    pub(crate) fn failing(mut self, env: &Env) -> (Disk, Vec<Faults>) {
+        let mut faults = Vec::new();
+        for device in &mut self.devices {
+            let (faulty, control) = Faulty::wrap(env, device.clone());
+            *device = faulty;
+            faults.push(control);
+        }
+        (self, faults)
     }
 
     async fn sized(

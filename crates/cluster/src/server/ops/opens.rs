@@ -32,7 +32,13 @@ pub(super) async fn open(
         *write_bound = direct.write_bound(ino).await.unwrap_or_default();
     }
     opened.wants.delegation = Some(ino);
-    with_quota(ctx, ino, opened).await
+    let file = opened.opened.map(|(_, file)| file);
+    let done = with_quota(ctx, ino, opened).await;
+    if let (Err(_), Some(file)) = (&done, file) {
+        // No answer has it.
+        stages.open_files.close(ctx.session.serial, file).await;
+    }
+    done
 }
 
 async fn open_shared(

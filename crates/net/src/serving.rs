@@ -14,6 +14,10 @@ use crate::channel::Channel;
 /// An answer and its payload.
 pub type Reply<A> = (A, Vec<Bytes>);
 
+/// What a call takes of the budget while it runs.
+#[derive(Debug)]
+pub struct Permit(#[expect(dead_code, reason = "it is held")] Option<OwnedSemaphorePermit>);
+
 /// Runs the calls of a connection's peer within a budget.
 #[derive(Debug)]
 pub struct Serving {
@@ -43,12 +47,13 @@ impl Serving {
             let (answer, payload) = work.await;
             channel.answer(id, &answer, &payload);
         };
-        self.run(cost, Box::pin(answering)).await;
+        let permit = self.afford(cost).await;
+        self.run(permit, Box::pin(answering)).await;
     }
 
-    /// As [`Serving::answer`], of work that answers by itself.
-    pub async fn run(&self, cost: u64, mut work: BoxFuture<'static, ()>) {
-        let permit = self.afford(cost).await;
+    /// As [`Serving::answer`], of work that answers by itself and that the budget covers already. Begins it without waiting: work
+    /// that its caller has noted as running does run.
+    pub async fn run(&self, permit: Permit, mut work: BoxFuture<'static, ()>) {
         if futures::poll!(&mut work) == Poll::Pending {
             let channel = self.channel.clone();
             let task = self.env.spawn(async move {
@@ -66,12 +71,13 @@ impl Serving {
         drop(self.budget.acquire_many(self.most).await);
     }
 
-    async fn afford(&self, cost: u64) -> Option<OwnedSemaphorePermit> {
+    /// Waits until the budget covers `cost`.
+    pub async fn afford(&self, cost: u64) -> Permit {
         let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.most);
         if let Ok(permit) = self.budget.clone().try_acquire_many_owned(cost) {
-            return Some(permit);
+            return Permit(Some(permit));
         }
         self.channel.flush();
-        self.budget.clone().acquire_many_owned(cost).await.ok()
+        Permit(self.budget.clone().acquire_many_owned(cost).await.ok())
     }
 }

@@ -182,8 +182,16 @@ impl Connection {
         })?;
         let Stages { files, capabilities, room, .. } = &*self.stages;
         for (ino, stamp) in forgotten {
-            if session.forget(ino, stamp) {
-                capabilities.forget(session.serial, ino);
+            let is_forgotten = {
+                let mut state = session.lock();
+                let is_forgotten = state.known.forget(ino, stamp);
+                if is_forgotten {
+                    // With the session locked: an answer that tells of the inode again also grants something of it again.
+                    capabilities.forget(session.serial, ino);
+                }
+                is_forgotten
+            };
+            if is_forgotten {
                 files.unreference(ino, 1);
                 room.forgot(ino);
             }
@@ -220,6 +228,13 @@ impl Connection {
         session.records.end_replays();
         self.stages.replay.sends_no_more(&session, call.oldest, &call.answered);
         session.acknowledge(call.oldest, &call.answered);
+        let level_wait = match &call.request {
+            Request::Level { wait: Some(_), .. } => session.begin_level_wait(),
+            _ => None,
+        };
+        let cost = cost_of(&call.request, payload.len(), level_wait.as_ref());
+        // Before the call is admitted: the connection may end meanwhile, and a call that is admitted has to run.
+        let permit = self.serving.afford(cost).await;
         let is_once = call.request.footprint(payload.len()).is_once();
         if is_once {
             match self.admit(&session, call.number, id).map_err(io::Error::other)? {
@@ -234,11 +249,6 @@ impl Connection {
                 }
             }
         }
-        let level_wait = match &call.request {
-            Request::Level { wait: Some(_), .. } => session.begin_level_wait(),
-            _ => None,
-        };
-        let cost = cost_of(&call.request, payload.len(), level_wait.as_ref());
         for counter in [&session.counters.received, &self.stages.counters.received] {
             add(counter, payload.len() as u64);
         }
@@ -250,7 +260,7 @@ impl Connection {
             work.await;
             drop(level_wait);
         };
-        self.serving.run(cost, Box::pin(work)).await;
+        self.serving.run(permit, Box::pin(work)).await;
         Ok(())
     }
 }

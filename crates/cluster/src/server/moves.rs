@@ -62,6 +62,8 @@ pub(super) struct Move<'a> {
 #[derive(Debug)]
 struct Revoked {
     session: Arc<Session>,
+    /// The inode that is moved.
+    top: Ino,
     /// The inodes, and the stamps of the last answers that named them.
     inodes: Vec<(Ino, u64)>,
 }
@@ -157,9 +159,16 @@ impl Moves {
             Err(error) => Err(error),
         };
         match renamed {
-            Ok(()) => self.close_revoked(revoked).await,
+            Ok(()) => {
+                // A call that has found the top in its old place began before, and tells nothing of it.
+                revoked.iter().for_each(|it| it.end(true));
+                self.close_revoked(revoked).await;
+            }
             Err(_) => {
-                revoked.into_iter().for_each(|Revoked { session, inodes }| session.restore(inodes));
+                for it in revoked {
+                    it.session.restore(&it.inodes);
+                    it.end(false);
+                }
             }
         }
         if renamed.is_ok() {
@@ -217,13 +226,11 @@ impl Moves {
             self.recall.invalidate(ctx, owned).await;
         }
         let first = revoked.len();
-        let empty =
-            |session: &Arc<Session>| Revoked { session: session.clone(), inodes: Vec::new() };
-        revoked.extend(sessions.iter().map(empty));
+        revoked.extend(sessions.iter().map(|session| Revoked::begin(session, top)));
         let revoked = &mut revoked[first..];
         let found = self.revoke_below(top, revoked).await?;
         self.revoke_files(top, &found, revoked).await?;
-        for Revoked { session, inodes } in revoked.iter() {
+        for Revoked { session, inodes, .. } in revoked.iter() {
             // Changes of these that have passed the check.
             session.changes_ended().await;
             self.drop_revoked(ctx, session, inodes).await;
@@ -310,6 +317,10 @@ impl Moves {
                 let stays = self.named_below(it.session.root, top, &named).await?;
                 named.retain(|ino| stays.contains(ino));
             }
+            if named.contains(&top) {
+                // The client may be told of it by the other name.
+                it.end(false);
+            }
             let mut leaves: Vec<Ino> = found.keys().copied().collect();
             leaves.sort_unstable();
             leaves.into_iter().filter(|ino| !named.contains(ino)).for_each(|ino| it.add(ino));
@@ -363,14 +374,20 @@ impl Moves {
 
     /// The rename is made: what was open of revoked inodes is closed.
     async fn close_revoked(&self, revoked: Vec<Revoked>) {
-        for Revoked { session, inodes } in revoked {
+        for Revoked { session, inodes, .. } in revoked {
             let gone: HashSet<Ino> = inodes.iter().map(|(ino, _)| *ino).collect();
             let files = session.handles.close_all(&gone);
             for file in files {
                 self.open_files.close(session.serial, file).await;
             }
             for ino in gone {
-                self.capabilities.forget(session.serial, ino);
+                {
+                    // With the session locked: it may have been told of another name, and granted something with that.
+                    let state = session.lock();
+                    if !state.known.has(ino) {
+                        self.capabilities.forget(session.serial, ino);
+                    }
+                }
                 self.served.files.unreference(ino, 1);
             }
         }
@@ -378,6 +395,17 @@ impl Moves {
 }
 
 impl Revoked {
+    /// Nothing yet. The client is not told of the top from here on, and so of nothing below it that it has lost.
+    fn begin(session: &Arc<Session>, top: Ino) -> Revoked {
+        session.lock().known.begin_move(top);
+        Revoked { session: session.clone(), top, inodes: Vec::new() }
+    }
+
+    /// The top is where it was, or out of the client's root.
+    fn end(&self, has_left: bool) {
+        self.session.lock().known.end_move(self.top, has_left);
+    }
+
     /// The session does not know an inode any more.
     fn add(&mut self, ino: Ino) {
         let revoked = self.session.revoke(ino);

@@ -10,7 +10,7 @@ use super::counters::add;
 use super::response::Response;
 use super::session::{OpenFile, Session, SessionState};
 use super::stages::Stages;
-use crate::protocol::{Answer, Grants, Reply, Request, RoomGrant, encode_list};
+use crate::protocol::{Answer, Grants, ListedEntry, Reply, Request, RoomGrant, encode_list};
 
 /// What a client sees of what its call is about.
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub(super) struct Sight {
     named: SmallVec<[Ino; 2]>,
     /// How many inodes the client had lost when the call began.
     lost: u64,
+    /// How many moves out of its root had begun or ended by then.
+    moves: u64,
 }
 
 impl Sight {
@@ -25,16 +27,30 @@ impl Sight {
     pub(super) fn of(session: &Session, request: &Request) -> Option<Sight> {
         session.is_confined().then(|| {
             let named = request.footprint(0).inodes;
-            Sight { named, lost: session.lock().known.lost() }
+            let known = &session.lock().known;
+            Sight { named, lost: known.lost(), moves: known.moves() }
         })
     }
 
-    /// Whether some of that was moved out of the client's root since the call began.
-    fn is_lost(&self, state: &SessionState, response: &Response) -> bool {
+    /// Whether some of that, or of what the response tells, was moved out of the client's root since the call began.
+    fn is_lost(&self, state: &SessionState, response: &Response, tells: &[Ino]) -> bool {
+        let is_leaving = |ino: &Ino| state.known.is_leaving(*ino, self.moves);
+        if tells.iter().any(is_leaving) {
+            return true;
+        }
         let has_lost = state.known.lost() > self.lost;
         // Where a batch has made inodes is not known here.
         let is_named = |ino: &Ino| state.known.is_revoked(*ino);
         has_lost && (self.named.iter().any(is_named) || !response.made.is_empty())
+    }
+
+    /// A listing does not fail by an entry that is being moved away: it shows no attributes of that, which tells nothing. How many
+    /// moves had begun or ended by then.
+    fn hide_leaving(&self, session: &Session, entries: &mut [ListedEntry]) -> u64 {
+        let state = session.lock();
+        let leaving = entries.iter_mut().filter(|it| state.known.is_leaving(it.ino, self.moves));
+        leaving.for_each(|entry| entry.attributes = None);
+        state.known.moves()
     }
 }
 
@@ -95,20 +111,22 @@ pub(super) fn answer(
     recipient: &Recipient,
     mut response: Response,
 ) -> Result<(), Box<Response>> {
-    let tells = response.tells();
-    let (ordered, state, inode_token) = loop {
+    let (ordered, state, told) = loop {
+        let listed = sight.as_ref().zip(response.entries.as_mut());
+        let moves = listed.map(|(sight, entries)| sight.hide_leaving(session, entries));
+        let tells = response.tells();
         // Tokens are hashed and encoded before the locks, of which each is taken by every call of the client.
         let tokens = seal(stages, session, &tells, &mut response);
         let ordered = session.order_answers();
         let state = session.lock();
-        if tokens.lost == state.known.lost() {
-            break (ordered, state, tokens.inode_token);
+        let is_hidden = moves.is_none_or(|moves| moves == state.known.moves());
+        if is_hidden && tokens.lost == state.known.lost() {
+            break (ordered, state, (tells, tokens.inode_token));
         }
     };
     if state.has_ended() {
         return Err(Box::new(response));
     }
-    let told = (tells, inode_token);
     let settled = settle(stages, session, state, sight, told, &mut response);
     let Settled { reply, lost, displaced, known } = settled;
     let bytes: usize = response.payload.iter().map(Bytes::len).sum();
@@ -137,7 +155,7 @@ fn settle(
     response: &mut Response,
 ) -> Settled {
     let mut lost = None;
-    if sight.is_some_and(|sight| sight.is_lost(&state, response)) {
+    if sight.is_some_and(|sight| sight.is_lost(&state, response, &tells)) {
         let stale = Response::of(Answer::Failed(FsError::Stale.into()));
         lost = Some(Box::new(std::mem::replace(response, stale)));
         inode_token = 0;

@@ -269,12 +269,6 @@ impl Session {
         if self.state.lock().known.has(ino) { Ok(()) } else { Err(FsError::Stale) }
     }
 
-    /// The client has forgotten an inode, of which it heard last in the answer with this stamp; whether it does not know
-    /// it any more.
-    pub(super) fn forget(&self, ino: Ino, stamp: u64) -> bool {
-        self.state.lock().known.forget(ino, stamp)
-    }
-
     /// Begins a change of a confined client: what it knows is not moved out of its root before the guard is dropped.
     ///
     /// # Errors
@@ -304,10 +298,10 @@ impl Session {
     }
 
     /// The client knows revoked inodes after all.
-    pub(super) fn restore(&self, inodes: Vec<(Ino, u64)>) {
+    pub(super) fn restore(&self, inodes: &[(Ino, u64)]) {
         let mut state = self.state.lock();
         if !state.has_ended {
-            inodes.into_iter().for_each(|(ino, stamp)| state.known.restore(ino, stamp));
+            inodes.iter().for_each(|(ino, stamp)| state.known.restore(*ino, *stamp));
         }
     }
 

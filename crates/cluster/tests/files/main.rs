@@ -4,6 +4,7 @@
 
 mod access;
 mod alone;
+mod answers;
 mod basics;
 mod closed;
 mod crossing;

@@ -1,7 +1,11 @@
 //! What is moved out of the directory that a client sees is out of its reach.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use thalweg_cluster::client;
+use thalweg_cluster::failure::WireError;
+use thalweg_cluster::protocol::{Answer, Reply, Request};
 use thalweg_fs::{
     AttributeChange, Caller, Cookie, Filesystem, FsError, Handle, Ino, Node, Rename, SetXattr,
 };
@@ -9,6 +13,7 @@ use thalweg_net::keys::Access;
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
+use crate::peer::{Peer, call};
 use crate::scene::*;
 
 fn is_stale<T>(result: Result<T, FsError>) -> bool {
@@ -241,6 +246,56 @@ fn a_client_whose_root_is_moved_loses_its_session() {
             make(client, Ino::ROOT, "g", Node::File).await;
             fs.find(next, b"g").await.unwrap();
             assert_eq!(client.status().evictions, 1);
+        });
+    }
+}
+
+#[test]
+fn a_client_is_not_told_again_of_what_is_being_moved_away() {
+    for (seed, is_known) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+        run(seed, |env| async move {
+            // A rename waits until what it revokes is durable.
+            let scene = Scene::slow(&env, Duration::from_millis(5)).await;
+            let options = client::Options { exclusive: None, ..patient() };
+            let admin = scene.client_with(visitor("admin"), options).await.unwrap();
+            let fs = &admin.client;
+            let public = make(fs, Ino::ROOT, "pub", Node::Directory).await;
+            let secret = make(fs, Ino::ROOT, "secret", Node::Directory).await;
+            let moved = make(fs, public, "m", Node::Directory).await;
+            let visit = Visit { path: "/pub", access: Access::Write };
+            let peer = Peer::attached(&scene, &scene.admit(visit.of("peer")), 1).await;
+            let look_up = Request::Lookup { parent: public, name: "m".into() };
+            let (ino, from) = (public, Cookie::START);
+            let list = Request::ReadDirectory { ino, from, most: 9, attributes: true };
+            if is_known {
+                assert!(matches!(peer.ask(1, look_up.clone()).await, Answer::Inode(_)));
+            }
+            let renaming = fs.clone();
+            let renames = env.spawn(async move {
+                renaming.rename((public, b"m"), (secret, b"m"), Rename::Replace).await
+            });
+            let mut asked = Vec::new();
+            while !renames.is_finished() {
+                for request in [&look_up, &list] {
+                    let number = 2 + asked.len() as u64;
+                    let (channel, call) = (peer.channel.clone(), call(number, request.clone()));
+                    asked.push(env.spawn(async move {
+                        channel.call::<_, Reply>(&call, &[]).await.unwrap().0.answer
+                    }));
+                }
+                env.sleep(Duration::from_micros(100)).await;
+            }
+            renames.await.unwrap().unwrap();
+            let stale = Answer::Failed(WireError::Stale);
+            for (at, answer) in asked.into_iter().enumerate() {
+                let answer = answer.await.unwrap();
+                let is_listed = at % 2 == 1 && answer == Answer::Entries;
+                let is_found = matches!(answer, Answer::Inode(_) | Answer::Absent);
+                assert!(is_listed || at % 2 == 0 && (is_found || answer == stale), "{answer:?}");
+            }
+            let seen = peer.ask(9999, Request::Attributes { ino: moved, shown: false }).await;
+            assert_eq!(seen, stale, "{seed} {is_known}");
+            assert_eq!(peer.ask(10000, look_up).await, Answer::Absent);
         });
     }
 }

@@ -24,6 +24,10 @@ pub(in crate::server) struct KnownInodes {
     revoked: HashMap<Ino, u64>,
     /// How often that happened here.
     lost: u64,
+    /// What was moved out of the client's root, and is: for each top, [`Self::moves`] when it had left.
+    leaving: HashMap<Ino, u64>,
+    /// How often such a move began or ended here.
+    moves: u64,
     /// The client was asked to forget inodes, and still knows too many.
     asked: Option<ReleaseRequest>,
     limit: Arc<InodeLimit>,
@@ -38,6 +42,8 @@ impl KnownInodes {
             told: HashMap::from_iter([(root, ROOT)]),
             revoked: HashMap::default(),
             lost: 0,
+            leaving: HashMap::default(),
+            moves: 0,
             asked: None,
             limit: limit.clone(),
         }
@@ -57,6 +63,12 @@ impl KnownInodes {
             return (self.stamp, Vec::new());
         }
         self.stamp += 1;
+        if !self.leaving.is_empty() {
+            // It is back, and the client may be told so.
+            for ino in inodes {
+                self.leaving.remove(ino);
+            }
+        }
         let mut new = Vec::new();
         for ino in inodes {
             match self.told.get_mut(ino) {
@@ -74,7 +86,7 @@ impl KnownInodes {
 
     /// The client has forgotten an inode, of which it heard last in the answer with this stamp; whether it does not know
     /// it any more.
-    pub(super) fn forget(&mut self, ino: Ino, stamp: u64) -> bool {
+    pub(in crate::server) fn forget(&mut self, ino: Ino, stamp: u64) -> bool {
         let is_last = self.told.get(&ino) == Some(&stamp);
         if is_last {
             self.told.remove(&ino);
@@ -92,6 +104,34 @@ impl KnownInodes {
         self.revoked.insert(ino, self.stamp.max(1));
         self.lost += 1;
         Some(stamp)
+    }
+
+    /// An inode is about to be moved out of the client's root. The client is not told of it, which it could find in its place still.
+    pub(in crate::server) fn begin_move(&mut self, top: Ino) {
+        self.moves += 1;
+        self.leaving.insert(top, u64::MAX);
+    }
+
+    /// The inode has left: no call tells of it that began before. Or it has not, or has another name in the client's root; then
+    /// nothing more is done when it has left.
+    pub(in crate::server) fn end_move(&mut self, top: Ino, has_left: bool) {
+        self.moves += 1;
+        match self.leaving.get_mut(&top) {
+            Some(left) if has_left => *left = self.moves,
+            _ => {
+                self.leaving.remove(&top);
+            }
+        }
+    }
+
+    /// How often a move out of the client's root began or ended here.
+    pub(in crate::server) fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    /// Whether the client must not be told of an inode by a call that began after so many [`Self::moves`].
+    pub(in crate::server) fn is_leaving(&self, ino: Ino, moves: u64) -> bool {
+        self.leaving.get(&ino).is_some_and(|left| *left > moves)
     }
 
     /// The client knows a revoked inode after all.

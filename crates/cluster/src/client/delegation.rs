@@ -416,7 +416,7 @@ impl Delegations {
         let ended: Vec<bool> = ended.collect();
         let inodes_of = |kind: &MutationKind| [Some(kind.ino()), kind.made()].into_iter().flatten();
         let (mut wrong, mut changes) = (Vec::new(), 0);
-        // Before they stop to count as unsent: who finds no unsent changes has to find the losses.
+        // Before they stop to count as unsent: a caller that finds no unsent changes has to find the losses.
         for (Mutation { kind, .. }, _) in batch.iter().zip(&ended).filter(|(_, ended)| !**ended) {
             changes += 1;
             let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });

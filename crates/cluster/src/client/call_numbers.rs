@@ -12,7 +12,7 @@ struct Pending {
     last: u64,
     /// Of those that are to be carried out once: what each may have come to before it has an answer.
     once: BTreeMap<u64, Option<ReplayedCall>>,
-    /// How many there are of the others, whose answers the server does not keep.
+    /// The number of calls under way that may be repeated: the server keeps no answers to them.
     others: usize,
     /// Answered calls behind one without an answer, of which the server does not know that they were answered.
     answered: VecDeque<u64>,

@@ -53,7 +53,7 @@ pub(super) struct SizeRecords {
     rpc: Arc<Rpc>,
     direct_io: Arc<DirectIo>,
     writeback: Arc<Writeback>,
-    /// Files whose size records are stored, the oldest first. The lock is taken before that of a stripe.
+    /// Files with stored size records, the oldest first. Lock order: before a stripe.
     files: Mutex<VecDeque<Ino>>,
 }
 
@@ -198,7 +198,7 @@ impl SizeRecords {
         self.base.inodes.with(ino, |node| node.delegation.extra_mut().size_record = next);
     }
 
-    /// Another file whose size record is not stored any more, when there are too many. Nothing if there is no such file.
+    /// Makes room for a file: the file that is evicted for it, if there are too many. `None` if all others have unsent changes.
     fn leave_one(&self, ino: Ino) -> Option<Option<Ino>> {
         let mut files = self.files.lock();
         if files.len() < MAX_FILES || files.contains(&ino) {

@@ -88,7 +88,7 @@ impl WriteBounds {
         }
     }
 
-    /// The same for this mutation, of a file of a client that stores bytes itself, whose stripe is locked.
+    /// As [`WriteBounds::clear`] for this mutation, under the lock of the file's stripe. The client stores bytes itself.
     pub(super) fn clear_in(&self, own: &mut Delegation, now: Time, mutation: u64) {
         self.change_by_server(own);
         let Extra { write_bound, cleared, .. } = own.extra();

@@ -255,11 +255,7 @@ impl Connection {
         add(&session.counters.calls, 1);
         let (channel, number) = (self.channel.clone(), is_once.then_some(call.number));
         let recipient = Recipient { channel, id, number };
-        let work = carry_out(self.stages.clone(), session, call, payload, recipient);
-        let work = async move {
-            work.await;
-            drop(level_wait);
-        };
+        let work = carry_out(self.stages.clone(), session, call, payload, (recipient, level_wait));
         self.serving.run(permit, Box::pin(work)).await;
         Ok(())
     }
@@ -271,7 +267,7 @@ async fn carry_out(
     session: Arc<Session>,
     call: Call,
     payload: Bytes,
-    recipient: Recipient,
+    (recipient, level_wait): (Recipient, Option<LevelWait>),
 ) {
     let Call { number, slot, user, request, .. } = call;
     let began = stages.env.now();
@@ -291,4 +287,5 @@ async fn carry_out(
     }
     let took = stages.env.now().since(began);
     stages.counters.answered(name_of(&request), took, failed);
+    drop(level_wait);
 }

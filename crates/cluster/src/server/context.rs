@@ -1,4 +1,4 @@
-//! A call that is carried out: whose it is, what it touches, and what its answer depends on.
+//! The context of a call: its session and user, its footprint, and the dependencies of its answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

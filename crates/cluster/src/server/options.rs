@@ -57,6 +57,6 @@ pub struct Visitor {
     pub path: String,
     /// What it may do.
     pub access: Access,
-    /// Its users that act as the user nobody. Unless that is none, permissions are checked here.
+    /// Users of the client that act as the user nobody. The server checks permissions unless there are none.
     pub squash: Squash,
 }

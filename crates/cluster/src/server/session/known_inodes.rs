@@ -34,7 +34,7 @@ pub(in crate::server) struct KnownInodes {
 }
 
 impl KnownInodes {
-    /// Of a new session, whose client knows its root.
+    /// Those of a new session: its client knows the root alone.
     pub(super) fn new(root: Ino, limit: &Arc<InodeLimit>) -> KnownInodes {
         limit.add(1);
         KnownInodes {

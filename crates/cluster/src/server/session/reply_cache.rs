@@ -96,7 +96,7 @@ impl<W> ReplyCache<W> {
         others
     }
 
-    /// What is to be done with call `number`, whose answer this waits for.
+    /// Admits call `number`, unless it runs or is answered. `waiter` gets the answer.
     pub(in crate::server) fn admit(&self, number: u64, waiter: W) -> Admission {
         let mut calls = self.0.lock();
         if number < calls.oldest {

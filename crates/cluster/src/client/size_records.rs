@@ -198,7 +198,7 @@ impl SizeRecords {
         self.base.inodes.with(ino, |node| node.delegation.extra_mut().size_record = next);
     }
 
-    /// Makes room for a file: the file that is evicted for it, if there are too many. `None` if all others have unsent changes.
+    /// Makes room for a file: the file that is evicted for it, if there are too many. `None` if each of the other files has unsent changes.
     fn leave_one(&self, ino: Ino) -> Option<Option<Ino>> {
         let mut files = self.files.lock();
         if files.len() < MAX_FILES || files.contains(&ino) {

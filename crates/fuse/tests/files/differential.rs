@@ -434,9 +434,14 @@ impl Drop for Ext4 {
 }
 
 pub(crate) fn as_the_kernels_own(make: Make) {
-    // The umask is this thread's alone from here on.
-    // SAFETY: the call concerns this thread alone.
-    unsafe { libc::unshare(libc::CLONE_FS) };
+    // The umask is this thread's alone from here on, and so are the files that it opens: a process that
+    // another test starts meanwhile would keep them open up to its exec, and a pipe that is open elsewhere
+    // can be opened for writing.
+    // SAFETY: both calls concern this thread alone, and it has opened nothing yet.
+    unsafe {
+        assert_eq!(libc::unshare(libc::CLONE_FS), 0);
+        assert_eq!(libc::close_range(3, !0, libc::CLOSE_RANGE_UNSHARE as i32), 0);
+    }
     for seed in 0..8 {
         let Some(rig) = Rig::new(make) else { return };
         let Some(ext4) = Ext4::new(rig.beside()) else { return };

@@ -87,14 +87,8 @@ impl Filesystem for LocalFs {
         if let Some(before) = self.recorder.as_ref().and_then(|it| it.call.before) {
             return self.create_again(parent, name, new, Ino(before.outcome)).await;
         }
-        let ino = self.inner.number(parent.0).await?;
-        self.change(async |txn| {
-            let mut op = self.op(&txn);
-            let attributes = op.create(parent.0, name, new, ino).await?;
-            op.outcome = ino;
-            Ok((Answer::until_changed(attributes), op.finish().await?))
-        })
-        .await
+        let number = Ino(self.inner.number(parent.0).await?);
+        self.create_with_others(parent, name, new, number).await
     }
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer, FsError> {

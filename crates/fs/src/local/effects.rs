@@ -6,7 +6,6 @@ use bytes::Bytes;
 
 use super::rooms::{Cover, Ticket};
 use crate::attributes::Timestamp;
-use crate::session_table::Committed;
 
 /// The effects of a call, for state that is kept outside of transactions.
 #[derive(Debug, Default)]
@@ -40,12 +39,6 @@ pub(super) struct Effects {
 }
 
 impl Effects {
-    /// What a recorded call has come to, with the version that its change became.
-    pub(super) fn committed(&self, version: u64) -> Option<Committed> {
-        let (time, outcome) = self.recorded?;
-        Some(Committed { version, time, outcome })
-    }
-
     /// Adds the effects of a later call.
     pub(super) fn add(&mut self, later: Effects) {
         // A bulk of calls changes many.

@@ -409,7 +409,7 @@ impl<'a> FsCall<'a> {
     /// Hands all changes to the transaction and returns the call's effects.
     pub(super) async fn finish(mut self) -> Result<Effects, FsError> {
         self.put_usage().await?;
-        self.record_call().await?;
+        self.record_call(self.recorder).await?;
         for (ino, staged) in std::mem::take(&mut self.inodes) {
             match staged {
                 Staged { changed: false, .. } => {}

@@ -24,6 +24,7 @@ use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
 use tokio::sync::Notify;
 
 use super::area::DataArea;
+use super::creates::Creates;
 use super::effects::Effects;
 use super::gates::ExternalContents;
 use super::options::{Atime, Options};
@@ -35,7 +36,7 @@ use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::invalidation::{Change, Watcher};
 use crate::locks::LockTable;
-use crate::session_table::Recorder;
+use crate::session_table::{Committed, Recorder};
 
 /// Lanes of inode numbers: inodes of different directories seldom share a leaf of the tree.
 pub(super) const NUMBER_LANES: usize = 16;
@@ -69,6 +70,7 @@ pub(super) struct FsState {
     /// Serializes the freeing of blocks that records mark for it.
     pub(super) freeing: tokio::sync::Mutex<()>,
     pub(super) numbers: tokio::sync::Mutex<Numbers>,
+    pub(super) creates: Creates,
     pub(super) references: Mutex<HashMap<u64, u64>>,
     /// Locks of callers of this handle; in memory, as those of the kernel.
     pub(super) locks: LockTable,
@@ -171,6 +173,7 @@ impl FsState {
             working: tokio::sync::Mutex::new(()),
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
+            creates: Creates::default(),
             references: Mutex::default(),
             locks: LockTable::default(),
             next_handle: AtomicU64::new(1),
@@ -206,18 +209,35 @@ impl FsState {
     where
         Work: Future<Output = Result<(T, Effects), FsError>>,
     {
+        let work = async |txn| {
+            let (done, effects) = work(txn).await?;
+            Ok(((done, effects.recorded), effects))
+        };
+        let ((done, recorded), version) = self.change_at(durability, work).await?;
+        if let Some((recorder, (time, outcome))) = recorder.zip(recorded) {
+            recorder.commit(Committed { version: version.0, time, outcome });
+        }
+        Ok(done)
+    }
+
+    /// [`FsState::change`], acknowledged when it is as durable as that, with the version that it became.
+    pub(super) async fn change_at<T, Work>(
+        &self,
+        durability: Durability,
+        work: impl Fn(Arc<dyn Transaction>) -> Work,
+    ) -> Result<(T, Version), FsError>
+    where
+        Work: Future<Output = Result<(T, Effects), FsError>>,
+    {
         if self.options.read_only {
             return Err(FsError::ReadOnly);
         }
         let before = self.moment();
         let ((done, effects), version) =
             txn::run_versioned(&*self.volume, Begin::STRICT, durability, work).await?;
-        if let Some((recorder, committed)) = recorder.zip(effects.committed(version.version.0)) {
-            recorder.commit(committed);
-        }
         let version = version.version;
         self.settle(effects, (durability == Durability::Synced).then_some((before, version)));
-        Ok(done)
+        Ok((done, version))
     }
 
     /// A transaction on the newest committed state, for reading.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::dir_slots::{damaged_place, place_key, position_of};
+use super::dir_slots::{FreeSlot, damaged_place, place_key, position_of};
 use super::format::{
     DirSlot, DirectoryEntry, HAS_ACL, HAS_DEFAULT_ACL, HAS_XATTRS, InodeRecord, LOST_NAME, Tag,
     encode_kind, key, key_behind,
@@ -38,6 +38,13 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Where a new name comes: its directory as it is, and the slot there.
+#[derive(Debug)]
+pub(super) struct PlaceOfNew {
+    directory: InodeRecord,
+    slot: FreeSlot,
 }
 
 impl FsCall<'_> {
@@ -92,9 +99,32 @@ impl FsCall<'_> {
         new: &NewNode,
         ino: u64,
     ) -> Result<Attributes, FsError> {
+        let place = self.place_of_new(parent, name).await?;
+        self.create_at(place, (parent, name), new, ino).await
+    }
+
+    /// Where a new name of a directory comes.
+    ///
+    /// # Errors
+    /// [`FsError::Exists`], and those of the directory.
+    pub(super) async fn place_of_new(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<PlaceOfNew, FsError> {
         check_name(name)?;
         let directory = self.living_directory(parent).await?;
-        let slot = self.absent(parent, name).await?;
+        Ok(PlaceOfNew { directory, slot: self.absent(parent, name).await? })
+    }
+
+    /// [`FsCall::create`] in a place that was found before, in the same call.
+    pub(super) async fn create_at(
+        &mut self,
+        PlaceOfNew { directory, slot }: PlaceOfNew,
+        (parent, name): (u64, &[u8]),
+        new: &NewNode,
+        ino: u64,
+    ) -> Result<Attributes, FsError> {
         let kind = new.node.kind();
         let (size, rdev) = match &new.node {
             Node::Symlink(target) => (target.len() as u64, 0),

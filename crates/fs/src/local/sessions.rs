@@ -124,12 +124,12 @@ impl FsCall<'_> {
         self.put(slot_key(session, slot), value.as_bytes().to_vec());
     }
 
-    /// Records the call in this transaction, and those that it supersedes.
+    /// Records a call in this transaction, and those that it supersedes.
     ///
     /// # Errors
-    /// [`FsError::Stale`] when its session has ended, or its slot has a later call.
-    pub(super) async fn record_call(&mut self) -> Result<(), FsError> {
-        let Some(recorder) = self.recorder else { return Ok(()) };
+    /// [`FsError::Stale`], with nothing recorded, when its session has ended, or its slot has a later call.
+    pub(super) async fn record_call(&mut self, recorder: Option<&Recorder>) -> Result<(), FsError> {
+        let Some(recorder) = recorder else { return Ok(()) };
         let call = recorder.call;
         if self.get(&session_key(call.session)).await?.is_none() {
             return Err(FsError::Stale);

@@ -1,5 +1,6 @@
 //! Concurrent calls on a store with slow reads: no update is lost, and the check finds no damage.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -7,6 +8,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::LocalFs;
+use thalweg_fs::session_table::{RecordedCall, Recorder};
 use thalweg_fs::{AttributeChange, Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::run;
 use thalweg_store::txn::{self, Begin, Durability, Transact, TransactionManager};
@@ -193,5 +195,111 @@ fn files_that_grow_together_stay_in_one_piece_each() {
         assert!(report.is_clean());
         println!("{} extents of 4 files", report.extents);
         assert!(report.extents <= 4 * 8, "{}", report.extents);
+    });
+}
+
+/// The number of versions that creates of many callers come to, and how many of them made an inode.
+async fn make_at_a_time(
+    env: &Env,
+    fs: &LocalFs,
+    directories: &[Ino],
+    names: usize,
+) -> (usize, usize) {
+    let table = fs.session_table().unwrap();
+    let session = table.begin_session(Bytes::from_static(b"a client")).await.unwrap();
+    let tasks = directories.iter().enumerate().flat_map(|(number, directory)| {
+        (0..names).map(move |name| ((number * names + name) as u16, *directory, name / 2))
+    });
+    let tasks: Vec<_> = tasks
+        .map(|(slot, directory, name)| {
+            let call = RecordedCall { session, slot, number: 7, before: None };
+            let recorder = Arc::new(Recorder::new(call));
+            let fs = table.recording(recorder.clone());
+            env.spawn(async move {
+                let new = node(Node::File, 0o640);
+                let made = fs.create(directory, format!("{name}").as_bytes(), &new).await;
+                (slot, directory, name, made, recorder.committed())
+            })
+        })
+        .collect();
+    let (mut versions, mut recorded) = (BTreeSet::new(), BTreeMap::new());
+    for task in tasks {
+        let (slot, directory, name, made, committed) = task.await.unwrap();
+        match made {
+            Ok(made) => {
+                let committed = committed.unwrap();
+                assert_eq!(committed.outcome, made.ino.0);
+                assert_eq!((made.created, made.changed), (committed.time, committed.time));
+                let found = fs.find(directory, format!("{name}").as_bytes()).await.unwrap();
+                assert_eq!(found.attributes, made.attributes);
+                versions.insert(committed.version);
+                recorded.insert(slot, (7, committed.outcome));
+            }
+            Err(error) => assert!(matches!(error, FsError::Exists), "{error:?}"),
+        }
+    }
+    // Each name was made by one of the two that wanted it, and the records are those of these.
+    let sessions = table.sessions().await.unwrap();
+    let slots = sessions[0].slots.iter().map(|it| (it.slot, (it.number, it.outcome)));
+    assert_eq!(slots.collect::<BTreeMap<_, _>>(), recorded);
+    for directory in directories {
+        assert_eq!(super::support::names(fs, *directory).await.len(), names.div_ceil(2));
+    }
+    (versions.len(), recorded.len())
+}
+
+#[test]
+fn creates_at_a_time_share_transactions() {
+    for seed in 0..3 {
+        run(seed, |env| async move {
+            let volume = slow(&env, BLOCKS);
+            let fs = make(&env, &volume).await;
+            let directories = [
+                mkdir(&fs, ROOT, "a").await,
+                mkdir(&fs, ROOT, "b").await,
+                mkdir(&fs, ROOT, "c").await,
+            ];
+            let (versions, made) = make_at_a_time(&env, &fs, &directories, 20).await;
+            assert_eq!(made, 30);
+            assert!(versions <= 15, "{versions} transactions for {made} files");
+            assert_clean(&env, &volume, fs).await;
+        });
+    }
+}
+
+#[test]
+fn a_create_that_fails_spoils_no_other() {
+    run(0, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let gone = mkdir(&fs, ROOT, "gone").await;
+        fs.remove_directory(ROOT, b"gone").await.unwrap();
+        create(&fs, ROOT, "there").await;
+        let long = vec![b'x'; 5000];
+        let calls: [(Ino, &str, Node); 6] = [
+            (ROOT, "a", Node::File),
+            (ROOT, "there", Node::File),
+            (gone, "b", Node::File),
+            // Its target is refused after the call has changed something.
+            (ROOT, "c", Node::Symlink(long.into())),
+            (ROOT, "d", Node::Directory),
+            (ROOT, "e", Node::Fifo),
+        ];
+        let tasks = calls.map(|(parent, name, what)| {
+            let fs = fs.clone();
+            env.spawn(async move { fs.create(parent, name.as_bytes(), &node(what, 0o600)).await })
+        });
+        let mut failed = Vec::new();
+        for task in tasks {
+            failed.push(task.await.unwrap().err());
+        }
+        assert!(
+            matches!(
+                failed[..],
+                [None, Some(FsError::Exists), Some(_), Some(FsError::NameTooLong), None, None]
+            ),
+            "{failed:?}"
+        );
+        assert_clean(&env, &volume, fs).await;
     });
 }

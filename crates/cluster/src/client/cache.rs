@@ -52,8 +52,8 @@ impl Cache {
     pub(super) fn attributes(&self, ino: Ino, now: Time) -> Option<Answer> {
         let valid = self.session.is_leased(now).then(|| self.session.validity(now))?;
         let look = |node: &mut Node| {
-            node.cached.mark_used();
-            node.cached.attributes().filter(|_| !node.delegation.is_estimate())
+            node.cached.used = true;
+            node.cached.attributes.filter(|_| !node.delegation.is_estimate)
         };
         let shown = self.inodes.with(ino, look).flatten();
         shown.map(|attributes| Answer { attributes, valid })
@@ -62,14 +62,14 @@ impl Cache {
     /// Owner, mode and the like of an inode, which are no estimates also where size and times are.
     pub(super) fn rights(&self, ino: Ino, now: Time) -> Option<Attributes> {
         let is_leased = self.session.is_leased(now);
-        self.inodes.with(ino, |node| node.cached.attributes().filter(|_| is_leased)).flatten()
+        self.inodes.with(ino, |node| node.cached.attributes.filter(|_| is_leased)).flatten()
     }
 
     /// The attributes of a file whose bytes are all where contents are kept, and do not change as long as these stay valid.
     pub(super) fn steady(&self, ino: Ino, now: Time) -> Option<Attributes> {
         let steady = |node: &mut Node| {
             let is_steady = !node.cached.is_changing() && node.delegation.unsent() == 0;
-            node.cached.attributes().filter(|it| is_steady && it.kind == Kind::File)
+            node.cached.attributes.filter(|it| is_steady && it.kind == Kind::File)
         };
         self.session.is_leased(now).then(|| self.inodes.with(ino, steady)).flatten().flatten()
     }
@@ -86,8 +86,8 @@ impl Cache {
     pub(super) fn valid(&self, attributes: Attributes, now: Time) -> Answer {
         let valid = self.session.validity(now);
         let look = |node: &mut Node| {
-            let own = node.cached.attributes()?;
-            let is_estimate = node.delegation.is_estimate();
+            let own = node.cached.attributes?;
+            let is_estimate = node.delegation.is_estimate;
             if node.delegation.unsent() > 0 {
                 let valid = if is_estimate { Validity::NONE } else { valid };
                 return Some(Answer { attributes: own, valid });
@@ -104,8 +104,8 @@ impl Cache {
             return None;
         }
         let look = |node: &mut Node| {
-            node.cached.mark_used();
-            node.cached.names()?.known(name)
+            node.cached.used = true;
+            node.cached.names.as_ref()?.known(name)
         };
         match self.inodes.with(parent, look).flatten()? {
             NewName::Present(ino) => self.attributes(ino, now).map(Lookup::Found),
@@ -115,7 +115,7 @@ impl Cache {
 
     /// The inode of a name, if it is known.
     pub(super) fn target(&self, parent: Ino, name: &[u8]) -> Option<Ino> {
-        match self.inodes.with(parent, |node| node.cached.names()?.known(name)).flatten()? {
+        match self.inodes.with(parent, |node| node.cached.names.as_ref()?.known(name)).flatten()? {
             NewName::Present(ino) => Some(ino),
             NewName::Absent => None,
         }
@@ -138,11 +138,11 @@ impl Cache {
     ) {
         self.inodes.with_new(attributes.ino, |node| {
             node.cached.named(stamp, inode_token);
-            node.cached.mark_used();
+            node.cached.used = true;
             // What this client has made is newer, and what it is changing may be.
             if keep && !node.cached.is_changing() && node.delegation.unsent() == 0 {
                 node.cached.set_attributes(*attributes);
-                node.delegation.set_estimate(false);
+                node.delegation.is_estimate = false;
             }
         });
     }
@@ -150,7 +150,7 @@ impl Cache {
     /// Names of a directory may be used from now on; with `complete`, it is a new one without any.
     pub(super) fn hold_names(&self, directory: Ino, complete: bool) {
         self.inodes.with_new(directory, |node| {
-            let names = node.cached.hold_names();
+            let names = node.cached.names.get_or_insert_default();
             if complete {
                 names.set_complete();
             }
@@ -166,7 +166,7 @@ impl Cache {
     ) {
         self.inodes.with_new(directory, |node| {
             let is_steady = !node.cached.is_changing();
-            let names = node.cached.hold_names();
+            let names = node.cached.names.get_or_insert_default();
             names.list(from, entries.last().map(|(.., last)| *last), is_steady);
             if is_steady {
                 entries.iter().for_each(|(name, ino, _)| names.set(name, NewName::Present(*ino)));
@@ -178,7 +178,7 @@ impl Cache {
     pub(super) fn learn_name(&self, parent: Ino, name: &[u8], found: NewName) {
         self.inodes.with(parent, |node| {
             let is_changing = node.cached.is_changing();
-            if let Some(names) = node.cached.names_mut().filter(|_| !is_changing) {
+            if let Some(names) = node.cached.names.as_mut().filter(|_| !is_changing) {
                 names.set(name, found);
             }
         });
@@ -187,7 +187,8 @@ impl Cache {
     /// A change of this client has made a name what it is, if no other change may have followed.
     pub(super) fn changed_name(&self, parent: Ino, name: &[u8], found: NewName) {
         self.inodes.with(parent, |node| {
-            if let Some(names) = node.cached.names_mut().filter(|names| names.is_changing(name)) {
+            if let Some(names) = node.cached.names.as_mut().filter(|names| names.is_changing(name))
+            {
                 names.set(name, found);
             }
         });
@@ -195,12 +196,12 @@ impl Cache {
 
     /// The caller may cache pages of a file.
     pub(super) fn hold_content(&self, ino: Ino) {
-        self.inodes.with_new(ino, |node| node.cached.hold_content());
+        self.inodes.with_new(ino, |node| node.cached.content = true);
     }
 
     /// Whether the server knows that the caller caches pages of a file.
     pub(super) fn holds_content(&self, ino: Ino) -> bool {
-        self.inodes.with(ino, |node| node.cached.holds_content()).unwrap_or(false)
+        self.inodes.with(ino, |node| node.cached.content).unwrap_or(false)
     }
 
     /// The server knows from now on that the caller caches pages of a file. Whether the caller may have cached some before.
@@ -210,7 +211,7 @@ impl Cache {
 
     /// That the client knows an inode.
     pub(super) fn reclaim(&self, ino: Ino) -> Option<Reclaim> {
-        let told = |node: &mut Node| (node.cached.stamp(), node.cached.inode_token());
+        let told = |node: &mut Node| (node.cached.stamp, node.cached.inode_token);
         let (stamp, inode_token) = self.inodes.with(ino, told).filter(|(stamp, _)| *stamp > 0)?;
         Some(Reclaim { ino, stamp, inode_token, held: Grants::default() })
     }
@@ -221,14 +222,14 @@ impl Cache {
     pub(super) fn reclaims(&self, needed: impl Iterator<Item = Reclaim>) -> Vec<Reclaim> {
         self.forgotten.lock().untold.clear();
         let reclaim = |(ino, node): (Ino, &Node)| {
-            let (own, stamp) = (&node.delegation, node.cached.stamp());
+            let (own, stamp) = (&node.delegation, node.cached.stamp);
             // Until the server has what this client has made, no other client may see the inode, also when it was released here.
             let delegation = own.is_granted(ino) || own.unsent() > 0;
             let held = Grants { delegation, ..node.cached.held() };
             // The server does not know yet what this client has made by itself.
             let is_told = stamp > 0 || own.unsent() == 0;
             let is_known = is_told && (stamp > 0 || held != Grants::default());
-            let inode_token = node.cached.inode_token();
+            let inode_token = node.cached.inode_token;
             is_known.then_some(Reclaim { ino, stamp, inode_token, held })
         };
         let (mut reclaims, mut known) = (Vec::new(), HashSet::default());
@@ -258,7 +259,7 @@ impl Cache {
                 for change in changes.iter().filter(|change| change.ino() == ino) {
                     cached.invalidate(change);
                     if let Changed::Name { name, .. } = change
-                        && let Some(names) = cached.names_mut().filter(|_| is_first)
+                        && let Some(names) = cached.names.as_mut().filter(|_| is_first)
                     {
                         names.begin_change(name);
                     }
@@ -282,21 +283,21 @@ impl Cache {
     }
 
     pub(super) fn reference(&self, ino: Ino) {
-        self.inodes.with_new(ino, |node| node.cached.reference());
+        self.inodes.with_new(ino, |node| node.cached.references += 1);
     }
 
     /// The caller refers to an inode so many times less.
     pub(super) fn unreference(&self, ino: Ino, count: u64) {
         let mut stripe = self.inodes.lock(ino);
         let Some(node) = stripe.node_mut(ino) else { return };
-        node.cached.unreference(count);
+        node.cached.references = node.cached.references.saturating_sub(count);
         // One that was removed is to be gone soon; the rest may be needed again.
-        let has_names = node.cached.attributes().is_some_and(|it| it.links > 0);
+        let has_names = node.cached.attributes.is_some_and(|it| it.links > 0);
         let is_needed = node.delegation.unsent() > 0 || has_names;
         if is_needed || !node.cached.is_unreferenced() {
             return;
         }
-        let (is_removed, stamp) = (node.cached.is_removed(), node.cached.stamp());
+        let (is_removed, stamp) = (node.cached.is_removed, node.cached.stamp);
         let had_delegation = stripe.remove(ino);
         drop(stripe);
         if had_delegation {
@@ -310,7 +311,9 @@ impl Cache {
 
     /// An inode has lost its last name: the server hears soon if the caller does not refer to it.
     pub(super) fn remove(&self, ino: Ino) {
-        self.inodes.with(ino, |node| node.cached.remove());
+        self.inodes.with(ino, |node| {
+            (node.cached.is_removed, node.cached.attributes) = (true, None);
+        });
         self.unreference(ino, 0);
     }
 
@@ -357,10 +360,11 @@ impl Cache {
         let mut gone = Vec::new();
         for mut stripe in self.inodes.stripes() {
             stripe.retain(|ino, node| {
-                let is_idle = !node.cached.clear_used() && node.cached.is_unreferenced();
+                let is_idle =
+                    !std::mem::take(&mut node.cached.used) && node.cached.is_unreferenced();
                 let goes = is_idle && node.delegation.unsent() == 0;
                 if goes {
-                    gone.push((ino, node.cached.stamp()));
+                    gone.push((ino, node.cached.stamp));
                 }
                 !goes
             });

@@ -11,34 +11,30 @@ use crate::protocol::{Changed, Grants};
 #[derive(Debug, Default)]
 pub(super) struct CachedInode {
     /// If they may be used.
-    attributes: Option<Attributes>,
+    pub(super) attributes: Option<Attributes>,
     /// If names of the directory may be used.
-    names: Option<Box<Names>>,
-    /// The stamp of the last answer that named it.
-    stamp: u64,
+    pub(super) names: Option<Box<Names>>,
+    /// The stamp of the last answer that named it; 0 if the server does not know it yet.
+    pub(super) stamp: u64,
     /// Shows to the next server that this one has named it.
-    inode_token: u64,
+    pub(super) inode_token: u64,
     /// References of the caller.
-    references: u64,
+    pub(super) references: u64,
     /// The file as it was when the server was last told that it is read: its time of change, as a number.
     read_at: Option<NonZeroU64>,
     /// Changes of this client that are under way. Nothing that they concern is put into the cache.
     changing: u32,
-    /// The caller may cache its pages.
-    content: bool,
+    /// The caller may cache its pages, and the server knows that.
+    pub(super) content: bool,
     /// The caller may cache pages without the server's knowledge, since the file was this client's alone.
-    cached_under_delegation: bool,
+    pub(super) cached_under_delegation: bool,
     /// It has lost its last name.
-    removed: bool,
-    /// It was used since the last sweep.
-    used: bool,
+    pub(super) is_removed: bool,
+    /// It was used since the last sweep, so the next one spares it.
+    pub(super) used: bool,
 }
 
 impl CachedInode {
-    pub(super) fn attributes(&self) -> Option<Attributes> {
-        self.attributes
-    }
-
     /// The program's own change, or an answer, has given it these.
     pub(super) fn set_attributes(&mut self, attributes: Attributes) {
         (self.attributes, self.used) = (Some(attributes), true);
@@ -47,33 +43,6 @@ impl CachedInode {
     /// What the server has told of it may not be used any more.
     pub(super) fn forget_contents(&mut self) {
         (self.attributes, self.names) = (None, None);
-    }
-
-    /// It is used now, so the next sweep spares it.
-    pub(super) fn mark_used(&mut self) {
-        self.used = true;
-    }
-
-    pub(super) fn names(&self) -> Option<&Names> {
-        self.names.as_deref()
-    }
-
-    pub(super) fn names_mut(&mut self) -> Option<&mut Names> {
-        self.names.as_deref_mut()
-    }
-
-    /// Names of the directory may be used from now on.
-    pub(super) fn hold_names(&mut self) -> &mut Names {
-        self.names.get_or_insert_default()
-    }
-
-    /// The stamp of the last answer that named it; 0 if the server does not know it yet.
-    pub(super) fn stamp(&self) -> u64 {
-        self.stamp
-    }
-
-    pub(super) fn inode_token(&self) -> u64 {
-        self.inode_token
     }
 
     /// An answer with this stamp has named it.
@@ -94,20 +63,6 @@ impl CachedInode {
     pub(super) fn end_change(&mut self) {
         assert!(self.changing > 0, "a change of an inode ends twice");
         self.changing -= 1;
-    }
-
-    /// Whether the server knows that the caller caches its pages.
-    pub(super) fn holds_content(&self) -> bool {
-        self.content
-    }
-
-    pub(super) fn hold_content(&mut self) {
-        self.content = true;
-    }
-
-    /// The caller may cache pages; the server does not know.
-    pub(super) fn cache_under_delegation(&mut self) {
-        self.cached_under_delegation |= !self.content;
     }
 
     /// The server knows from now on that the caller caches pages. Whether the caller may have cached some before.
@@ -150,31 +105,9 @@ impl CachedInode {
         }
     }
 
-    pub(super) fn reference(&mut self) {
-        self.references += 1;
-    }
-
-    pub(super) fn unreference(&mut self, count: u64) {
-        self.references = self.references.saturating_sub(count);
-    }
-
-    /// It has lost its last name.
-    pub(super) fn remove(&mut self) {
-        (self.removed, self.attributes) = (true, None);
-    }
-
-    pub(super) fn is_removed(&self) -> bool {
-        self.removed
-    }
-
     /// Whether the caller does not refer to it, so that it may be forgotten.
     pub(super) fn is_unreferenced(&self) -> bool {
         self.references == 0 && self.changing == 0
-    }
-
-    /// Whether it was used since this was asked last.
-    pub(super) fn clear_used(&mut self) -> bool {
-        std::mem::take(&mut self.used)
     }
 
     /// The session has ended: nothing may be used.

@@ -18,17 +18,13 @@ pub(super) struct Grant {
     /// The directory or file.
     root: Ino,
     /// The root of the quota that it counts for; 0 for none.
-    quota: u64,
+    pub(super) quota: u64,
     is_over: AtomicBool,
 }
 
 impl Grant {
     pub(super) fn new(number: GrantNumber, root: Ino, quota: u64) -> Grant {
         Grant { number, root, quota, is_over: AtomicBool::new(false) }
-    }
-
-    pub(super) fn quota(&self) -> u64 {
-        self.quota
     }
 }
 
@@ -41,11 +37,11 @@ pub(super) struct Delegation {
     /// Mutations that concern it, and that the server does not have.
     unsent: u32,
     /// Its bytes follow one another from the start, without holes.
-    is_dense: bool,
+    pub(super) is_dense: bool,
     /// How much its attributes say that is stored is not exact.
-    is_estimate: bool,
-    /// All unsent mutations are durable by a size record. Stays when the session ends.
-    is_ended: bool,
+    pub(super) is_estimate: bool,
+    /// All unsent mutations are durable by a size record. Stays when the session ends, for what a batch under way loses then.
+    pub(super) is_ended: bool,
 }
 
 /// Whether a size record of a file may be stored.
@@ -173,31 +169,6 @@ impl Delegation {
     /// So many mutations are durable by a size record.
     pub(super) fn end(&mut self, mutations: usize) {
         self.is_ended |= self.unsent as usize == mutations;
-    }
-
-    /// The rest of a batch that is lost with the session: these mutations stay durable by the size record.
-    pub(super) fn restore_ended(&mut self) {
-        self.is_ended = true;
-    }
-
-    pub(super) fn was_ended(&self) -> bool {
-        self.is_ended
-    }
-
-    pub(super) fn is_dense(&self) -> bool {
-        self.is_dense
-    }
-
-    pub(super) fn set_dense(&mut self, is_dense: bool) {
-        self.is_dense = is_dense;
-    }
-
-    pub(super) fn is_estimate(&self) -> bool {
-        self.is_estimate
-    }
-
-    pub(super) fn set_estimate(&mut self, is_estimate: bool) {
-        self.is_estimate = is_estimate;
     }
 
     /// What few inodes have; nothing of this one, if it does not.

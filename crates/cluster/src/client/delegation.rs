@@ -64,7 +64,7 @@ fn is_plain(name: &[u8], new: &NewNode) -> bool {
 /// The attributes of an inode with which nothing is in the way of a change without the server but rights.
 fn changeable(node: &Node) -> Option<Attributes> {
     let is_free = node.delegation.grant().is_some() && !node.cached.is_changing();
-    node.cached.attributes().filter(|_| is_free)
+    node.cached.attributes.filter(|_| is_free)
 }
 
 /// What is delegated to this client, and its changes there.
@@ -120,7 +120,7 @@ impl Delegations {
     /// The same, without the barrier that has to follow.
     fn begin_revoke_all_of(&self, ino: Ino) {
         let revoke = |node: &mut Node| {
-            let is_directory = node.cached.attributes().is_none_or(|it| it.kind == Kind::Directory);
+            let is_directory = node.cached.attributes.is_none_or(|it| it.kind == Kind::Directory);
             node.delegation.revoke(ino, is_directory)
         };
         if let Some(root) = self.inodes.with(ino, revoke).flatten() {
@@ -143,7 +143,7 @@ impl Delegations {
     /// Whether to ask for a directory that this client is about to make a name in, by calls so far: `after` so many.
     pub(super) fn are_wanted(&self, directory: Ino, after: u32, now: Time) -> bool {
         let wants = |node: &mut Node| {
-            let is_complete = node.cached.names().is_some_and(|names| names.is_complete());
+            let is_complete = node.cached.names.as_ref().is_some_and(|names| names.is_complete());
             let own = &mut node.delegation;
             if own.grant().is_some() || !is_complete || own.extra().refused_until > now {
                 return false;
@@ -165,9 +165,8 @@ impl Delegations {
 
     /// The grant by which an inode is this client's alone, and its size.
     pub(super) fn grant_of(&self, ino: Ino) -> Option<(Option<GrantNumber>, u64)> {
-        let look = |node: &mut Node| {
-            Some((node.delegation.grant_number(), node.cached.attributes()?.size))
-        };
+        let look =
+            |node: &mut Node| Some((node.delegation.grant_number(), node.cached.attributes?.size));
         self.inodes.with(ino, look).flatten()
     }
 
@@ -196,7 +195,7 @@ impl Delegations {
     pub(super) fn lack_attributes(&self, ino: Ino) -> bool {
         let lacks = |node: &mut Node| {
             let is_free = node.delegation.grant().is_some() && !node.cached.is_changing();
-            is_free && node.cached.attributes().is_none()
+            is_free && node.cached.attributes.is_none()
         };
         self.inodes.with(ino, lacks).unwrap_or(false)
     }
@@ -217,7 +216,7 @@ impl Delegations {
     ) -> Option<Result<(Attributes, Arc<Grant>), FsError>> {
         let node = stripe.node(parent)?;
         let directory = self.changeable(node, stripe.rules().squash, now)?;
-        let names = node.cached.names().filter(|names| names.is_complete())?;
+        let names = node.cached.names.as_ref().filter(|names| names.is_complete())?;
         match names.known(name)? {
             NewName::Present(_) => return Some(Err(FsError::Exists)),
             NewName::Absent => {}
@@ -242,7 +241,7 @@ impl Delegations {
             Some(Ok(_)) | None => return Local::NeedsCall,
         };
         let Some(number) = self.numbers.acquire() else { return Local::NeedsCall };
-        let charge = Charge { quota: grant.quota(), room: Room::of_new(name, &new.node) };
+        let charge = Charge { quota: grant.quota, room: Room::of_new(name, &new.node) };
         let name = Bytes::copy_from_slice(name);
         let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
         let record = Record::small(&Mutation { time, kind });
@@ -271,11 +270,11 @@ impl Delegations {
         node.cached.set_attributes(made);
         node.delegation = Delegation::of_new(still, write_bound);
         if made.kind == Kind::Directory {
-            node.cached.hold_names().set_complete();
+            node.cached.names.get_or_insert_default().set_complete();
         }
         stripes.second().insert(number, node);
         let parent_node = stripes.first().node_mut(parent).expect("it was looked at");
-        if let Some(names) = parent_node.cached.names_mut() {
+        if let Some(names) = parent_node.cached.names.as_mut() {
             names.set(&name, NewName::Present(number));
         }
         parent_node.cached.set_attributes(directory);
@@ -307,20 +306,17 @@ impl Delegations {
         let is_foreseen = is_plain || own.is_made_here(ino);
         let is_exact = match change.size {
             // The answer is to say what is stored.
-            None => !own.is_estimate(),
+            None => !own.is_estimate,
             Some(0) => attributes.kind == Kind::File,
-            Some(size) => {
-                attributes.kind == Kind::File && own.is_dense() && size <= attributes.size
-            }
+            Some(size) => attributes.kind == Kind::File && own.is_dense && size <= attributes.size,
         };
         let Some(grant) = own.grant() else { return Local::NeedsCall };
         if !is_foreseen || !is_exact || attributes.kind == Kind::Symlink {
             return Local::NeedsCall;
         }
-        let quota = grant.quota();
+        let quota = grant.quota;
         if let Some(size) = change.size {
-            own.set_dense(true);
-            own.set_estimate(false);
+            (own.is_dense, own.is_estimate) = (true, false);
             attributes.stored = size.next_multiple_of(BLOCK);
         }
         attributes.set(change, time);
@@ -352,7 +348,7 @@ impl Delegations {
         };
         let offset = at.unwrap_or(attributes.size);
         // A file that the server does not have yet has a bound of its own.
-        let is_new = node.cached.stamp() == 0;
+        let is_new = node.cached.stamp == 0;
         let most = if is_new { rules.bytes.end.min(MAX_FILE) } else { MAX_FILE };
         let end = offset.checked_add(len).filter(|end| *end <= most);
         let is_possible = rules.bytes.end > 0 && len > 0 && attributes.kind == Kind::File;
@@ -364,22 +360,21 @@ impl Delegations {
             // What a file takes follows from its size.
             blocks_of(0..end).saturating_sub(blocks_of(0..attributes.size))
         } else {
-            let known = if own.is_dense() { attributes.size.next_multiple_of(BLOCK) } else { 0 };
+            let known = if own.is_dense { attributes.size.next_multiple_of(BLOCK) } else { 0 };
             blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
         };
-        let charge = Charge { quota: grant.quota(), room: Room::of_bytes(blocks) };
+        let charge = Charge { quota: grant.quota, room: Room::of_bytes(blocks) };
         if !self.room.charge(charge) {
             return Local::NoRoom(charge.quota);
         }
         let leaves_hole = offset > attributes.size;
-        let is_dense = rules.bytes.dense || own.is_dense() && offset <= attributes.size;
-        own.set_dense(is_dense);
-        own.set_estimate(own.is_estimate() || !is_dense);
+        own.is_dense = rules.bytes.dense || own.is_dense && offset <= attributes.size;
+        own.is_estimate |= !own.is_dense;
         let grows = end > attributes.size;
         attributes.wrote(end, clear_suid, time);
         let most = attributes.size.next_multiple_of(BLOCK);
         let stored = most.min(attributes.stored + len.next_multiple_of(BLOCK));
-        attributes.stored = if is_dense { most } else { stored.max(attributes.stored) };
+        attributes.stored = if own.is_dense { most } else { stored.max(attributes.stored) };
         own.changed();
         node.cached.set_attributes(attributes);
         let kind = MutationKind::Write { ino, offset, data: data(), clear_suid };
@@ -395,23 +390,20 @@ impl Delegations {
     /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
     pub(super) fn call_for_size(&self, ino: Ino, size: u64, now: Time) {
         self.bounds.clear(ino, now);
-        self.inodes.with(ino, |node| {
-            let is_dense = node.delegation.is_dense() && size == 0;
-            node.delegation.set_dense(is_dense);
-        });
+        self.inodes.with(ino, |node| node.delegation.is_dense &= size == 0);
     }
 
     /// The bytes of a file change by a call: where it has holes is not known any more.
     pub(super) fn call_for_bytes(&self, ino: Ino, now: Time) {
         self.bounds.stored_by_server(ino, now);
-        self.inodes.with(ino, |node| node.delegation.set_dense(false));
+        self.inodes.with(ino, |node| node.delegation.is_dense = false);
     }
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
     /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost.
     pub(super) fn lose(&self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
         let is_refused = !matches!(error, FsError::Store(_));
-        let was_ended = |ino| self.inodes.with(ino, |node| node.delegation.was_ended());
+        let was_ended = |ino| self.inodes.with(ino, |node| node.delegation.is_ended);
         let ended = batch.iter().map(|it| !is_refused && was_ended(it.kind.ino()) == Some(true));
         let ended: Vec<bool> = ended.collect();
         let inodes_of = |kind: &MutationKind| [Some(kind.ino()), kind.made()].into_iter().flatten();
@@ -426,7 +418,7 @@ impl Delegations {
         for (Mutation { kind, .. }, is_ended) in batch.iter().zip(ended) {
             self.begin_revoke_all_of(kind.ino());
             if is_ended {
-                self.inodes.with(kind.ino(), |node| node.delegation.restore_ended());
+                self.inodes.with(kind.ino(), |node| node.delegation.is_ended = true);
                 continue;
             }
             for ino in inodes_of(kind) {

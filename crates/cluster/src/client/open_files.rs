@@ -114,7 +114,7 @@ impl OpenFiles {
         let bypasses = flags.append;
         let quiet = self.while_alone(ino, |node, table| {
             if !bypasses {
-                node.cached.cache_under_delegation();
+                node.cached.cached_under_delegation |= !node.cached.content;
             }
             table.add(opening.clone(), Known::Quiet)
         });

@@ -103,7 +103,7 @@ impl SizeRecords {
         let generation = reached.generation();
         let end = |node: &mut Node| {
             let grant = node.delegation.grant_number()?;
-            let attributes = node.cached.attributes().filter(|_| !node.cached.is_changing())?;
+            let attributes = node.cached.attributes.filter(|_| !node.cached.is_changing())?;
             let kept = node.delegation.extra().size_record;
             let SizeRecordState::Allowed { asked, .. } = kept else { return None };
             let wanted = SizeRecordState::Allowed { generation, grant: Some(grant), asked };

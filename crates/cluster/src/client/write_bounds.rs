@@ -67,7 +67,7 @@ impl WriteBounds {
     pub(super) fn are_short(&self, ino: Ino, end: u64, now: Time) -> bool {
         let look = |node: &mut Node| {
             let own = node.delegation.extra();
-            (node.cached.stamp() > 0).then_some((own.write_bound, own.cleared))
+            (node.cached.stamp > 0).then_some((own.write_bound, own.cleared))
         };
         match self.inodes.with(ino, look).flatten() {
             None => false,

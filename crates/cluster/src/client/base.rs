@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_env::Env;
+use thalweg_env::{Env, Time};
 
 use super::cache::Cache;
 use super::call_numbers::CallNumbers;
@@ -39,6 +39,10 @@ pub(super) struct ClientBase {
 }
 
 impl ClientBase {
+    pub(super) fn now(&self) -> Time {
+        self.env.now()
+    }
+
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {
         let session = Arc::new(Session::new(env.uuid()));
         let (inodes, losses) = (Arc::new(Inodes::new()), Arc::<Losses>::default());

@@ -1,36 +1,14 @@
 //! Calls of programs: each comes behind what this client has made by itself, as far as it depends on that.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
-use thalweg_fs::{Answer as FileAnswer, FsError, Ino};
+use thalweg_fs::{Answer as FileAnswer, Attributes, FsError, Ino};
 
-use super::base::ClientBase;
 use super::cache::ChangeGuard;
 use super::error::unexpected;
-use super::open_files::OpenFiles;
-use super::rpc::Rpc;
-use super::writeback::Writeback;
+use super::stages::Stages;
 use crate::protocol::{Answer, Reply, Request};
 
-/// Makes calls of programs.
-pub(super) struct Calls {
-    base: Arc<ClientBase>,
-    rpc: Arc<Rpc>,
-    writeback: Arc<Writeback>,
-    open_files: Arc<OpenFiles>,
-}
-
-impl Calls {
-    pub(super) fn new(
-        base: Arc<ClientBase>,
-        rpc: Arc<Rpc>,
-        writeback: Arc<Writeback>,
-        open_files: Arc<OpenFiles>,
-    ) -> Calls {
-        Calls { base, rpc, writeback, open_files }
-    }
-
+impl Stages {
     /// Makes a call. `then` sees each answer where frames are received, before anything that the server sent later; also when this
     /// future was dropped.
     pub(super) async fn call(
@@ -68,16 +46,25 @@ impl Calls {
         Ok(self.call(request, payload, then).await?.0)
     }
 
+    /// Attributes, with how long they may be used.
+    pub(super) fn shown(&self, attributes: Attributes) -> FileAnswer {
+        self.base.cache.valid(attributes, self.base.now())
+    }
+
     /// An answer that names an inode.
     pub(super) fn learned(&self, reply: &Reply) -> Result<FileAnswer, FsError> {
         match reply.answer {
-            Answer::Inode(attributes) => Ok(self.base.cache.valid(attributes, self.base.env.now())),
+            Answer::Inode(attributes) => Ok(self.shown(attributes)),
             _ => unexpected(),
         }
     }
 
     /// The attributes of an inode, by a call. With `shown`, the caller's cache shows them to programs.
-    pub(super) async fn attributes(&self, ino: Ino, shown: bool) -> Result<FileAnswer, FsError> {
+    pub(super) async fn request_attributes(
+        &self,
+        ino: Ino,
+        shown: bool,
+    ) -> Result<FileAnswer, FsError> {
         let request = Request::Attributes { ino, shown };
         let (reply, _) = self.call(request, Vec::new(), |_, _| {}).await?;
         self.learned(&reply)

@@ -118,7 +118,7 @@ impl Connections {
         let call = Call::outside(Request::Attach { session: id, resumes: begun });
         // The numbers of calls that are made from here on are sent behind this call.
         let pending = encode_list(&self.base.call_numbers.resume());
-        let sent = self.base.env.now();
+        let sent = self.base.now();
         let answered = channel.call::<_, Reply>(&call, &[pending]).await;
         let answer = answered.map_err(AttachError::lost)?.0.answer;
         let Answer::Attached { root, lease, read_only, bytes, contents, squash, server, durable } =
@@ -299,7 +299,7 @@ impl Connections {
             sweeps = if is_pressed { sweeps - 1 } else { 0 };
             let mut gone = cache.remove_told();
             gone.extend(self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0));
-            let (renewed, sent) = (session.clone(), self.base.env.now());
+            let (renewed, sent) = (session.clone(), self.base.now());
             let call = Call::outside(Request::Renew);
             // A server that has answered nothing for a lease is not there: the connection is made again.
             let renewing =

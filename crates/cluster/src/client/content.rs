@@ -54,7 +54,7 @@ pub(super) async fn read(
         let Some(offset) = offset.checked_add(done as u64) else { break };
         assert!(u32::try_from(some).is_ok(), "a payload is smaller than 4 GiB");
         let request = Request::Read { ino, offset, len: some as u32, pages };
-        let (reply, bytes) = stages.calls.call(request, Vec::new(), then.clone()).await?;
+        let (reply, bytes) = stages.call(request, Vec::new(), then.clone()).await?;
         if reply.answer != Answer::Bytes {
             return unexpected();
         }
@@ -78,7 +78,7 @@ async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Op
         stages.writeback.send(true).await.ok()?;
     }
     let wall = stages.base.env.wall_nanos();
-    let before = stages.base.cache.before_read(ino, stages.base.env.now(), wall)?;
+    let before = stages.base.cache.before_read(ino, stages.base.now(), wall)?;
     let end = offset.saturating_add(len as u64).min(before.size);
     if offset >= end {
         return Some(Vec::new());
@@ -92,7 +92,7 @@ async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Op
             return None;
         }
     };
-    let is_same = stages.base.cache.steady(ino, stages.base.env.now()) == Some(before);
+    let is_same = stages.base.cache.steady(ino, stages.base.now()) == Some(before);
     is_same.then(|| vec![bytes])
 }
 
@@ -105,8 +105,8 @@ async fn change(
 ) -> Result<Answer, FsError> {
     // While the change is under way, the bytes of mutations would go to the server, too.
     stages.writeback.send_before(&request).await?;
-    let begin = || stages.base.delegations.call_for_bytes(ino, stages.base.env.now());
-    Ok(stages.calls.change(request, payload, begin, |_| {}).await?.answer)
+    let begin = || stages.base.delegations.call_for_bytes(ino, stages.base.now());
+    Ok(stages.change(request, payload, begin, |_| {}).await?.answer)
 }
 
 async fn change_for_number(
@@ -141,7 +141,7 @@ pub(super) async fn write(
     }
     for piece in pieces {
         let len: usize = piece.iter().map(Bytes::len).sum();
-        let wrote = stages.local.write(ino, next, &piece, how).await?;
+        let wrote = stages.write_locally(ino, next, &piece, how).await?;
         let offset = match wrote {
             Some(offset) => offset,
             None => {

@@ -119,12 +119,12 @@ impl DirectIo {
             match self.find(&**finder).await {
                 Ok(()) => {
                     has_warned = false;
-                    let found = self.base.env.now();
+                    let found = self.base.now();
                     tokio::select! {
                         biased;
                         () = self.lost.notified() => {
                             // Each time the server has an address refused, which must not happen with every batch.
-                            let is_rare = self.base.env.now().since(found) > PAUSES.1;
+                            let is_rare = self.base.now().since(found) > PAUSES.1;
                             pause = if is_rare { PAUSES.0 } else { pause };
                             self.base.env.sleep(pause).await;
                             pause = (2 * pause).min(PAUSES.1);
@@ -193,7 +193,7 @@ impl DirectIo {
         let mut runs = runs_of(&*batch);
         for (ino, runs) in &runs {
             let end = runs.iter().map(|run| run.end).max().unwrap_or_default();
-            if self.base.bounds.are_short(*ino, end, self.base.env.now()) {
+            if self.base.bounds.are_short(*ino, end, self.base.now()) {
                 self.extend_write_bound(*ino, end).await?;
             }
         }
@@ -212,7 +212,7 @@ impl DirectIo {
     }
 
     async fn extend_write_bound(&self, ino: Ino, end: u64) -> Result<(), FsError> {
-        let asked = (self.base.bounds.query(ino), self.base.env.now());
+        let asked = (self.base.bounds.query(ino), self.base.now());
         let bound = match self.rpc.own(Request::ExtendWriteBound { ino, end }).await {
             Ok(Answer::Number(bound)) => bound,
             Ok(_) => return unexpected(),

@@ -42,7 +42,7 @@ async fn level_at_server(
     ino: Ino,
     wait: Option<(Level, u32)>,
 ) -> Result<Level, FsError> {
-    match stages.calls.request(Request::Level { ino, wait }).await? {
+    match stages.request(Request::Level { ino, wait }).await? {
         (Answer::Level(level), _) => Ok(level),
         _ => unexpected(),
     }
@@ -70,9 +70,9 @@ pub(super) async fn wait_for(
         }
         sync_all(stages).await?;
     }
-    let start = stages.base.env.now();
+    let start = stages.base.now();
     loop {
-        let left = within.saturating_sub(stages.base.env.now().since(start));
+        let left = within.saturating_sub(stages.base.now().since(start));
         let millis = left.min(LONGEST_WAIT).as_millis() as u32;
         let come = level_at_server(stages, ino, Some((level, millis))).await?;
         if come >= level {

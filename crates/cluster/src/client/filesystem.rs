@@ -115,7 +115,7 @@ impl Client {
     }
 
     async fn request(&self, request: Request) -> Result<(Answer, Bytes), FsError> {
-        self.act(self.stages.calls.request(request)).await
+        self.act(self.stages.request(request)).await
     }
 }
 
@@ -136,7 +136,7 @@ impl Filesystem for Client {
 
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
         let directory = self.theirs(directory);
-        match self.stages.calls.request(Request::Parent { directory }).await? {
+        match self.stages.request(Request::Parent { directory }).await? {
             (Answer::Directory(parent), _) => Ok(self.stages.base.session.ours(parent)),
             _ => unexpected(),
         }
@@ -200,7 +200,7 @@ impl Filesystem for Client {
     }
 
     async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
-        match self.stages.calls.request(Request::ReadLink { ino }).await? {
+        match self.stages.request(Request::ReadLink { ino }).await? {
             (Answer::Bytes, target) => Ok(target),
             _ => unexpected(),
         }
@@ -233,7 +233,7 @@ impl Filesystem for Client {
     ) -> Result<u64, FsError> {
         let (ino, stages) = (self.theirs(ino), &*self.stages);
         // The usual write of a delegated file: it makes nothing ready of the calls that other writes need.
-        let wrote = user::act_now(&self.user, || stages.local.write_now(ino, at, &data, how));
+        let wrote = user::act_now(&self.user, || stages.write_now(ino, at, &data, how));
         let Local::Made(offset) = wrote else {
             return Box::pin(self.act(content::write(stages, ino, at, data, how))).await;
         };
@@ -285,7 +285,7 @@ impl Filesystem for Client {
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
-        if self.stages.base.delegations.is_bare(ino, self.stages.base.env.now()) {
+        if self.stages.base.delegations.is_bare(ino, self.stages.base.now()) {
             return Err(FsError::NoAttribute);
         }
         let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
@@ -328,7 +328,7 @@ impl Filesystem for Client {
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
-        match self.stages.calls.request(Request::Statistics).await? {
+        match self.stages.request(Request::Statistics).await? {
             (Answer::Statistics(found), _) => Ok(found),
             _ => unexpected(),
         }
@@ -355,7 +355,7 @@ impl Filesystem for Client {
     }
 
     async fn lock(&self, ino: Ino, lock: &Lock, wait: bool) -> Result<(), FsError> {
-        self.stages.locks.lock(self.theirs(ino), *lock, wait).await
+        self.stages.open_files.lock(self.theirs(ino), *lock, wait).await
     }
 
     async fn unlock(
@@ -365,11 +365,11 @@ impl Filesystem for Client {
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        self.stages.locks.unlock(self.theirs(ino), kind, owner, range).await
+        self.stages.open_files.unlock(self.theirs(ino), kind, owner, range).await
     }
 
     async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError> {
-        self.stages.locks.conflict(self.theirs(ino), *lock).await
+        self.stages.open_files.conflict(self.theirs(ino), *lock).await
     }
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {
@@ -406,7 +406,7 @@ impl Filesystem for Client {
         else {
             return Ok(());
         };
-        let known = self.stages.base.cache.rights(self.theirs(ino), self.stages.base.env.now());
+        let known = self.stages.base.cache.rights(self.theirs(ino), self.stages.base.now());
         let it = match known {
             Some(known) => known,
             None => {

@@ -1,19 +1,13 @@
 //! Changes without the server, with the calls that they need: for a delegation, for inode numbers, for room.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, Attributes, FsError, Ino, NewNode, Timestamp, WriteAt,
-    WriteHow,
+    Answer as FileAnswer, AttributeChange, FsError, Ino, NewNode, Timestamp, WriteAt, WriteHow,
 };
 
-use super::base::ClientBase;
-use super::calls::Calls;
 use super::delegation::{Clocks, Local, MAX_WRITE};
 use super::numbers::Reservation;
-use super::rpc::Rpc;
-use super::writeback::Writeback;
+use super::stages::Stages;
 use crate::protocol::{Answer, Reply, Request};
 
 /// A directory that was refused is not asked for again within this part of a lease.
@@ -22,36 +16,13 @@ const REFUSED: u32 = 10;
 /// Bytes of a write at most that are copied under the lock of its file.
 const SMALL_WRITE: usize = 16 << 10;
 
-/// Makes changes without the server.
-pub(super) struct LocalChanges {
-    base: Arc<ClientBase>,
-    rpc: Arc<Rpc>,
-    writeback: Arc<Writeback>,
-    calls: Arc<Calls>,
-    /// One reservation of inode numbers at a time.
-    reserving: tokio::sync::Mutex<()>,
-}
-
-impl LocalChanges {
-    pub(super) fn new(
-        base: Arc<ClientBase>,
-        rpc: Arc<Rpc>,
-        writeback: Arc<Writeback>,
-        calls: Arc<Calls>,
-    ) -> LocalChanges {
-        LocalChanges { base, rpc, writeback, calls, reserving: tokio::sync::Mutex::default() }
-    }
-
+impl Stages {
     fn clocks(&self) -> Clocks {
-        (self.base.env.now(), Timestamp::of_nanos(self.base.env.wall_nanos()))
-    }
-
-    fn answer(&self, attributes: Attributes) -> FileAnswer {
-        self.base.cache.valid(attributes, self.base.env.now())
+        (self.base.now(), Timestamp::of_nanos(self.base.env.wall_nanos()))
     }
 
     /// Makes an inode, if the directory is this client's alone, or becomes so.
-    pub(super) async fn create(
+    pub(super) async fn create_locally(
         &self,
         parent: Ino,
         name: &[u8],
@@ -59,7 +30,7 @@ impl LocalChanges {
     ) -> Result<Option<FileAnswer>, FsError> {
         let Some(after) = self.base.options.exclusive else { return Ok(None) };
         let delegations = &self.base.delegations;
-        if delegations.are_wanted(parent, after, self.base.env.now()) {
+        if delegations.are_wanted(parent, after, self.base.now()) {
             self.request_delegation(parent).await?;
         }
         self.complete(parent).await?;
@@ -70,10 +41,10 @@ impl LocalChanges {
         let Some(made) = self.in_room(create).await? else { return Ok(None) };
         let made = made?;
         self.writeback.throttle().await?;
-        Ok(Some(self.answer(made)))
+        Ok(Some(self.shown(made)))
     }
 
-    pub(super) async fn set_attributes(
+    pub(super) async fn set_locally(
         &self,
         ino: Ino,
         change: &AttributeChange,
@@ -85,7 +56,7 @@ impl LocalChanges {
         let set = || self.base.delegations.set(ino, change, self.clocks());
         let Some(set) = self.in_room(set).await? else { return Ok(None) };
         self.writeback.throttle().await?;
-        Ok(Some(self.answer(set)))
+        Ok(Some(self.shown(set)))
     }
 
     /// Writes bytes, if that needs neither a call nor a wait. They are copied, since the buffers may be parts of much larger ones.
@@ -113,7 +84,7 @@ impl LocalChanges {
     }
 
     /// The same, with the calls that it needs.
-    pub(super) async fn write(
+    pub(super) async fn write_locally(
         &self,
         ino: Ino,
         at: WriteAt,
@@ -133,7 +104,7 @@ impl LocalChanges {
         let room = &self.base.room;
         let quota = match change() {
             Local::Made(made) => return Ok(Some(made)),
-            Local::NoRoom(quota) if room.begin_request(self.base.env.now()) => quota,
+            Local::NoRoom(quota) if room.begin_request(self.base.now()) => quota,
             Local::NoRoom(_) | Local::NeedsCall => return Ok(None),
         };
         self.rpc.order(Request::Room { quota }).await?;
@@ -154,7 +125,7 @@ impl LocalChanges {
             if reply.grants.delegation {
                 base.delegations.grant(directory, reply.quota);
             } else {
-                let until = base.env.now() + base.session.lease() / REFUSED;
+                let until = base.now() + base.session.lease() / REFUSED;
                 base.delegations.refuse(directory, until);
             }
         };
@@ -170,7 +141,7 @@ impl LocalChanges {
     /// Has the attributes of an inode that is this client's alone.
     async fn complete(&self, ino: Ino) -> Result<(), FsError> {
         if self.base.delegations.lack_attributes(ino) {
-            self.calls.attributes(ino, false).await?;
+            self.request_attributes(ino, false).await?;
         }
         Ok(())
     }
@@ -180,7 +151,7 @@ impl LocalChanges {
         if !self.base.numbers.are_few() {
             return Ok(());
         }
-        let _turn = self.reserving.lock().await;
+        let _turn = self.base.numbers.reserve().await;
         if !self.base.numbers.are_few() {
             return Ok(());
         }

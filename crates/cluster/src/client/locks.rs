@@ -4,16 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_fs::locks::LockTable;
 use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
 use tokio::sync::{Notify, oneshot};
 
-use super::base::ClientBase;
 use super::error::{LinkError, unexpected};
 use super::open_files::OpenFiles;
-use super::rpc::{Outgoing, Rpc};
+use super::rpc::Outgoing;
 use super::user;
-use super::writeback::Writeback;
 use crate::protocol::{Answer, Reply, Request};
 
 /// How far a caller has come that waits for a lock.
@@ -31,7 +28,7 @@ enum Progress {
 
 /// A caller that waits for a lock. It may be dropped at any time, as when its process is killed.
 struct Waiter {
-    locks: Arc<FileLocks>,
+    locks: Arc<OpenFiles>,
     at: (Ino, Lock),
     progress: Arc<Mutex<Progress>>,
     gone: Arc<Notify>,
@@ -45,7 +42,7 @@ impl Drop for Waiter {
             Progress::Holds(before) => {
                 let (ino, lock) = self.at;
                 let before = if lock.kind == LockKind::Bsd { Vec::new() } else { before };
-                self.locks.table().restore(ino, &lock, &before);
+                self.locks.locks().restore(ino, &lock, &before);
                 let locks = self.locks.clone();
                 let reverting = async move { locks.revert(ino, lock, before).await };
                 self.locks.base.env.spawn(reverting).detach();
@@ -63,41 +60,20 @@ fn answered(done: Result<(Reply, Bytes), FsError>) -> Result<(), FsError> {
     }
 }
 
-/// Locks of programs.
-pub(super) struct FileLocks {
-    base: Arc<ClientBase>,
-    rpc: Arc<Rpc>,
-    writeback: Arc<Writeback>,
-    open_files: Arc<OpenFiles>,
-}
-
-impl FileLocks {
-    pub(super) fn new(
-        base: Arc<ClientBase>,
-        rpc: Arc<Rpc>,
-        writeback: Arc<Writeback>,
-        open_files: Arc<OpenFiles>,
-    ) -> FileLocks {
-        FileLocks { base, rpc, writeback, open_files }
-    }
-
-    fn table(&self) -> &LockTable {
-        self.open_files.locks()
-    }
-
+impl OpenFiles {
     pub(super) async fn lock(
         self: &Arc<Self>,
         ino: Ino,
         lock: Lock,
         wait: bool,
     ) -> Result<(), FsError> {
-        match self.open_files.while_alone(ino, |_, _| self.table().try_lock(ino, &lock)) {
+        match self.while_alone(ino, |_, _| self.locks().try_lock(ino, &lock)) {
             // The server knows which waits would wait for each other.
             Some(Err(FsError::Locked)) if wait => {}
             Some(locked) => return locked,
             None => {}
         }
-        self.open_files.notify_server(&[ino]).await?;
+        self.notify_server(&[ino]).await?;
         if wait {
             return self.wait_for(ino, lock).await;
         }
@@ -117,7 +93,7 @@ impl FileLocks {
             let (taking, recorder) = (progress.clone(), locks.clone());
             let then = move |reply: &Reply, _: &Bytes| {
                 let mut progress = taking.lock();
-                let before = recorder.table().owned(ino, lock.kind, lock.owner);
+                let before = recorder.locks().owned(ino, lock.kind, lock.owner);
                 let is_done = reply.answer == Answer::Done;
                 if is_done && matches!(*progress, Progress::IsGone) {
                     recorder.lose_changed(ino, &lock);
@@ -134,7 +110,7 @@ impl FileLocks {
             let is_unknown = matches!(&done, Err(FsError::Store(_)));
             let is_unwanted = done.is_ok() && matches!(*progress.lock(), Progress::IsGone);
             if is_unwanted || is_unknown {
-                let before = locks.table().owned(ino, lock.kind, lock.owner);
+                let before = locks.locks().owned(ino, lock.kind, lock.owner);
                 locks.revert(ino, lock, before).await;
             }
             // The caller may be gone.
@@ -150,7 +126,7 @@ impl FileLocks {
     fn record(&self, ino: Ino, lock: &Lock, reply: &Reply) {
         if reply.answer != Answer::Done {
             self.lose_changed(ino, lock);
-        } else if let Err(error) = self.table().try_lock(ino, lock) {
+        } else if let Err(error) = self.locks().try_lock(ino, lock) {
             tracing::warn!(%error, "a lock will not outlive the server");
         }
     }
@@ -158,7 +134,7 @@ impl FileLocks {
     /// A lock was not taken. As flock(2): its owner has lost the one that it wanted to change.
     fn lose_changed(&self, ino: Ino, lock: &Lock) {
         if lock.kind == LockKind::Bsd {
-            self.table().unlock_owner(ino, lock.kind, lock.owner);
+            self.locks().unlock_owner(ino, lock.kind, lock.owner);
         }
     }
 
@@ -187,20 +163,18 @@ impl FileLocks {
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        if !self.open_files.unlock(ino, kind, owner, range)? {
+        if !self.unlock_here(ino, kind, owner, range)? {
             return Ok(());
         }
-        self.open_files.notify_server(&[ino]).await?;
+        self.notify_server(&[ino]).await?;
         self.writeback.order(Request::Unlock { ino, kind, owner, range }).await
     }
 
     pub(super) async fn conflict(&self, ino: Ino, lock: Lock) -> Result<Option<Lock>, FsError> {
-        if let Some(found) =
-            self.open_files.while_alone(ino, |_, _| self.table().conflict(ino, &lock))
-        {
+        if let Some(found) = self.while_alone(ino, |_, _| self.locks().conflict(ino, &lock)) {
             return Ok(found);
         }
-        self.open_files.notify_server(&[ino]).await?;
+        self.notify_server(&[ino]).await?;
         let request = Request::ConflictingLock { ino, lock };
         match self.writeback.call(request, Vec::new(), |_, _| {}).await?.0.answer {
             Answer::Lock(found) => Ok(found),

@@ -23,8 +23,7 @@ fn is_privileged(mode: u16) -> bool {
 pub(super) async fn look_up(stages: &Stages, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
     // Where dots lead, a rename changes without a word about this name.
     let is_cached = !matches!(name, b"." | b"..");
-    if is_cached && let Some(found) = stages.base.cache.lookup(parent, name, stages.base.env.now())
-    {
+    if is_cached && let Some(found) = stages.base.cache.lookup(parent, name, stages.base.now()) {
         return Ok(found);
     }
     let name = Bytes::copy_from_slice(name);
@@ -43,10 +42,10 @@ pub(super) async fn look_up(stages: &Stages, parent: Ino, name: &[u8]) -> Result
             _ => {}
         }
     };
-    let (reply, _) = stages.calls.call(request, Vec::new(), then).await?;
+    let (reply, _) = stages.call(request, Vec::new(), then).await?;
     match reply.answer {
         Answer::Absent => Ok(Lookup::Absent(Duration::ZERO)),
-        _ => stages.calls.learned(&reply).map(Lookup::Found),
+        _ => stages.learned(&reply).map(Lookup::Found),
     }
 }
 
@@ -56,9 +55,9 @@ pub(super) async fn attributes(
     ino: Ino,
     shown: bool,
 ) -> Result<FileAnswer, FsError> {
-    match stages.base.cache.attributes(ino, stages.base.env.now()) {
+    match stages.base.cache.attributes(ino, stages.base.now()) {
         Some(found) => Ok(found),
-        None => stages.calls.attributes(ino, shown).await,
+        None => stages.request_attributes(ino, shown).await,
     }
 }
 
@@ -71,13 +70,13 @@ pub(super) async fn set_attributes(
         change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
     // What a server that checks users makes of privileges is not foreseen.
     if (!is_privileged || stages.base.session.squash() == Squash::None)
-        && let Some(set) = stages.local.set_attributes(ino, &change).await?
+        && let Some(set) = stages.set_locally(ino, &change).await?
     {
         return Ok(set);
     }
     let begin = || {
         if let Some(size) = change.size {
-            stages.base.delegations.call_for_size(ino, size, stages.base.env.now());
+            stages.base.delegations.call_for_size(ino, size, stages.base.now());
         }
     };
     let losses = stages.base.losses.clone();
@@ -87,8 +86,8 @@ pub(super) async fn set_attributes(
         }
     };
     let request = Request::SetAttributes { ino, change };
-    let reply = stages.calls.change(request, Vec::new(), begin, then).await?;
-    stages.calls.learned(&reply)
+    let reply = stages.change(request, Vec::new(), begin, then).await?;
+    stages.learned(&reply)
 }
 
 pub(super) async fn create(
@@ -104,7 +103,7 @@ pub(super) async fn create(
     }
     let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
     if (squash == Squash::None || !is_device && !is_privileged(new.mode))
-        && let Some(made) = stages.local.create(parent, name, &new).await?
+        && let Some(made) = stages.create_locally(parent, name, &new).await?
     {
         return Ok(made);
     }
@@ -123,8 +122,8 @@ pub(super) async fn create(
             }
         }
     };
-    let reply = stages.calls.change(request, payload, || {}, then).await?;
-    stages.calls.learned(&reply)
+    let reply = stages.change(request, payload, || {}, then).await?;
+    stages.learned(&reply)
 }
 
 pub(super) async fn link(
@@ -135,8 +134,8 @@ pub(super) async fn link(
 ) -> Result<FileAnswer, FsError> {
     let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
     let begin = || stages.base.delegations.revoke_all_of(ino);
-    let reply = stages.calls.change(request, Vec::new(), begin, |_| {}).await?;
-    stages.calls.learned(&reply)
+    let reply = stages.change(request, Vec::new(), begin, |_| {}).await?;
+    stages.learned(&reply)
 }
 
 pub(super) async fn unlink(
@@ -161,7 +160,7 @@ pub(super) async fn unlink(
             target.inspect(|target| cache.remove(*target));
         }
     };
-    stages.calls.change(request, Vec::new(), || {}, then).await.map(drop)
+    stages.change(request, Vec::new(), || {}, then).await.map(drop)
 }
 
 pub(super) async fn rename(
@@ -183,7 +182,7 @@ pub(super) async fn rename(
             replaced.inspect(|replaced| cache.remove(*replaced));
         }
     };
-    stages.calls.change(request, Vec::new(), begin, then).await.map(drop)
+    stages.change(request, Vec::new(), begin, then).await.map(drop)
 }
 
 /// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.
@@ -228,12 +227,12 @@ pub(super) async fn list(
             }
         }
     };
-    let (reply, payload) = stages.calls.call(request, Vec::new(), then).await?;
+    let (reply, payload) = stages.call(request, Vec::new(), then).await?;
     if reply.answer != Answer::Entries {
         return unexpected();
     }
     let entries = decode_entries(&payload).map_err(|_| LinkError::Unexpected)?;
-    let now = stages.base.env.now();
+    let now = stages.base.now();
     let shown = |(entry, _): (ListedEntry, bool)| Entry {
         name: entry.name,
         ino: entry.ino,

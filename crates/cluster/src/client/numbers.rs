@@ -29,24 +29,33 @@ struct ReservedNumbers {
 
 /// Inode numbers that are reserved for this client. The lock is taken under no other one.
 #[derive(Debug, Default)]
-pub(super) struct InodeNumbers(Mutex<VecDeque<ReservedNumbers>>);
+pub(super) struct InodeNumbers {
+    ranges: Mutex<VecDeque<ReservedNumbers>>,
+    /// One reservation at a time.
+    reserving: tokio::sync::Mutex<()>,
+}
 
 impl InodeNumbers {
     /// Whether to reserve more.
     pub(super) fn are_few(&self) -> bool {
-        let ranges = self.0.lock();
+        let ranges = self.ranges.lock();
         ranges.iter().map(|it| it.left.end - it.left.start).sum::<u64>() < FEW_NUMBERS
+    }
+
+    /// The right to reserve more.
+    pub(super) async fn reserve(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.reserving.lock().await
     }
 
     pub(super) fn add(&self, reservation: Reservation) {
         let Reservation { first, count, .. } = reservation;
         let left = first..first.saturating_add(count);
-        self.0.lock().push_back(ReservedNumbers { reservation, left, taken: 0, last: 0 });
+        self.ranges.lock().push_back(ReservedNumbers { reservation, left, taken: 0, last: 0 });
     }
 
     /// A number for an inode that is about to be made: [`InodeNumbers::used`] follows.
     pub(super) fn acquire(&self) -> Option<Ino> {
-        let mut ranges = self.0.lock();
+        let mut ranges = self.ranges.lock();
         let range = ranges.iter_mut().find(|it| !it.left.is_empty())?;
         range.taken += 1;
         range.left.next().map(Ino)
@@ -54,7 +63,7 @@ impl InodeNumbers {
 
     /// An inode has this number since that mutation, or none has: then another one gets it.
     pub(super) fn used(&self, number: Ino, mutation: Option<u64>) {
-        let mut ranges = self.0.lock();
+        let mut ranges = self.ranges.lock();
         let is_of = |it: &&mut ReservedNumbers| {
             it.taken > 0 && (it.reservation.first..it.left.start).contains(&number.0)
         };
@@ -71,16 +80,16 @@ impl InodeNumbers {
 
     /// The server has the mutations up to this one.
     pub(super) fn sent(&self, last: u64) {
-        self.0.lock().retain(|it| !it.left.is_empty() || it.taken > 0 || it.last > last);
+        self.ranges.lock().retain(|it| !it.left.is_empty() || it.taken > 0 || it.last > last);
     }
 
     /// Reservations of numbers that inodes may get, also with mutations that the server does not have.
     pub(super) fn reservations(&self) -> Vec<Reservation> {
-        self.0.lock().iter().map(|it| it.reservation).collect()
+        self.ranges.lock().iter().map(|it| it.reservation).collect()
     }
 
     /// The session has ended.
     pub(super) fn end_session(&self) {
-        self.0.lock().clear();
+        self.ranges.lock().clear();
     }
 }

@@ -32,9 +32,9 @@ fn pass_failure(told: Result<(), FsError>, what: &str) -> Result<(), FsError> {
 
 /// The files that the caller has open, with its locks.
 pub(super) struct OpenFiles {
-    base: Arc<ClientBase>,
-    rpc: Arc<Rpc>,
-    writeback: Arc<Writeback>,
+    pub(super) base: Arc<ClientBase>,
+    pub(super) rpc: Arc<Rpc>,
+    pub(super) writeback: Arc<Writeback>,
     /// The lock is taken under that of a stripe, and those of the lock table under it.
     table: Mutex<OpenTable>,
     locks: LockTable,
@@ -64,14 +64,14 @@ impl OpenFiles {
         ino: Ino,
         then: impl FnOnce(&mut Node, &mut OpenTable) -> T,
     ) -> Option<T> {
-        self.base.delegations.while_delegated(ino, self.base.env.now(), |node| {
+        self.base.delegations.while_delegated(ino, self.base.now(), |node| {
             let mut table = self.table.lock();
             (!table.is_told(ino)).then(|| then(node, &mut table))
         })
     }
 
     /// Releases locks; whether the server has to know.
-    pub(super) fn unlock(
+    pub(super) fn unlock_here(
         &self,
         ino: Ino,
         kind: LockKind,
@@ -139,7 +139,7 @@ impl OpenFiles {
             }
             if reply.grants.delegation {
                 files.base.delegations.grant(ino, reply.quota);
-                files.base.bounds.set(ino, *write_bound, (asked, files.base.env.now()));
+                files.base.bounds.set(ino, *write_bound, (asked, files.base.now()));
             }
         };
         let reply = match self.writeback.call(request, Vec::new(), then).await {

@@ -68,7 +68,7 @@ impl Reclaimer {
         self.reclaim_opens(channel).await?;
         self.reclaim_room(channel).await?;
         self.replay(channel, kept).await?;
-        let sent = self.base.env.now();
+        let sent = self.base.now();
         let unanswered = encode_list(&self.base.call_numbers.unanswered());
         let call = (Call::outside(Request::Reclaimed), vec![unanswered]);
         self.in_order(channel, vec![call]).await?;

@@ -160,7 +160,7 @@ impl Rpc {
                 return Err(LinkError::Evicted.into());
             }
             let message = self.message(&call, number.get(), slot);
-            let (rpc, then, sent) = (self.clone(), then.clone(), self.base.env.now());
+            let (rpc, then, sent) = (self.clone(), then.clone(), self.base.now());
             // Also when nothing waits for the answer any more, the slot is used until it comes.
             let (made, number) = (call.clone(), number.get());
             let receive = move |reply: Reply, payload: Bytes| {

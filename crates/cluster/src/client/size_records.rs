@@ -131,7 +131,7 @@ impl SizeRecords {
         }
         // Batches that are sent meanwhile would have bytes stored at the same time.
         let turn = self.writeback.hold().await;
-        let now = self.base.env.now();
+        let now = self.base.now();
         let next = self.direct_io.contents().and_then(|it| self.next(ino, it, now));
         // What the server has of it, and has not made durable, may be more than its size.
         let Some(next) = next.filter(|_| !self.base.replay_log.has(ino)) else {
@@ -175,7 +175,7 @@ impl SizeRecords {
     /// A file is durable by an `fsync` at the server, as it was before. When that has happened again and again while it grew, the
     /// server is asked whether the size record may be stored instead.
     pub(super) async fn after_sync(&self, ino: Ino, before: BeforeSync) {
-        let asked = self.base.env.now();
+        let asked = self.base.now();
         if self.base.inodes.with(ino, |node| counts(node, before, asked)) != Some(true) {
             return;
         }

@@ -7,12 +7,9 @@ use thalweg_env::connection::Connector;
 use thalweg_fs::access::AccessLists;
 
 use super::base::ClientBase;
-use super::calls::Calls;
 use super::connection::{Connections, Life};
 use super::direct_io::DirectIo;
 use super::error::AttachError;
-use super::local::LocalChanges;
-use super::locks::FileLocks;
 use super::open_files::OpenFiles;
 use super::options::Options;
 use super::rpc::Rpc;
@@ -22,13 +19,11 @@ use super::writeback::Writeback;
 /// The stages that the calls of a filesystem begin at.
 pub(super) struct Stages {
     pub(super) base: Arc<ClientBase>,
+    pub(super) rpc: Arc<Rpc>,
     pub(super) writeback: Arc<Writeback>,
     pub(super) direct_io: Arc<DirectIo>,
     pub(super) open_files: Arc<OpenFiles>,
     pub(super) size_records: Arc<SizeRecords>,
-    pub(super) calls: Arc<Calls>,
-    pub(super) local: LocalChanges,
-    pub(super) locks: Arc<FileLocks>,
     pub(super) lists: AccessLists,
     pub(super) life: Life,
 }
@@ -57,9 +52,6 @@ impl Stages {
             size_records.clone(),
         ));
         let connection = connections.attach().await?;
-        let calls = Calls::new(of(), rpc.clone(), writeback.clone(), open_files.clone());
-        let calls = Arc::new(calls);
-        let locks = FileLocks::new(of(), rpc.clone(), writeback.clone(), open_files.clone());
         let (keeping, renewing) = (connections.clone(), connections.clone());
         let (sending, reaching) = (writeback.clone(), direct_io.clone());
         let tasks = [
@@ -69,16 +61,14 @@ impl Stages {
             env.spawn(async move { reaching.run().await }),
         ];
         Ok(Stages {
-            local: LocalChanges::new(of(), rpc, writeback.clone(), calls.clone()),
-            locks: Arc::new(locks),
             lists: AccessLists::default(),
             life: Life::new(connections, tasks),
             base,
+            rpc,
             writeback,
             direct_io,
             open_files,
             size_records,
-            calls,
         })
     }
 }

@@ -175,7 +175,7 @@ impl Writeback {
             if self.base.links.is_closed() {
                 return;
             }
-            let age = self.base.env.now().since(Time::default());
+            let age = self.base.now().since(Time::default());
             let before = Time::default() + age.saturating_sub(self.base.options.expire);
             let is_late = self.base.queue.waits_since(before);
             if is_late && let Err(error) = self.send(true).await {
@@ -319,7 +319,7 @@ impl Writeback {
         let named: HashSet<Ino> = inodes.flatten().collect();
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
-        let now = self.base.env.now();
+        let now = self.base.now();
         for mutation in part {
             if let MutationKind::Write { ino, .. } = &mutation.kind {
                 self.base.bounds.stored_by_server(*ino, now);

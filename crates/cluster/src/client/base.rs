@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use thalweg_env::{Env, Time};
+use thalweg_fs::FsError;
+use tokio::sync::oneshot;
 
 use super::cache::Cache;
 use super::call_numbers::CallNumbers;
 use super::caller_cache::CallerCache;
 use super::delegation::Delegations;
+use super::error::LinkError;
 use super::inodes::Inodes;
 use super::link::Links;
 use super::losses::Losses;
@@ -41,6 +44,18 @@ pub(super) struct ClientBase {
 impl ClientBase {
     pub(super) fn now(&self) -> Time {
         self.env.now()
+    }
+
+    /// Runs something that goes on by itself when its caller has gone.
+    pub(super) async fn run_apart<T: Send + 'static>(
+        &self,
+        step: impl Future<Output = Result<T, FsError>> + Send + 'static,
+    ) -> Result<T, FsError> {
+        let (told, done) = oneshot::channel();
+        // The caller may be gone.
+        let running = async move { drop(told.send(step.await)) };
+        self.env.spawn(running).detach();
+        done.await.unwrap_or_else(|_| Err(LinkError::Closed.into()))
     }
 
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {

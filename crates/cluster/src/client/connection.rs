@@ -57,7 +57,6 @@ pub(super) struct Connections {
     open_files: Arc<OpenFiles>,
     size_records: Arc<SizeRecords>,
     server_calls: Arc<ServerCalls>,
-    reclaimer: Reclaimer,
 }
 
 impl Connections {
@@ -78,7 +77,6 @@ impl Connections {
             connector,
             traffic: Traffic::default(),
             server_calls: Arc::new(server_calls),
-            reclaimer: Reclaimer::new(base.clone(), open_files.clone()),
             base,
             writeback,
             open_files,
@@ -253,7 +251,12 @@ impl Connections {
     async fn attach_and_reclaim(&self) -> Result<Connection, AttachError> {
         let connection = self.attach().await?;
         let Some(server) = connection.new_server else { return Ok(connection) };
-        match self.reclaimer.reclaim(&connection.channel).await {
+        let reclaimer = Reclaimer {
+            base: &self.base,
+            open_files: &self.open_files,
+            channel: &connection.channel,
+        };
+        match reclaimer.reclaim().await {
             Ok(sent) => self.base.session.renew(sent),
             Err(ReclaimError::Lost(error)) => return Err(error),
             Err(ReclaimError::Refused) => {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
-use super::error::{LinkError, unexpected};
+use super::error::unexpected;
 use super::open_files::OpenFiles;
 use super::rpc::Outgoing;
 use super::user;
@@ -88,7 +88,7 @@ impl OpenFiles {
         let (progress, gone) = (Arc::new(Mutex::new(Progress::Waits)), Arc::new(Notify::new()));
         let waiter = Waiter { locks: self.clone(), at: (ino, lock), progress, gone };
         let (locks, progress, gone) = (self.clone(), waiter.progress.clone(), waiter.gone.clone());
-        let (user, (sender, done)) = (user::current(), oneshot::channel());
+        let user = user::current();
         let waiting = async move {
             let (taking, recorder) = (progress.clone(), locks.clone());
             let then = move |reply: &Reply, _: &Bytes| {
@@ -113,11 +113,9 @@ impl OpenFiles {
                 let before = locks.locks().owned(ino, lock.kind, lock.owner);
                 locks.revert(ino, lock, before).await;
             }
-            // The caller may be gone.
-            let _ = sender.send(answered(done));
+            answered(done)
         };
-        self.base.env.spawn(waiting).detach();
-        let locked = done.await.unwrap_or(Err(LinkError::Closed.into()));
+        let locked = self.base.run_apart(waiting).await;
         *waiter.progress.lock() = Progress::IsOver;
         locked
     }

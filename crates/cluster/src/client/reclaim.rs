@@ -1,11 +1,7 @@
 //! A client reclaims from a new server what it held at the one before it.
 
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::Poll;
-
 use bytes::Bytes;
-use futures::future::{join_all, maybe_done};
+use futures::future::join_all;
 use thalweg_env::Time;
 use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
@@ -36,65 +32,59 @@ impl From<AttachError> for ReclaimError {
     }
 }
 
-/// What a client reclaims.
-pub(super) struct Reclaimer {
-    base: Arc<ClientBase>,
-    open_files: Arc<OpenFiles>,
+/// Reclaims on a new connection.
+pub(super) struct Reclaimer<'a> {
+    pub(super) base: &'a ClientBase,
+    pub(super) open_files: &'a OpenFiles,
+    pub(super) channel: &'a Channel,
 }
 
 fn call_for(user: &User, request: Request) -> Call {
     Call { user: user.as_deref().cloned(), ..Call::outside(request) }
 }
 
-impl Reclaimer {
-    pub(super) fn new(base: Arc<ClientBase>, open_files: Arc<OpenFiles>) -> Reclaimer {
-        Reclaimer { base, open_files }
-    }
-
+impl Reclaimer<'_> {
     /// Reclaims everything that this client held. The lease counts from the time that is returned.
-    pub(super) async fn reclaim(&self, channel: &Channel) -> Result<Time, ReclaimError> {
+    pub(super) async fn reclaim(&self) -> Result<Time, ReclaimError> {
         let kept = self.base.replay_log.begin_replay();
         let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
         let reclaims = self.base.cache.reclaims(needed);
         for some in reclaims.chunks(MAX_CLAIMS) {
             let call = (Call::outside(Request::Reclaim), vec![encode_list(some)]);
-            let answers = self.in_order(channel, vec![call]).await?;
+            let answers = self.in_order(vec![call]).await?;
             if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
                 let error = FsError::from(error);
                 tracing::error!(%error, "the server refuses what this client held");
                 return Err(ReclaimError::Refused);
             }
         }
-        self.reclaim_opens(channel).await?;
-        self.reclaim_room(channel).await?;
-        self.replay(channel, kept).await?;
+        self.reclaim_opens().await?;
+        self.reclaim_room().await?;
+        self.replay(kept).await?;
         let sent = self.base.now();
         let unanswered = encode_list(&self.base.call_numbers.unanswered());
         let call = (Call::outside(Request::Reclaimed), vec![unanswered]);
-        self.in_order(channel, vec![call]).await?;
+        self.in_order(vec![call]).await?;
         Ok(sent)
     }
 
     /// Reclaims room for the changes that the server does not have.
-    async fn reclaim_room(&self, channel: &Channel) -> Result<(), AttachError> {
+    async fn reclaim_room(&self) -> Result<(), AttachError> {
         let shares = self.base.room.reclaim();
         let calls = shares.chunks(MAX_SHARES).map(|some| {
             (Call::outside(Request::ReclaimRoom { shares: some.to_vec() }), Vec::new())
         });
-        self.in_order(channel, calls.collect()).await.map(drop)
+        self.in_order(calls.collect()).await.map(drop)
     }
 
-    async fn reclaim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
+    async fn reclaim_opens(&self) -> Result<(), AttachError> {
         let opens = self.open_files.told().into_iter().map(
             |(handle, Opening { ino, user, caller, flags })| {
                 call_for(&user, Request::ReclaimOpen { handle, caller, ino, flags })
             },
         );
-        let locks = self
-            .open_files
-            .told_locks()
-            .into_iter()
-            .map(|(ino, lock)| Request::ReclaimLock { ino, lock });
+        let locks = self.open_files.told_locks().into_iter();
+        let locks = locks.map(|(ino, lock)| Request::ReclaimLock { ino, lock });
         let numbers = self.base.numbers.reservations().into_iter();
         let numbers = numbers.map(|it| Request::ReclaimNumbers {
             first: it.first,
@@ -103,7 +93,7 @@ impl Reclaimer {
         });
         let others = locks.chain(numbers).map(Call::outside);
         let calls: Vec<_> = opens.chain(others).map(|call| (call, Vec::new())).collect();
-        let answers = self.in_order(channel, calls).await?;
+        let answers = self.in_order(calls).await?;
         let refused = answers.iter().filter(|it| matches!(it.answer, Answer::Failed(_))).count();
         if refused > 0 {
             tracing::error!(refused, "open files and locks of this client are lost");
@@ -112,11 +102,7 @@ impl Reclaimer {
     }
 
     /// Makes changes again that the server may not have.
-    async fn replay(
-        &self,
-        channel: &Channel,
-        kept: Vec<UncommittedCall>,
-    ) -> Result<(), AttachError> {
+    async fn replay(&self, kept: Vec<UncommittedCall>) -> Result<(), AttachError> {
         if kept.is_empty() {
             return Ok(());
         }
@@ -129,7 +115,7 @@ impl Reclaimer {
             };
             (call, kept.payload.clone())
         });
-        let answers = self.in_order(channel, calls.collect()).await?;
+        let answers = self.in_order(calls.collect()).await?;
         let (mut renewed, mut failed, mut inodes) = (Vec::new(), 0, Vec::new());
         for (call, reply) in kept.into_iter().zip(answers) {
             match (reply.answer, reply.committed) {
@@ -155,32 +141,16 @@ impl Reclaimer {
     }
 
     /// Makes calls that are carried out in their order.
-    async fn in_order(
-        &self,
-        channel: &Channel,
-        calls: Vec<(Call, Vec<Bytes>)>,
-    ) -> Result<Vec<Reply>, AttachError> {
+    async fn in_order(&self, calls: Vec<(Call, Vec<Bytes>)>) -> Result<Vec<Reply>, AttachError> {
         let mut replies = Vec::with_capacity(calls.len());
         for some in calls.chunks(AT_ONCE) {
-            let mut making: Vec<_> = some
-                .iter()
-                .map(|(call, payload)| Box::pin(maybe_done(channel.call(call, payload))))
-                .collect();
-            // The first poll sends.
-            poll_fn(|context| {
-                making.iter_mut().for_each(|call| {
-                    let _ = call.as_mut().poll(context);
-                });
-                Poll::Ready(())
-            })
-            .await;
-            let all = join_all(making.iter_mut());
+            // They are polled in their order, and the first poll of each sends it.
+            let all = join_all(some.iter().map(|(call, payload)| self.channel.call(call, payload)));
             let late = || AttachError::lost("the server did not answer in time");
-            self.base.env.timeout(self.base.options.patience, all).await.ok_or_else(late)?;
-            for call in &mut making {
-                let answered: Option<Result<(Reply, _), CallError>> = call.as_mut().take_output();
-                let (reply, _) = answered.ok_or_else(late)?.map_err(AttachError::lost)?;
-                replies.push(reply);
+            let answers: Vec<Result<(Reply, _), CallError>> =
+                self.base.env.timeout(self.base.options.patience, all).await.ok_or_else(late)?;
+            for answer in answers {
+                replies.push(answer.map_err(AttachError::lost)?.0);
             }
         }
         assert_eq!(replies.len(), calls.len(), "each call has an answer");

@@ -14,12 +14,10 @@ use parking_lot::Mutex;
 use thalweg_env::Time;
 use thalweg_fs::contents::SizeRecord;
 use thalweg_fs::{Contents, FsError, Ino};
-use tokio::sync::oneshot;
 
 use super::base::ClientBase;
 use super::delegated::{GrantNumber, SizeRecordState};
 use super::direct_io::{DirectIo, ReachedContents};
-use super::error::LinkError;
 use super::inodes::Node;
 use super::queue::Growth;
 use super::rpc::Rpc;
@@ -140,17 +138,14 @@ impl SizeRecords {
         if self.base.inodes.with(ino, |node| node.delegation.has_ended()) == Some(true) {
             return Ok(true);
         }
-        let (told, stored) = oneshot::channel();
         let records = self.clone();
-        // It goes on by itself when its caller has gone, before anything else is sent.
         let storing = async move {
             let outcome = records.store(ino, next).await;
+            // Nothing else is sent before.
             drop(turn);
-            // The caller may be gone.
-            let _ = told.send(outcome);
+            outcome
         };
-        self.base.env.spawn(storing).detach();
-        stored.await.unwrap_or_else(|_| Err(LinkError::Closed.into()))
+        self.base.run_apart(storing).await
     }
 
     async fn store(&self, ino: Ino, next: NewSizeRecord) -> Result<bool, FsError> {

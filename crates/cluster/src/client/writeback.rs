@@ -8,7 +8,6 @@ use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{FsError, Ino};
-use tokio::sync::oneshot;
 
 use super::base::ClientBase;
 use super::direct_io::DirectIo;
@@ -191,19 +190,16 @@ impl Writeback {
         turn: SendGuard,
         sync: Option<u64>,
     ) -> Result<bool, FsError> {
-        let (told, sent) = oneshot::channel();
         let writeback = self.clone();
         let sending = async move {
-            let outcome = writeback.send_next(sync).await;
-            if let Ok(true) = outcome {
+            let is_durable = writeback.send_next(sync).await?;
+            if is_durable {
                 writeback.base.queue.synced();
             }
             drop(turn);
-            // The caller may be gone.
-            let _ = told.send(outcome);
+            Ok(is_durable)
         };
-        self.base.env.spawn(sending).detach();
-        sent.await.unwrap_or_else(|_| Err(LinkError::Closed.into()))
+        self.base.run_apart(sending).await
     }
 
     async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {

@@ -65,15 +65,15 @@ impl ClientBase {
         let queue = WritebackQueue::new(inodes.clone(), numbers.clone(), room.clone());
         let queue = Arc::new(queue);
         let bounds = Arc::new(WriteBounds::new(inodes.clone(), queue.clone()));
-        let delegations = Delegations::new(
-            inodes.clone(),
-            session.clone(),
-            queue.clone(),
-            room.clone(),
-            numbers.clone(),
-            bounds.clone(),
-            losses.clone(),
-        );
+        let delegations = Delegations {
+            inodes: inodes.clone(),
+            session: session.clone(),
+            queue: queue.clone(),
+            room: room.clone(),
+            numbers: numbers.clone(),
+            bounds: bounds.clone(),
+            losses: losses.clone(),
+        };
         ClientBase {
             env: env.clone(),
             options,

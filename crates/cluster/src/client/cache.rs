@@ -194,21 +194,6 @@ impl Cache {
         });
     }
 
-    /// The caller may cache pages of a file.
-    pub(super) fn hold_content(&self, ino: Ino) {
-        self.inodes.with_new(ino, |node| node.cached.content = true);
-    }
-
-    /// Whether the server knows that the caller caches pages of a file.
-    pub(super) fn holds_content(&self, ino: Ino) -> bool {
-        self.inodes.with(ino, |node| node.cached.content).unwrap_or(false)
-    }
-
-    /// The server knows from now on that the caller caches pages of a file. Whether the caller may have cached some before.
-    pub(super) fn record_content(&self, ino: Ino) -> bool {
-        self.inodes.with(ino, |node| node.cached.record_content()).unwrap_or(false)
-    }
-
     /// That the client knows an inode.
     pub(super) fn reclaim(&self, ino: Ino) -> Option<Reclaim> {
         let told = |node: &mut Node| (node.cached.stamp, node.cached.inode_token);
@@ -242,48 +227,15 @@ impl Cache {
         // The last answer that named it has the highest stamp.
         forgotten.sort_unstable_by_key(|it| (it.ino, std::cmp::Reverse(it.stamp)));
         forgotten.dedup_by_key(|it| it.ino);
-        self.put_back_untold(forgotten.iter().map(|it| (it.ino, it.stamp)).collect());
+        self.forgotten.lock().untold.extend(forgotten.iter().map(|it| (it.ino, it.stamp)));
         reclaims.extend(forgotten);
         reclaims.sort_unstable_by_key(|reclaim| reclaim.ino);
         reclaims
     }
 
-    /// A change of this client begins: what it concerns is dropped.
-    fn begin(&self, changes: &[Changed]) {
-        for ino in inodes_of(changes) {
-            // Under one lock: an older answer that came between would bring back what is dropped.
-            self.inodes.with_new(ino, |node| {
-                let cached = &mut node.cached;
-                // Of two changes under way it is not known which comes last.
-                let is_first = !cached.is_changing();
-                for change in changes.iter().filter(|change| change.ino() == ino) {
-                    cached.invalidate(change);
-                    if let Changed::Name { name, .. } = change
-                        && let Some(names) = cached.names.as_mut().filter(|_| is_first)
-                    {
-                        names.begin_change(name);
-                    }
-                }
-                cached.begin_change();
-            });
-        }
-    }
-
-    fn end(&self, changes: &[Changed]) {
-        for ino in inodes_of(changes) {
-            // It is not forgotten meanwhile.
-            let known = self.inodes.with(ino, |node| node.cached.end_change());
-            assert!(known.is_some(), "an inode that changes is known");
-        }
-    }
-
     /// Something that is no delegation is about to change, and may not be used any more. Whether the caller may cache it.
     pub(super) fn drop_changed(&self, change: &Changed) -> bool {
         self.inodes.with(change.ino(), |node| node.cached.invalidate(change)).is_some()
-    }
-
-    pub(super) fn reference(&self, ino: Ino) {
-        self.inodes.with_new(ino, |node| node.cached.references += 1);
     }
 
     /// The caller refers to an inode so many times less.
@@ -322,24 +274,21 @@ impl Cache {
         self.gone.notified().await;
     }
 
-    /// Takes the inodes of which the server is to be told.
-    pub(super) fn remove_untold(&self) -> Vec<Stamped> {
-        std::mem::take(&mut self.forgotten.lock().untold)
+    /// Takes the inodes of which the server is told now.
+    pub(super) fn tell(&self) -> Vec<Stamped> {
+        let Forgotten { untold, told, .. } = &mut *self.forgotten.lock();
+        told.extend(&*untold);
+        std::mem::take(untold)
     }
 
-    /// The server was told of these.
-    pub(super) fn told(&self, gone: Vec<Stamped>) {
-        self.forgotten.lock().told.extend(gone);
-    }
-
-    /// Takes those of which the server was told; before its next answer it has heard that.
-    pub(super) fn remove_told(&self) -> Vec<Stamped> {
-        std::mem::take(&mut self.forgotten.lock().told)
-    }
-
-    /// The server may not have been told of these.
-    pub(super) fn put_back_untold(&self, gone: Vec<Stamped>) {
-        self.forgotten.lock().untold.extend(gone);
+    /// The server has heard of all that it was told, or is told again.
+    pub(super) fn told(&self, is_heard: bool) {
+        let Forgotten { untold, told, .. } = &mut *self.forgotten.lock();
+        if is_heard {
+            told.clear();
+        } else {
+            untold.append(told);
+        }
     }
 
     /// The server asks for no more inodes than this.
@@ -370,7 +319,7 @@ impl Cache {
             });
         }
         self.inodes.barrier();
-        self.put_back_untold(gone);
+        self.forgotten.lock().untold.extend(gone);
     }
 
     /// The session has ended: nothing may be used, and nothing is delegated. The inodes that the caller may cache.
@@ -409,13 +358,33 @@ pub(super) struct ChangeGuard {
 
 impl ChangeGuard {
     pub(super) fn begin(cache: &Arc<Cache>, changes: Vec<Changed>) -> Changing {
-        cache.begin(&changes);
+        for ino in inodes_of(&changes) {
+            // Under one lock: an older answer that came between would bring back what is dropped.
+            cache.inodes.with_new(ino, |node| {
+                let cached = &mut node.cached;
+                // Of two changes under way it is not known which comes last.
+                let is_first = !cached.is_changing();
+                for change in changes.iter().filter(|change| change.ino() == ino) {
+                    cached.invalidate(change);
+                    if let Changed::Name { name, .. } = change
+                        && let Some(names) = cached.names.as_mut().filter(|_| is_first)
+                    {
+                        names.begin_change(name);
+                    }
+                }
+                cached.begin_change();
+            });
+        }
         Arc::new(ChangeGuard { cache: cache.clone(), changes })
     }
 }
 
 impl Drop for ChangeGuard {
     fn drop(&mut self) {
-        self.cache.end(&self.changes);
+        for ino in inodes_of(&self.changes) {
+            // It is not forgotten meanwhile.
+            let known = self.cache.inodes.with(ino, |node| node.cached.end_change());
+            assert!(known.is_some(), "an inode that changes is known");
+        }
     }
 }

@@ -89,18 +89,8 @@ impl CallNumbers {
 /// The number of a call that has no answer yet.
 pub(super) struct Number {
     numbers: CallNumbers,
-    number: u64,
-    is_once: bool,
-}
-
-impl Number {
-    pub(super) fn get(&self) -> u64 {
-        self.number
-    }
-
-    pub(super) fn is_once(&self) -> bool {
-        self.is_once
-    }
+    pub(super) number: u64,
+    pub(super) is_once: bool,
 }
 
 impl Drop for Number {

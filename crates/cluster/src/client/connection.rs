@@ -50,9 +50,9 @@ pub(super) struct Connection {
 /// Keeps the connection, and with it the session.
 pub(super) struct Connections {
     base: Arc<ClientBase>,
-    connector: Box<dyn Connector>,
+    pub(super) connector: Box<dyn Connector>,
     /// What was sent.
-    traffic: Traffic,
+    pub(super) traffic: Traffic,
     writeback: Arc<Writeback>,
     open_files: Arc<OpenFiles>,
     size_records: Arc<SizeRecords>,
@@ -82,14 +82,6 @@ impl Connections {
             open_files,
             size_records,
         }
-    }
-
-    pub(super) fn traffic(&self) -> &Traffic {
-        &self.traffic
-    }
-
-    pub(super) fn connector(&self) -> &dyn Connector {
-        &*self.connector
     }
 
     /// Connects within the time for that, and begins or resumes the session.
@@ -282,9 +274,8 @@ impl Connections {
                     // Many are often removed one after the other.
                     self.base.env.sleep(GONE_PAUSE).await;
                     if let Some(channel) = links.channel() {
-                        let gone = self.forget_unused(&channel, false);
+                        self.tell_forgotten(&channel);
                         channel.flush_soon();
-                        cache.told(gone);
                     }
                     continue;
                 }
@@ -297,42 +288,34 @@ impl Connections {
             }
             let Some(channel) = links.channel() else { continue };
             renewals += 1;
-            let generation = session.generation();
             let is_pressed = sweeps > 0 && cache.is_too_large();
             sweeps = if is_pressed { sweeps - 1 } else { 0 };
-            let mut gone = cache.remove_told();
-            gone.extend(self.forget_unused(&channel, is_pressed || renewals % RENEWALS == 0));
+            if is_pressed || renewals % RENEWALS == 0 {
+                cache.sweep();
+            }
+            self.tell_forgotten(&channel);
             let (renewed, sent) = (session.clone(), self.base.now());
             let call = Call::outside(Request::Renew);
             // A server that has answered nothing for a lease is not there: the connection is made again.
             let renewing =
                 channel.call_then("Renew", &call, &[], move |_: Reply, _| renewed.renew(sent));
-            match self.base.env.timeout(lease.saturating_sub(pause), renewing).await {
-                // The server has read what came before this call.
-                Some(Ok(())) => continue,
-                Some(Err(_)) => {}
-                None => channel.close("the server did not answer in time"),
+            let renewed = self.base.env.timeout(lease.saturating_sub(pause), renewing).await;
+            if renewed.is_none() {
+                channel.close("the server did not answer in time");
             }
-            // With its session the server has forgotten all inodes.
-            if session.generation() == generation {
-                cache.put_back_untold(gone);
-            }
+            // Once it has answered, the server has read what came before this call.
+            cache.told(matches!(renewed, Some(Ok(()))));
         }
     }
 
-    /// Tells the server of inodes that are not used any more; which these are.
-    fn forget_unused(&self, channel: &Channel, sweeps: bool) -> Vec<(Ino, u64)> {
-        if sweeps {
-            self.base.cache.sweep();
-        }
+    /// Tells the server of inodes that this client does not know any more.
+    fn tell_forgotten(&self, channel: &Channel) {
         // An answer that names one of them anew has a later stamp, which the server compares.
-        let gone = self.base.cache.remove_untold();
-        for some in gone.chunks(MAX_FORGOTTEN) {
+        for some in self.base.cache.tell().chunks(MAX_FORGOTTEN) {
             let call = Call::outside(Request::Forget);
             // If this connection breaks, they are told again on another one.
             let _ = channel.tell_for("Forget", &call, &[encode_list(some)]);
         }
-        gone
     }
 
     /// Ends the session in order.
@@ -371,27 +354,5 @@ impl Connections {
             }
             channel.close("the client is closed");
         }
-    }
-}
-
-/// Ends the connection with the last handle of a client.
-pub(super) struct Life {
-    connections: Arc<Connections>,
-    _tasks: [Task<()>; 4],
-}
-
-impl Life {
-    pub(super) fn new(connections: Arc<Connections>, tasks: [Task<()>; 4]) -> Life {
-        Life { connections, _tasks: tasks }
-    }
-
-    pub(super) fn connections(&self) -> &Connections {
-        &self.connections
-    }
-}
-
-impl Drop for Life {
-    fn drop(&mut self) {
-        self.connections.abandon();
     }
 }

@@ -1,7 +1,7 @@
 //! Calls about bytes of files, and reads past the server.
 
 use bytes::Bytes;
-use thalweg_fs::{Allocation, FsError, Ino, WriteAt, WriteHow};
+use thalweg_fs::{FsError, Ino, WriteAt, WriteHow};
 
 use super::delegation::MAX_WRITE;
 use super::error::unexpected;
@@ -36,14 +36,15 @@ pub(super) async fn read(
     len: usize,
     pages: bool,
 ) -> Result<Vec<Bytes>, FsError> {
-    let is_known = !pages || stages.base.cache.holds_content(ino);
+    let inodes = &stages.base.inodes;
+    let is_known = !pages || inodes.with(ino, |node| node.cached.content) == Some(true);
     if is_known && let Some(read) = read_directly(stages, ino, offset, len).await {
         return Ok(read);
     }
-    let cache = stages.base.cache.clone();
+    let inodes = inodes.clone();
     let then = move |reply: &Reply, _: &Bytes| {
         if pages && reply.answer == Answer::Bytes {
-            cache.hold_content(ino);
+            inodes.with_new(ino, |node| node.cached.content = true);
         }
     };
     let mut read = Vec::new();
@@ -84,7 +85,7 @@ async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Op
         return Some(Vec::new());
     }
     assert!(end - offset <= len as u64, "more is read than was asked for");
-    let read = reached.contents().read(ino, offset, (end - offset) as usize).await;
+    let read = reached.contents.read(ino, offset, (end - offset) as usize).await;
     let bytes = match read {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -97,7 +98,7 @@ async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Op
 }
 
 /// Changes bytes of a file by a call.
-async fn change(
+pub(super) async fn change(
     stages: &Stages,
     ino: Ino,
     request: Request,
@@ -109,7 +110,7 @@ async fn change(
     Ok(stages.change(request, payload, begin, |_| {}).await?.answer)
 }
 
-async fn change_for_number(
+pub(super) async fn change_for_number(
     stages: &Stages,
     ino: Ino,
     request: Request,
@@ -153,26 +154,6 @@ pub(super) async fn write(
         next = WriteAt::Offset(offset + len as u64);
     }
     Ok(went.unwrap_or(start))
-}
-
-pub(super) async fn allocate(
-    stages: &Stages,
-    ino: Ino,
-    offset: u64,
-    len: u64,
-    how: Allocation,
-) -> Result<(), FsError> {
-    let request = Request::Allocate { ino, offset, len, how };
-    change(stages, ino, request, Vec::new()).await.map(drop)
-}
-
-pub(super) async fn copy(
-    stages: &Stages,
-    from: (Ino, u64),
-    to: (Ino, u64),
-    len: u64,
-) -> Result<u64, FsError> {
-    change_for_number(stages, to.0, Request::Copy { from, to, len }, Vec::new()).await
 }
 
 /// Changes an extended attribute.

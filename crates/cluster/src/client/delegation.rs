@@ -5,7 +5,6 @@
 //! to them only through that directory; they wait there until the client has sent everything and released the directory.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use thalweg_env::Time;
@@ -70,38 +69,16 @@ fn changeable(node: &Node) -> Option<Attributes> {
 /// What is delegated to this client, and its changes there.
 #[derive(Debug)]
 pub(super) struct Delegations {
-    inodes: Arc<Inodes>,
-    session: Arc<Session>,
-    queue: Arc<WritebackQueue>,
-    room: Arc<PromisedRoom>,
-    numbers: Arc<InodeNumbers>,
-    bounds: Arc<WriteBounds>,
-    losses: Arc<Losses>,
-    grants: AtomicU64,
+    pub(super) inodes: Arc<Inodes>,
+    pub(super) session: Arc<Session>,
+    pub(super) queue: Arc<WritebackQueue>,
+    pub(super) room: Arc<PromisedRoom>,
+    pub(super) numbers: Arc<InodeNumbers>,
+    pub(super) bounds: Arc<WriteBounds>,
+    pub(super) losses: Arc<Losses>,
 }
 
 impl Delegations {
-    pub(super) fn new(
-        inodes: Arc<Inodes>,
-        session: Arc<Session>,
-        queue: Arc<WritebackQueue>,
-        room: Arc<PromisedRoom>,
-        numbers: Arc<InodeNumbers>,
-        bounds: Arc<WriteBounds>,
-        losses: Arc<Losses>,
-    ) -> Delegations {
-        let grants = AtomicU64::new(0);
-        Delegations { inodes, session, queue, room, numbers, bounds, losses, grants }
-    }
-
-    /// The server has granted a directory or file, which counts for this quota.
-    pub(super) fn grant(&self, ino: Ino, quota: u64) {
-        let number = self.grants.fetch_add(1, Ordering::Relaxed) + 1;
-        let number = GrantNumber::new(number).expect("grants are counted from 1 on");
-        let grant = Arc::new(Grant::new(number, ino, quota));
-        self.inodes.with_new(ino, |node| node.delegation.set_grant(grant));
-    }
-
     /// A directory or file is not this client's alone any more, and nothing that was made in it. When this returns, no change under
     /// the grant is under way: what was made has its number.
     pub(super) fn revoke(&self, ino: Ino) {

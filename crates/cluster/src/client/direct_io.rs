@@ -31,20 +31,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// Contents that this client reaches.
 #[derive(Clone, Debug)]
 pub(super) struct ReachedContents {
-    contents: Arc<dyn Contents>,
+    pub(super) contents: Arc<dyn Contents>,
     location: Bytes,
     /// Of the session that the server has the address of.
-    generation: u64,
-}
-
-impl ReachedContents {
-    pub(super) fn contents(&self) -> &Arc<dyn Contents> {
-        &self.contents
-    }
-
-    pub(super) fn generation(&self) -> u64 {
-        self.generation
-    }
+    pub(super) generation: u64,
 }
 
 /// The bytes of a batch that this client stores itself.
@@ -52,16 +42,12 @@ impl ReachedContents {
 pub(super) struct Storing {
     contents: Arc<dyn Contents>,
     /// Of the session.
-    generation: u64,
+    pub(super) generation: u64,
     runs: Runs,
     made: HashSet<Ino>,
 }
 
 impl Storing {
-    pub(super) fn generation(&self) -> u64 {
-        self.generation
-    }
-
     /// Stores the bytes.
     pub(super) async fn store(self) -> Result<(), FsError> {
         let Storing { contents, runs, made, .. } = self;

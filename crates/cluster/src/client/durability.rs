@@ -62,13 +62,13 @@ pub(super) async fn wait_for(
     }
     if own_level(stages, ino)? == Level::Memory {
         // The inode is durable; the server has not said up to which version.
-        sync_all(stages).await?;
+        stages.writeback.sync(Request::SyncAll).await?;
     }
     if stages.base.inodes.is_unsent(ino) {
         if level == Level::Server {
             return Ok(true);
         }
-        sync_all(stages).await?;
+        stages.writeback.sync(Request::SyncAll).await?;
     }
     let start = stages.base.now();
     loop {
@@ -84,28 +84,23 @@ pub(super) async fn wait_for(
     }
 }
 
-pub(super) async fn sync_all(stages: &Stages) -> Result<(), FsError> {
-    stages.writeback.sync(Request::SyncAll).await
-}
-
 /// Returns when all changes of an inode survive a crash of the server.
 pub(super) async fn sync_inode(
     stages: &Stages,
     ino: Ino,
     content_only: bool,
 ) -> Result<(), FsError> {
-    let synced = match stages.size_records.sync(ino).await {
-        Ok(false) => sync_at_server(stages, ino, content_only).await,
+    let records = &stages.size_records;
+    let synced = match records.sync(ino).await {
+        Ok(false) => {
+            let before = stages.base.delegations.grant_of(ino);
+            let synced = stages.writeback.sync(Request::Sync { ino, content_only }).await;
+            if let (Ok(()), Some(before)) = (&synced, before) {
+                records.after_sync(ino, before).await;
+            }
+            synced
+        }
         synced => synced.map(drop),
     };
     stages.base.losses.report(ino).map_or(synced, Err)
-}
-
-async fn sync_at_server(stages: &Stages, ino: Ino, content_only: bool) -> Result<(), FsError> {
-    let before = stages.size_records.before_sync(ino);
-    stages.writeback.sync(Request::Sync { ino, content_only }).await?;
-    if let Some(before) = before {
-        stages.size_records.after_sync(ino, before).await;
-    }
-    Ok(())
 }

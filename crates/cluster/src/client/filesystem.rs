@@ -53,7 +53,7 @@ pub struct Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let connector = self.stages.life.connections().connector();
+        let connector = &self.stages.connections.connector;
         f.debug_struct("Client").field("connector", connector).finish_non_exhaustive()
     }
 }
@@ -74,12 +74,12 @@ impl Client {
 
     /// Ends the session in order. Calls fail from now on.
     pub async fn close(&self) {
-        self.stages.life.connections().close().await;
+        self.stages.connections.close().await;
     }
 
     /// What it has sent to the server.
     pub fn traffic(&self) -> &Traffic {
-        self.stages.life.connections().traffic()
+        &self.stages.connections.traffic
     }
 
     /// What it knows of itself.
@@ -175,7 +175,11 @@ impl Filesystem for Client {
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
         check_name(name)?;
-        self.act(names::link(&self.stages, self.theirs(ino), self.theirs(parent), name)).await
+        let (ino, parent) = (self.theirs(ino), self.theirs(parent));
+        let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
+        let begin = || self.stages.base.delegations.revoke_all_of(ino);
+        let reply = self.act(self.stages.change(request, Vec::new(), begin, |_| {})).await?;
+        self.stages.learned(&reply)
     }
 
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {
@@ -250,7 +254,9 @@ impl Filesystem for Client {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
-        self.act(content::allocate(&self.stages, self.theirs(ino), offset, len, how)).await
+        let ino = self.theirs(ino);
+        let request = Request::Allocate { ino, offset, len, how };
+        self.act(content::change(&self.stages, ino, request, Vec::new())).await.map(drop)
     }
 
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
@@ -263,7 +269,8 @@ impl Filesystem for Client {
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
         let (from, to) = ((self.theirs(from.0), from.1), (self.theirs(to.0), to.1));
-        self.act(content::copy(&self.stages, from, to, len)).await
+        let request = Request::Copy { from, to, len };
+        self.act(content::change_for_number(&self.stages, to.0, request, Vec::new())).await
     }
 
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError> {
@@ -271,7 +278,7 @@ impl Filesystem for Client {
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
-        durability::sync_all(&self.stages).await
+        self.stages.writeback.sync(Request::SyncAll).await
     }
 
     async fn level(&self, ino: Ino) -> Result<Level, FsError> {
@@ -335,7 +342,8 @@ impl Filesystem for Client {
     }
 
     fn reference(&self, ino: Ino) {
-        self.stages.base.cache.reference(self.theirs(ino));
+        let inodes = &self.stages.base.inodes;
+        inodes.with_new(self.theirs(ino), |node| node.cached.references += 1);
     }
 
     fn unreference(&self, ino: Ino, count: u64) {

@@ -4,6 +4,9 @@
 //! batch has taken. So a change of a delegated inode takes this one lock, once: it finds the inode, changes it, and leaves the
 //! mutation there. Locks of two stripes are taken by [`Inodes::lock_two`] alone, and all others one after the other.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::HashMap;
 use thalweg_fs::Ino;
@@ -11,7 +14,7 @@ use thalweg_fs::mutation::ByteMutations;
 use thalweg_net::keys::Squash;
 
 use super::cached::CachedInode;
-use super::delegated::Delegation;
+use super::delegated::{Delegation, Grant, GrantNumber};
 use super::record::Waiting;
 
 /// Stripes of the table: so many that threads on all processors of a machine rarely meet at one.
@@ -135,11 +138,14 @@ impl TwoStripes<'_> {
 #[derive(Debug)]
 pub(super) struct Inodes {
     stripes: Box<[Mutex<Stripe>]>,
+    /// Delegations granted so far.
+    grants: AtomicU64,
 }
 
 impl Inodes {
     pub(super) fn new() -> Inodes {
-        Inodes { stripes: (0..STRIPES).map(|_| Mutex::default()).collect() }
+        let stripes = (0..STRIPES).map(|_| Mutex::default()).collect();
+        Inodes { stripes, grants: AtomicU64::new(0) }
     }
 
     fn at(ino: Ino) -> usize {
@@ -177,6 +183,14 @@ impl Inodes {
     /// Looks at an inode, which is known from now on.
     pub(super) fn with_new<T>(&self, ino: Ino, look: impl FnOnce(&mut Node) -> T) -> T {
         look(self.lock(ino).nodes.entry(ino).or_default())
+    }
+
+    /// The server has granted a directory or file, which counts for this quota.
+    pub(super) fn grant(&self, ino: Ino, quota: u64) {
+        let number = self.grants.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = GrantNumber::new(number).expect("grants are counted from 1 on");
+        let grant = Arc::new(Grant::new(number, ino, quota));
+        self.with_new(ino, |node| node.delegation.set_grant(grant));
     }
 
     /// Returns when no change is under way that has begun before.

@@ -123,7 +123,7 @@ impl Stages {
         let base = self.base.clone();
         let then = move |reply: &Reply, _: &Bytes| {
             if reply.grants.delegation {
-                base.delegations.grant(directory, reply.quota);
+                base.inodes.grant(directory, reply.quota);
             } else {
                 let until = base.now() + base.session.lease() / REFUSED;
                 base.delegations.refuse(directory, until);

@@ -126,18 +126,6 @@ pub(super) async fn create(
     stages.learned(&reply)
 }
 
-pub(super) async fn link(
-    stages: &Stages,
-    ino: Ino,
-    parent: Ino,
-    name: &[u8],
-) -> Result<FileAnswer, FsError> {
-    let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
-    let begin = || stages.base.delegations.revoke_all_of(ino);
-    let reply = stages.change(request, Vec::new(), begin, |_| {}).await?;
-    stages.learned(&reply)
-}
-
 pub(super) async fn unlink(
     stages: &Stages,
     parent: Ino,

@@ -135,10 +135,10 @@ impl OpenFiles {
             };
             files.table.lock().set(handle, Known::Told);
             if reply.grants.content {
-                files.base.cache.hold_content(ino);
+                files.base.inodes.with_new(ino, |node| node.cached.content = true);
             }
             if reply.grants.delegation {
-                files.base.delegations.grant(ino, reply.quota);
+                files.base.inodes.grant(ino, reply.quota);
                 files.base.bounds.set(ino, *write_bound, (asked, files.base.now()));
             }
         };
@@ -156,8 +156,8 @@ impl OpenFiles {
             return Ok(Opened { handle, pages: PageCache::Bypass, flush });
         }
         // The server has not invalidated what the caller cached without its knowledge.
-        let was_alone = self.base.cache.record_content(ino);
-        let pages = if was_alone { PageCache::Renew } else { pages };
+        let was_alone = self.base.inodes.with(ino, |node| node.cached.record_content());
+        let pages = if was_alone == Some(true) { PageCache::Renew } else { pages };
         Ok(Opened { handle, pages, flush })
     }
 
@@ -258,10 +258,10 @@ impl OpenFiles {
         for (handle, Opening { user, caller, flags, .. }) in quiet {
             let request =
                 Request::Open { handle, caller, ino, flags, late: true, delegation: false };
-            let cache = self.base.cache.clone();
+            let inodes = self.base.inodes.clone();
             let then = move |reply: &Reply, _: &Bytes| {
                 if matches!(reply.answer, Answer::Opened { .. }) {
-                    cache.record_content(ino);
+                    inodes.with(ino, |node| node.cached.record_content());
                 }
             };
             let call = Outgoing::with(request, Vec::new(), user);

@@ -139,7 +139,7 @@ impl Rpc {
         cancelled: impl Future<Output = ()>,
     ) -> Result<(Reply, Bytes), FsError> {
         let base = &self.base;
-        let slot = call.slot.as_ref().map_or(0, |slot| slot.number());
+        let slot = call.slot.as_ref().map_or(0, |slot| slot.number);
         assert!(call.slot.is_some() || !call.is_change, "a change uses a slot");
         let number = self.base.call_numbers.begin(call.is_once, slot, call.effect);
         tokio::pin!(cancelled);
@@ -152,17 +152,16 @@ impl Rpc {
             let retry = base.options.retry;
             let connecting = base.links.connected(&base.env, retry, failed.as_ref(), caller);
             let channel = connecting.await?;
-            if failed.is_some() && number.is_once() && self.base.session.generation() != generation
-            {
+            if failed.is_some() && number.is_once && self.base.session.generation() != generation {
                 tracing::error!(
                     "a call was under way when the server ended the session; it may count or not"
                 );
                 return Err(LinkError::Evicted.into());
             }
-            let message = self.message(&call, number.get(), slot);
+            let message = self.message(&call, number.number, slot);
             let (rpc, then, sent) = (self.clone(), then.clone(), self.base.now());
             // Also when nothing waits for the answer any more, the slot is used until it comes.
-            let (made, number) = (call.clone(), number.get());
+            let (made, number) = (call.clone(), number.number);
             let receive = move |reply: Reply, payload: Bytes| {
                 rpc.receive(&made, number, &reply, sent);
                 then(&reply, &payload);
@@ -212,7 +211,7 @@ impl Rpc {
             let changed = call.named.iter().copied().chain(besides).collect();
             self.base.replay_log.keep(UncommittedCall {
                 number,
-                slot: slot.number(),
+                slot: slot.number,
                 user: call.user.clone(),
                 request: call.request.clone(),
                 payload: call.payload.clone(),

@@ -98,7 +98,7 @@ impl SizeRecords {
     /// What is to be stored so that a file ends where it does here.
     fn next(&self, ino: Ino, reached: ReachedContents, now: Time) -> Option<NewSizeRecord> {
         let Growth { writes, mutations } = self.base.queue.growth_of(ino)?;
-        let generation = reached.generation();
+        let generation = reached.generation;
         let end = |node: &mut Node| {
             let grant = node.delegation.grant_number()?;
             let attributes = node.cached.attributes.filter(|_| !node.cached.is_changing())?;
@@ -113,7 +113,7 @@ impl SizeRecords {
             (is_kept && is_in_reach && is_whole && mutations > 0).then_some(size_record)
         };
         let size_record = self.base.inodes.with(ino, end).flatten()?;
-        let contents = reached.contents().clone();
+        let contents = reached.contents;
         Some(NewSizeRecord { contents, generation, writes, mutations, size_record })
     }
 
@@ -163,10 +163,6 @@ impl SizeRecords {
         Ok(true)
     }
 
-    pub(super) fn before_sync(&self, ino: Ino) -> Option<BeforeSync> {
-        self.base.delegations.grant_of(ino)
-    }
-
     /// A file is durable by an `fsync` at the server, as it was before. When that has happened again and again while it grew, the
     /// server is asked whether the size record may be stored instead.
     pub(super) async fn after_sync(&self, ino: Ino, before: BeforeSync) {
@@ -175,7 +171,7 @@ impl SizeRecords {
             return;
         }
         let Some(reached) = self.direct_io.contents() else { return };
-        let generation = reached.generation();
+        let generation = reached.generation;
         let Some(instead_of) = self.leave_one(ino) else { return };
         let answer = self.rpc.own(Request::KeepSizeRecord { ino, instead_of }).await;
         if self.base.session.generation() != generation {

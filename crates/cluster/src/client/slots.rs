@@ -11,7 +11,7 @@ use crate::protocol::SLOTS;
 const BATCH_SLOT: u16 = SLOTS - 1;
 
 /// The slots of the session that no call uses.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Slots {
     free: Arc<Mutex<Vec<u16>>>,
     permits: Arc<Semaphore>,
@@ -37,7 +37,7 @@ impl Slots {
 /// A slot that a call uses, until its last clone is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
-    number: u16,
+    pub(super) number: u16,
     /// Where it goes back to; not that of batches, of which one is under way at a time.
     from: Option<(Arc<Mutex<Vec<u16>>>, OwnedSemaphorePermit)>,
 }
@@ -46,10 +46,6 @@ impl Slot {
     /// That of a batch.
     pub(super) fn of_batch() -> Arc<Slot> {
         Arc::new(Slot { number: BATCH_SLOT, from: None })
-    }
-
-    pub(super) fn number(&self) -> u16 {
-        self.number
     }
 }
 

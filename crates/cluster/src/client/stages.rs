@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use thalweg_env::Env;
 use thalweg_env::connection::Connector;
+use thalweg_env::{Env, Task};
 use thalweg_fs::access::AccessLists;
 
 use super::base::ClientBase;
-use super::connection::{Connections, Life};
+use super::connection::Connections;
 use super::direct_io::DirectIo;
 use super::error::AttachError;
 use super::open_files::OpenFiles;
@@ -25,7 +25,8 @@ pub(super) struct Stages {
     pub(super) open_files: Arc<OpenFiles>,
     pub(super) size_records: Arc<SizeRecords>,
     pub(super) lists: AccessLists,
-    pub(super) life: Life,
+    pub(super) connections: Arc<Connections>,
+    _tasks: [Task<()>; 4],
 }
 
 impl Stages {
@@ -62,7 +63,8 @@ impl Stages {
         ];
         Ok(Stages {
             lists: AccessLists::default(),
-            life: Life::new(connections, tasks),
+            connections,
+            _tasks: tasks,
             base,
             rpc,
             writeback,
@@ -70,5 +72,12 @@ impl Stages {
             open_files,
             size_records,
         })
+    }
+}
+
+impl Drop for Stages {
+    /// Ends the connection with the last handle of a client.
+    fn drop(&mut self) {
+        self.connections.abandon();
     }
 }

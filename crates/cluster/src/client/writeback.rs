@@ -254,7 +254,7 @@ impl Writeback {
         let Some(storing) = direct_io.split_bytes(&mut mutations).await? else {
             return Ok(Stored::Not);
         };
-        let generation = storing.generation();
+        let generation = storing.generation;
         let part = (&*mutations, &*batch.charges);
         let (stored, sent) = if batch.only_replaces {
             let sending = self.send_call(part, &batch.user, (syncs, Vec::new()), |_, _| {});

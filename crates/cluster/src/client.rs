@@ -20,7 +20,6 @@ mod base;
 mod cache;
 mod cached;
 mod call_numbers;
-mod caller_cache;
 mod calls;
 mod connection;
 mod content;

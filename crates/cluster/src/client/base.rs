@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use thalweg_env::{Env, Time};
-use thalweg_fs::FsError;
+use thalweg_fs::{Change, FsError, Ino, Invalidation, Watcher};
 use tokio::sync::oneshot;
 
 use super::cache::Cache;
 use super::call_numbers::CallNumbers;
-use super::caller_cache::CallerCache;
 use super::delegation::Delegations;
 use super::error::LinkError;
 use super::inodes::Inodes;
@@ -38,12 +38,30 @@ pub(super) struct ClientBase {
     pub(super) delegations: Delegations,
     pub(super) replay_log: ReplayLog,
     pub(super) call_numbers: CallNumbers,
-    pub(super) caller_cache: CallerCache,
+    /// The caller's cache, such as a kernel's, if it asks to be told of what it may not use any more.
+    pub(super) watcher: RwLock<Option<Watcher>>,
 }
 
 impl ClientBase {
     pub(super) fn now(&self) -> Time {
         self.env.now()
+    }
+
+    /// Tells the caller's cache of changes; the invalidations that have begun.
+    pub(super) fn notify_caller(
+        &self,
+        changes: impl IntoIterator<Item = Change>,
+    ) -> Vec<Invalidation> {
+        let watcher = self.watcher.read();
+        let Some(watcher) = &*watcher else { return Vec::new() };
+        changes.into_iter().map(watcher).collect()
+    }
+
+    /// What the caller caches of these is wrong. Nothing waits for its cache: what it may still have of these was to be used
+    /// until the lease ended.
+    pub(super) fn drop_from_caller(&self, inodes: Vec<Ino>) {
+        let changes = inodes.into_iter().map(|ino| Change::content(self.session.ours(ino)));
+        drop(self.notify_caller(changes));
     }
 
     /// Runs something that goes on by itself when its caller has gone.
@@ -59,7 +77,7 @@ impl ClientBase {
     }
 
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {
-        let session = Arc::new(Session::new(env.uuid()));
+        let session = Arc::new(Session::new(env));
         let (inodes, losses) = (Arc::new(Inodes::new()), Arc::<Losses>::default());
         let (numbers, room) = (Arc::<InodeNumbers>::default(), Arc::<PromisedRoom>::default());
         let queue = WritebackQueue::new(inodes.clone(), numbers.clone(), room.clone());
@@ -79,7 +97,7 @@ impl ClientBase {
             options,
             links: Links::new(),
             cache: Arc::new(Cache::new(inodes.clone(), session.clone())),
-            caller_cache: CallerCache::new(session.clone()),
+            watcher: RwLock::default(),
             replay_log: ReplayLog::default(),
             call_numbers: CallNumbers::default(),
             session,

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::{HashSet, Time};
-use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Timestamp, Validity};
+use thalweg_env::HashSet;
+use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Validity};
 use tokio::sync::Notify;
 
 use super::dir_names::NewName;
@@ -49,8 +49,8 @@ impl Cache {
     }
 
     /// Cached attributes.
-    pub(super) fn attributes(&self, ino: Ino, now: Time) -> Option<Answer> {
-        let valid = self.session.is_leased(now).then(|| self.session.validity(now))?;
+    pub(super) fn attributes(&self, ino: Ino) -> Option<Answer> {
+        let valid = self.session.is_leased().then(|| self.session.validity())?;
         let look = |node: &mut Node| {
             node.cached.used = true;
             node.cached.attributes.filter(|_| !node.delegation.is_estimate)
@@ -60,31 +60,31 @@ impl Cache {
     }
 
     /// Owner, mode and the like of an inode, which are no estimates also where size and times are.
-    pub(super) fn rights(&self, ino: Ino, now: Time) -> Option<Attributes> {
-        let is_leased = self.session.is_leased(now);
+    pub(super) fn rights(&self, ino: Ino) -> Option<Attributes> {
+        let is_leased = self.session.is_leased();
         self.inodes.with(ino, |node| node.cached.attributes.filter(|_| is_leased)).flatten()
     }
 
     /// The attributes of a file whose bytes are all where contents are kept, and do not change as long as these stay valid.
-    pub(super) fn steady(&self, ino: Ino, now: Time) -> Option<Attributes> {
+    pub(super) fn steady(&self, ino: Ino) -> Option<Attributes> {
         let steady = |node: &mut Node| {
             let is_steady = !node.cached.is_changing() && node.delegation.unsent() == 0;
             node.cached.attributes.filter(|it| is_steady && it.kind == Kind::File)
         };
-        self.session.is_leased(now).then(|| self.inodes.with(ino, steady)).flatten().flatten()
+        self.session.is_leased().then(|| self.inodes.with(ino, steady)).flatten().flatten()
     }
 
     /// The same for a read that begins, unless the server has to note its time.
-    pub(super) fn before_read(&self, ino: Ino, now: Time, wall: u64) -> Option<Attributes> {
-        let found = self.steady(ino, now)?;
+    pub(super) fn before_read(&self, ino: Ino) -> Option<Attributes> {
+        let found = self.steady(ino)?;
         let is_told = self.inodes.with(ino, |node| node.cached.read_again(found.changed))?;
-        (is_told || !found.is_read_due(Timestamp::of_nanos(wall))).then_some(found)
+        (is_told || !found.is_read_due(self.session.clocks().1)).then_some(found)
     }
 
     /// Attributes of an answer, and how long they may be used: if the cache has them still, or has newer ones that the
     /// server does not have.
-    pub(super) fn valid(&self, attributes: Attributes, now: Time) -> Answer {
-        let valid = self.session.validity(now);
+    pub(super) fn valid(&self, attributes: Attributes) -> Answer {
+        let valid = self.session.validity();
         let look = |node: &mut Node| {
             let own = node.cached.attributes?;
             let is_estimate = node.delegation.is_estimate;
@@ -99,8 +99,8 @@ impl Cache {
     }
 
     /// A cached name, or a name that is known to be absent.
-    pub(super) fn lookup(&self, parent: Ino, name: &[u8], now: Time) -> Option<Lookup> {
-        if !self.session.is_leased(now) {
+    pub(super) fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Lookup> {
+        if !self.session.is_leased() {
             return None;
         }
         let look = |node: &mut Node| {
@@ -108,7 +108,7 @@ impl Cache {
             node.cached.names.as_ref()?.known(name)
         };
         match self.inodes.with(parent, look).flatten()? {
-            NewName::Present(ino) => self.attributes(ino, now).map(Lookup::Found),
+            NewName::Present(ino) => self.attributes(ino).map(Lookup::Found),
             NewName::Absent => Some(Lookup::Absent(Duration::ZERO)),
         }
     }
@@ -150,10 +150,7 @@ impl Cache {
     /// Names of a directory may be used from now on; with `complete`, it is a new one without any.
     pub(super) fn hold_names(&self, directory: Ino, complete: bool) {
         self.inodes.with_new(directory, |node| {
-            let names = node.cached.names.get_or_insert_default();
-            if complete {
-                names.set_complete();
-            }
+            node.cached.names.get_or_insert_default().is_complete |= complete;
         });
     }
 

@@ -48,7 +48,7 @@ impl Stages {
 
     /// Attributes, with how long they may be used.
     pub(super) fn shown(&self, attributes: Attributes) -> FileAnswer {
-        self.base.cache.valid(attributes, self.base.now())
+        self.base.cache.valid(attributes)
     }
 
     /// An answer that names an inode.

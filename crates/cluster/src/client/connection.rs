@@ -130,8 +130,8 @@ impl Connections {
         }
         let is_new = begun && before != server;
         self.base.inodes.set_rules(LocalRules { bytes, is_direct: !contents.is_empty(), squash });
-        self.base.session.attach(|session| {
-            (session.begun, session.root) = (true, root);
+        self.base.session.attach(root, |session| {
+            session.begun = true;
             session.lease = Duration::from_millis(u64::from(lease));
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
@@ -147,7 +147,7 @@ impl Connections {
 
     /// The server has ended the session: another one begins with the next connection, unless there is to be none.
     fn end_session(&self) {
-        self.base.session.end(self.base.env.uuid());
+        self.base.session.end();
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"
         );
@@ -177,7 +177,7 @@ impl Connections {
                 "changes that were not synced may be lost: those that the server has not had, and those that it has answered"
             );
         }
-        self.base.caller_cache.drop_inodes(inodes);
+        self.base.drop_from_caller(inodes);
         if self.base.options.recover == Recover::No && self.base.links.set(Link::Ended) {
             tracing::error!(
                 "all calls fail until it is mounted again: recover=no lets this client begin no other session"
@@ -257,7 +257,7 @@ impl Connections {
             }
         }
         // Before that it would have to reclaim again.
-        self.base.session.attach(|session| session.server = server);
+        self.base.session.reclaimed(server);
         Ok(connection)
     }
 

@@ -78,8 +78,7 @@ async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Op
     if stages.base.inodes.is_unsent(ino) {
         stages.writeback.send(true).await.ok()?;
     }
-    let wall = stages.base.env.wall_nanos();
-    let before = stages.base.cache.before_read(ino, stages.base.now(), wall)?;
+    let before = stages.base.cache.before_read(ino)?;
     let end = offset.saturating_add(len as u64).min(before.size);
     if offset >= end {
         return Some(Vec::new());
@@ -93,7 +92,7 @@ async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Op
             return None;
         }
     };
-    let is_same = stages.base.cache.steady(ino, stages.base.now()) == Some(before);
+    let is_same = stages.base.cache.steady(ino) == Some(before);
     is_same.then(|| vec![bytes])
 }
 
@@ -106,7 +105,7 @@ pub(super) async fn change(
 ) -> Result<Answer, FsError> {
     // While the change is under way, the bytes of mutations would go to the server, too.
     stages.writeback.send_before(&request).await?;
-    let begin = || stages.base.delegations.call_for_bytes(ino, stages.base.now());
+    let begin = || stages.base.delegations.call_for_bytes(ino);
     Ok(stages.change(request, payload, begin, |_| {}).await?.answer)
 }
 

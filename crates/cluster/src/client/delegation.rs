@@ -13,7 +13,6 @@ use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, blocks_of};
 use thalweg_fs::{
     AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node as NewKind,
-    Timestamp,
 };
 use thalweg_net::keys::Squash;
 
@@ -44,9 +43,6 @@ pub(super) enum Local<T> {
     /// It needs a call.
     NeedsCall,
 }
-
-/// The clocks when a change is made: that of the environment, and what programs see.
-pub(super) type Clocks = (Time, Timestamp);
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
 fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
@@ -118,9 +114,10 @@ impl Delegations {
     }
 
     /// Whether to ask for a directory that this client is about to make a name in, by calls so far: `after` so many.
-    pub(super) fn are_wanted(&self, directory: Ino, after: u32, now: Time) -> bool {
+    pub(super) fn are_wanted(&self, directory: Ino, after: u32) -> bool {
+        let (now, _) = self.session.clocks();
         let wants = |node: &mut Node| {
-            let is_complete = node.cached.names.as_ref().is_some_and(|names| names.is_complete());
+            let is_complete = node.cached.names.as_ref().is_some_and(|names| names.is_complete);
             let own = &mut node.delegation;
             if own.grant().is_some() || !is_complete || own.extra().refused_until > now {
                 return false;
@@ -148,8 +145,8 @@ impl Delegations {
     }
 
     /// The attributes of an inode that this client may change by itself now.
-    fn changeable(&self, node: &Node, squash: Squash, now: Time) -> Option<Attributes> {
-        let attributes = changeable(node).filter(|_| self.session.is_leased(now))?;
+    fn changeable(&self, node: &Node, squash: Squash) -> Option<Attributes> {
+        let attributes = changeable(node).filter(|_| self.session.is_leased())?;
         let seen_as = user::seen_as(squash);
         seen_as.is_none_or(|user| is_owned_by(&attributes, &user)).then_some(attributes)
     }
@@ -158,13 +155,12 @@ impl Delegations {
     pub(super) fn while_delegated<T>(
         &self,
         ino: Ino,
-        now: Time,
         then: impl FnOnce(&mut Node) -> Option<T>,
     ) -> Option<T> {
         let mut stripe = self.inodes.lock(ino);
-        let squash = stripe.rules().squash;
+        let squash = stripe.rules.squash;
         let node = stripe.node_mut(ino)?;
-        self.changeable(node, squash, now).filter(|it| it.kind == Kind::File)?;
+        self.changeable(node, squash).filter(|it| it.kind == Kind::File)?;
         then(node)
     }
 
@@ -178,9 +174,9 @@ impl Delegations {
     }
 
     /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
-    pub(super) fn is_bare(&self, ino: Ino, now: Time) -> bool {
+    pub(super) fn is_bare(&self, ino: Ino) -> bool {
         let is_made_here = |node: &mut Node| node.delegation.is_made_here(ino);
-        self.session.is_leased(now) && self.inodes.with(ino, is_made_here).unwrap_or(false)
+        self.session.is_leased() && self.inodes.with(ino, is_made_here).unwrap_or(false)
     }
 
     /// What the server would say to a new name in a directory of this client alone: the grant, if the name may be made.
@@ -189,11 +185,10 @@ impl Delegations {
         stripe: &Stripe,
         parent: Ino,
         name: &[u8],
-        now: Time,
     ) -> Option<Result<(Attributes, Arc<Grant>), FsError>> {
         let node = stripe.node(parent)?;
-        let directory = self.changeable(node, stripe.rules().squash, now)?;
-        let names = node.cached.names.as_ref().filter(|names| names.is_complete())?;
+        let directory = self.changeable(node, stripe.rules.squash)?;
+        let names = node.cached.names.as_ref().filter(|names| names.is_complete)?;
         match names.known(name)? {
             NewName::Present(_) => return Some(Err(FsError::Exists)),
             NewName::Absent => {}
@@ -209,9 +204,9 @@ impl Delegations {
         parent: Ino,
         name: &[u8],
         new: &NewNode,
-        (now, time): Clocks,
     ) -> Local<Result<Attributes, FsError>> {
-        let checked = self.check_name(&self.inodes.lock(parent), parent, name, now);
+        let (now, time) = self.session.clocks();
+        let checked = self.check_name(&self.inodes.lock(parent), parent, name);
         let grant = match checked {
             Some(Err(error)) => return Local::Made(Err(error)),
             Some(Ok((_, grant))) if is_plain(name, new) => grant,
@@ -226,7 +221,7 @@ impl Delegations {
         // Another thread may have changed the directory meanwhile, and a server may have given a number twice.
         let is_free = stripes.second().node(number).is_none();
         let checked = self
-            .check_name(stripes.first(), parent, &name, now)
+            .check_name(stripes.first(), parent, &name)
             .filter(|it| is_free && matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)));
         let Some(Ok((mut directory, still))) = checked else {
             drop(stripes);
@@ -241,13 +236,13 @@ impl Delegations {
         }
         let made = Attributes::of_new(&directory, new, number, time);
         directory.got_name(made.kind, time);
-        let rules = stripes.second().rules();
+        let rules = stripes.second().rules;
         let write_bound = if rules.is_direct { rules.bytes.end } else { 0 };
         let mut node = Node::default();
         node.cached.set_attributes(made);
         node.delegation = Delegation::of_new(still, write_bound);
         if made.kind == Kind::Directory {
-            node.cached.names.get_or_insert_default().set_complete();
+            node.cached.names.get_or_insert_default().is_complete = true;
         }
         stripes.second().insert(number, node);
         let parent_node = stripes.first().node_mut(parent).expect("it was looked at");
@@ -263,18 +258,14 @@ impl Delegations {
     }
 
     /// Sets attributes, if that is possible without the server.
-    pub(super) fn set(
-        &self,
-        ino: Ino,
-        change: &AttributeChange,
-        (now, time): Clocks,
-    ) -> Local<Attributes> {
+    pub(super) fn set(&self, ino: Ino, change: &AttributeChange) -> Local<Attributes> {
+        let (now, time) = self.session.clocks();
         let kind = MutationKind::SetAttributes { ino, change: *change };
         let record = Record::small(&Mutation { time, kind });
         let mut stripe = self.inodes.lock(ino);
-        let squash = stripe.rules().squash;
+        let squash = stripe.rules.squash;
         let Some(node) = stripe.node_mut(ino) else { return Local::NeedsCall };
-        let Some(mut attributes) = self.changeable(node, squash, now) else {
+        let Some(mut attributes) = self.changeable(node, squash) else {
             return Local::NeedsCall;
         };
         // An access control list may say more.
@@ -315,12 +306,12 @@ impl Delegations {
         at: Option<u64>,
         data: impl FnOnce() -> Bytes,
         (len, clear_suid): (u64, bool),
-        (now, time): Clocks,
     ) -> Local<u64> {
+        let (now, time) = self.session.clocks();
         let mut stripe = self.inodes.lock(ino);
-        let rules = stripe.rules();
+        let rules = stripe.rules;
         let Some(node) = stripe.node_mut(ino) else { return Local::NeedsCall };
-        let Some(mut attributes) = self.changeable(node, rules.squash, now) else {
+        let Some(mut attributes) = self.changeable(node, rules.squash) else {
             return Local::NeedsCall;
         };
         let offset = at.unwrap_or(attributes.size);
@@ -365,14 +356,14 @@ impl Delegations {
     }
 
     /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
-    pub(super) fn call_for_size(&self, ino: Ino, size: u64, now: Time) {
-        self.bounds.clear(ino, now);
+    pub(super) fn call_for_size(&self, ino: Ino, size: u64) {
+        self.bounds.clear(ino, self.session.clocks().0);
         self.inodes.with(ino, |node| node.delegation.is_dense &= size == 0);
     }
 
     /// The bytes of a file change by a call: where it has holes is not known any more.
-    pub(super) fn call_for_bytes(&self, ino: Ino, now: Time) {
-        self.bounds.stored_by_server(ino, now);
+    pub(super) fn call_for_bytes(&self, ino: Ino) {
+        self.bounds.stored_by_server(ino, self.session.clocks().0);
         self.inodes.with(ino, |node| node.delegation.is_dense = false);
     }
 

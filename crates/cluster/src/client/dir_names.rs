@@ -5,29 +5,20 @@ use thalweg_fs::{Cookie, Ino};
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// All names of the directory are here.
-    complete: bool,
+    /// All names of the directory are here: it is a new one, or all of it was listed.
+    pub(super) is_complete: bool,
     names: HashMap<Box<[u8]>, Name>,
     /// The entries up to this one are here.
     listed: Option<Cookie>,
 }
 
 impl Names {
-    pub(super) fn is_complete(&self) -> bool {
-        self.complete
-    }
-
-    /// All names of the directory are here: it is a new one, or all of it was listed.
-    pub(super) fn set_complete(&mut self) {
-        self.complete = true;
-    }
-
     /// Entries up to `last` were listed that follow `from`, the last ones if there is none; `counts` unless a change of this
     /// client was under way.
     pub(super) fn list(&mut self, from: Cookie, last: Option<Cookie>, counts: bool) {
         let follows = from == Cookie::START || self.listed == Some(from);
         self.listed = last.filter(|_| follows && counts);
-        self.complete |= last.is_none() && follows && counts;
+        self.is_complete |= last.is_none() && follows && counts;
     }
 
     /// A name is this from now on.
@@ -35,7 +26,7 @@ impl Names {
         let found = match found {
             NewName::Present(ino) => Name::present(ino),
             // Of a complete directory the names that are there are enough.
-            NewName::Absent if self.complete => {
+            NewName::Absent if self.is_complete => {
                 self.names.remove(name);
                 return;
             }
@@ -65,7 +56,7 @@ impl Names {
             Some(Name::ABSENT) => Some(NewName::Absent),
             Some(Name::CHANGING | Name::UNKNOWN) => None,
             Some(Name(ino)) => Some(NewName::Present(Ino(ino))),
-            None => self.complete.then_some(NewName::Absent),
+            None => self.is_complete.then_some(NewName::Absent),
         }
     }
 }

@@ -292,7 +292,7 @@ impl Filesystem for Client {
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
-        if self.stages.base.delegations.is_bare(ino, self.stages.base.now()) {
+        if self.stages.base.delegations.is_bare(ino) {
             return Err(FsError::NoAttribute);
         }
         let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
@@ -381,7 +381,7 @@ impl Filesystem for Client {
     }
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {
-        self.stages.open_files.locks().held_on(self.theirs(ino))
+        self.stages.open_files.locks.held_on(self.theirs(ino))
     }
 
     fn is_remote(&self) -> bool {
@@ -397,11 +397,8 @@ impl Filesystem for Client {
     }
 
     fn for_user(&self, user: &Arc<Credentials>) -> Option<Arc<dyn Filesystem>> {
-        self.checks_users().then(|| {
-            let own: Arc<dyn Filesystem> =
-                Arc::new(Client { user: Some(user.clone()), ..self.clone() });
-            own
-        })
+        let own = || Arc::new(Client { user: Some(user.clone()), ..self.clone() });
+        self.checks_users().then(|| own() as Arc<dyn Filesystem>)
     }
 
     fn acting(&self, user: &Credentials) -> Option<Credentials> {
@@ -414,7 +411,7 @@ impl Filesystem for Client {
         else {
             return Ok(());
         };
-        let known = self.stages.base.cache.rights(self.theirs(ino), self.stages.base.now());
+        let known = self.stages.base.cache.rights(self.theirs(ino));
         let it = match known {
             Some(known) => known,
             None => {
@@ -427,6 +424,6 @@ impl Filesystem for Client {
     }
 
     fn watch(&self, watcher: Watcher) {
-        self.stages.base.caller_cache.set(watcher);
+        *self.stages.base.watcher.write() = Some(watcher);
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct LocalRules {
 #[derive(Debug, Default)]
 pub(super) struct Stripe {
     nodes: HashMap<Ino, Box<Node>>,
-    rules: LocalRules,
+    pub(super) rules: LocalRules,
     /// Mutations of its inodes that no batch has taken, in their order.
     staged: Vec<Waiting>,
 }
@@ -90,10 +90,6 @@ impl Stripe {
     pub(super) fn remove(&mut self, ino: Ino) -> bool {
         let removed = self.nodes.remove(&ino);
         removed.is_some_and(|mut node| node.delegation.revoke(ino, false) == Some(ino))
-    }
-
-    pub(super) fn rules(&self) -> LocalRules {
-        self.rules
     }
 
     /// A mutation of one of its inodes waits.
@@ -209,12 +205,7 @@ impl Inodes {
 
     /// Whether the server does not have everything of an inode.
     pub(super) fn is_unsent(&self, ino: Ino) -> bool {
-        self.unsent(ino) > 0
-    }
-
-    /// The number of mutations of an inode that the server does not have.
-    pub(super) fn unsent(&self, ino: Ino) -> u32 {
-        self.lock(ino).node(ino).map_or(0, |node| node.delegation.unsent())
+        self.lock(ino).node(ino).is_some_and(|node| node.delegation.unsent() > 0)
     }
 
     /// Whether an inode is this client's alone.

@@ -1,11 +1,9 @@
 //! Changes without the server, with the calls that they need: for a delegation, for inode numbers, for room.
 
 use bytes::Bytes;
-use thalweg_fs::{
-    Answer as FileAnswer, AttributeChange, FsError, Ino, NewNode, Timestamp, WriteAt, WriteHow,
-};
+use thalweg_fs::{Answer as FileAnswer, AttributeChange, FsError, Ino, NewNode, WriteAt, WriteHow};
 
-use super::delegation::{Clocks, Local, MAX_WRITE};
+use super::delegation::{Local, MAX_WRITE};
 use super::numbers::Reservation;
 use super::stages::Stages;
 use crate::protocol::{Answer, Reply, Request};
@@ -17,10 +15,6 @@ const REFUSED: u32 = 10;
 const SMALL_WRITE: usize = 16 << 10;
 
 impl Stages {
-    fn clocks(&self) -> Clocks {
-        (self.base.now(), Timestamp::of_nanos(self.base.env.wall_nanos()))
-    }
-
     /// Makes an inode, if the directory is this client's alone, or becomes so.
     pub(super) async fn create_locally(
         &self,
@@ -30,14 +24,14 @@ impl Stages {
     ) -> Result<Option<FileAnswer>, FsError> {
         let Some(after) = self.base.options.exclusive else { return Ok(None) };
         let delegations = &self.base.delegations;
-        if delegations.are_wanted(parent, after, self.base.now()) {
+        if delegations.are_wanted(parent, after) {
             self.request_delegation(parent).await?;
         }
         self.complete(parent).await?;
         if self.base.inodes.has_delegation(parent) {
             self.reserve_numbers().await?;
         }
-        let create = || delegations.create(parent, name, new, self.clocks());
+        let create = || delegations.create(parent, name, new);
         let Some(made) = self.in_room(create).await? else { return Ok(None) };
         let made = made?;
         self.writeback.throttle().await?;
@@ -49,11 +43,11 @@ impl Stages {
         ino: Ino,
         change: &AttributeChange,
     ) -> Result<Option<FileAnswer>, FsError> {
-        if change.size.is_some() && !self.base.inodes.lock(ino).rules().bytes.sizes {
+        if change.size.is_some() && !self.base.inodes.lock(ino).rules.bytes.sizes {
             return Ok(None);
         }
         self.complete(ino).await?;
-        let set = || self.base.delegations.set(ino, change, self.clocks());
+        let set = || self.base.delegations.set(ino, change);
         let Some(set) = self.in_room(set).await? else { return Ok(None) };
         self.writeback.throttle().await?;
         Ok(Some(self.shown(set)))
@@ -80,7 +74,7 @@ impl Stages {
             WriteAt::Offset(offset) => Some(offset),
             WriteAt::End => None,
         };
-        self.base.delegations.write(ino, at, copy, what, self.clocks())
+        self.base.delegations.write(ino, at, copy, what)
     }
 
     /// The same, with the calls that it needs.

@@ -28,7 +28,7 @@ enum Progress {
 
 /// A caller that waits for a lock. It may be dropped at any time, as when its process is killed.
 struct Waiter {
-    locks: Arc<OpenFiles>,
+    files: Arc<OpenFiles>,
     at: (Ino, Lock),
     progress: Arc<Mutex<Progress>>,
     gone: Arc<Notify>,
@@ -42,10 +42,10 @@ impl Drop for Waiter {
             Progress::Holds(before) => {
                 let (ino, lock) = self.at;
                 let before = if lock.kind == LockKind::Bsd { Vec::new() } else { before };
-                self.locks.locks().restore(ino, &lock, &before);
-                let locks = self.locks.clone();
-                let reverting = async move { locks.revert(ino, lock, before).await };
-                self.locks.base.env.spawn(reverting).detach();
+                self.files.locks.restore(ino, &lock, &before);
+                let files = self.files.clone();
+                let reverting = async move { files.revert(ino, lock, before).await };
+                self.files.base.env.spawn(reverting).detach();
             }
             Progress::IsGone | Progress::IsOver => {}
         }
@@ -67,7 +67,7 @@ impl OpenFiles {
         lock: Lock,
         wait: bool,
     ) -> Result<(), FsError> {
-        match self.while_alone(ino, |_, _| self.locks().try_lock(ino, &lock)) {
+        match self.while_alone(ino, |_, _| self.locks.try_lock(ino, &lock)) {
             // The server knows which waits would wait for each other.
             Some(Err(FsError::Locked)) if wait => {}
             Some(locked) => return locked,
@@ -86,14 +86,14 @@ impl OpenFiles {
     /// Waits for a lock. The call outlives its caller: only its answer says what is to be done when the caller is gone.
     async fn wait_for(self: &Arc<Self>, ino: Ino, lock: Lock) -> Result<(), FsError> {
         let (progress, gone) = (Arc::new(Mutex::new(Progress::Waits)), Arc::new(Notify::new()));
-        let waiter = Waiter { locks: self.clone(), at: (ino, lock), progress, gone };
-        let (locks, progress, gone) = (self.clone(), waiter.progress.clone(), waiter.gone.clone());
+        let waiter = Waiter { files: self.clone(), at: (ino, lock), progress, gone };
+        let (files, progress, gone) = (self.clone(), waiter.progress.clone(), waiter.gone.clone());
         let user = user::current();
         let waiting = async move {
-            let (taking, recorder) = (progress.clone(), locks.clone());
+            let (taking, recorder) = (progress.clone(), files.clone());
             let then = move |reply: &Reply, _: &Bytes| {
                 let mut progress = taking.lock();
-                let before = recorder.locks().owned(ino, lock.kind, lock.owner);
+                let before = recorder.locks.owned(ino, lock.kind, lock.owner);
                 let is_done = reply.answer == Answer::Done;
                 if is_done && matches!(*progress, Progress::IsGone) {
                     recorder.lose_changed(ino, &lock);
@@ -106,12 +106,12 @@ impl OpenFiles {
             };
             let request = Request::Lock { ino, lock, wait: true };
             let call = Outgoing::with(request, Vec::new(), user);
-            let done = locks.rpc.make(call, then, gone.notified()).await;
+            let done = files.rpc.make(call, then, gone.notified()).await;
             let is_unknown = matches!(&done, Err(FsError::Store(_)));
             let is_unwanted = done.is_ok() && matches!(*progress.lock(), Progress::IsGone);
             if is_unwanted || is_unknown {
-                let before = locks.locks().owned(ino, lock.kind, lock.owner);
-                locks.revert(ino, lock, before).await;
+                let before = files.locks.owned(ino, lock.kind, lock.owner);
+                files.revert(ino, lock, before).await;
             }
             answered(done)
         };
@@ -124,7 +124,7 @@ impl OpenFiles {
     fn record(&self, ino: Ino, lock: &Lock, reply: &Reply) {
         if reply.answer != Answer::Done {
             self.lose_changed(ino, lock);
-        } else if let Err(error) = self.locks().try_lock(ino, lock) {
+        } else if let Err(error) = self.locks.try_lock(ino, lock) {
             tracing::warn!(%error, "a lock will not outlive the server");
         }
     }
@@ -132,7 +132,7 @@ impl OpenFiles {
     /// A lock was not taken. As flock(2): its owner has lost the one that it wanted to change.
     fn lose_changed(&self, ino: Ino, lock: &Lock) {
         if lock.kind == LockKind::Bsd {
-            self.locks().unlock_owner(ino, lock.kind, lock.owner);
+            self.locks.unlock_owner(ino, lock.kind, lock.owner);
         }
     }
 
@@ -169,7 +169,7 @@ impl OpenFiles {
     }
 
     pub(super) async fn conflict(&self, ino: Ino, lock: Lock) -> Result<Option<Lock>, FsError> {
-        if let Some(found) = self.while_alone(ino, |_, _| self.locks().conflict(ino, &lock)) {
+        if let Some(found) = self.while_alone(ino, |_, _| self.locks.conflict(ino, &lock)) {
             return Ok(found);
         }
         self.notify_server(&[ino]).await?;

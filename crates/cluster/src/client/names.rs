@@ -23,7 +23,7 @@ fn is_privileged(mode: u16) -> bool {
 pub(super) async fn look_up(stages: &Stages, parent: Ino, name: &[u8]) -> Result<Lookup, FsError> {
     // Where dots lead, a rename changes without a word about this name.
     let is_cached = !matches!(name, b"." | b"..");
-    if is_cached && let Some(found) = stages.base.cache.lookup(parent, name, stages.base.now()) {
+    if is_cached && let Some(found) = stages.base.cache.lookup(parent, name) {
         return Ok(found);
     }
     let name = Bytes::copy_from_slice(name);
@@ -55,7 +55,7 @@ pub(super) async fn attributes(
     ino: Ino,
     shown: bool,
 ) -> Result<FileAnswer, FsError> {
-    match stages.base.cache.attributes(ino, stages.base.now()) {
+    match stages.base.cache.attributes(ino) {
         Some(found) => Ok(found),
         None => stages.request_attributes(ino, shown).await,
     }
@@ -76,7 +76,7 @@ pub(super) async fn set_attributes(
     }
     let begin = || {
         if let Some(size) = change.size {
-            stages.base.delegations.call_for_size(ino, size, stages.base.now());
+            stages.base.delegations.call_for_size(ino, size);
         }
     };
     let losses = stages.base.losses.clone();
@@ -220,13 +220,12 @@ pub(super) async fn list(
         return unexpected();
     }
     let entries = decode_entries(&payload).map_err(|_| LinkError::Unexpected)?;
-    let now = stages.base.now();
     let shown = |(entry, _): (ListedEntry, bool)| Entry {
         name: entry.name,
         ino: entry.ino,
         kind: entry.kind,
         cookie: entry.cookie,
-        attributes: entry.attributes.map(|(found, ..)| stages.base.cache.valid(found, now)),
+        attributes: entry.attributes.map(|(found, ..)| stages.base.cache.valid(found)),
     };
     Ok(entries.into_iter().map(shown).collect())
 }

@@ -37,7 +37,8 @@ pub(super) struct OpenFiles {
     pub(super) writeback: Arc<Writeback>,
     /// The lock is taken under that of a stripe, and those of the lock table under it.
     table: Mutex<OpenTable>,
-    locks: LockTable,
+    /// The locks of programs, as far as this client knows.
+    pub(super) locks: LockTable,
     /// The server is told of open files by one task at a time.
     telling: tokio::sync::Mutex<()>,
 }
@@ -52,11 +53,6 @@ impl OpenFiles {
         OpenFiles { base, rpc, writeback, table, locks: LockTable::default(), telling }
     }
 
-    /// The locks of programs, as far as this client knows.
-    pub(super) fn locks(&self) -> &LockTable {
-        &self.locks
-    }
-
     /// Runs `then` if a file is this client's alone, and the server knows of no open of it: so none of its locks is at the
     /// server, and nothing of that changes meanwhile.
     pub(super) fn while_alone<T>(
@@ -64,7 +60,7 @@ impl OpenFiles {
         ino: Ino,
         then: impl FnOnce(&mut Node, &mut OpenTable) -> T,
     ) -> Option<T> {
-        self.base.delegations.while_delegated(ino, self.base.now(), |node| {
+        self.base.delegations.while_delegated(ino, |node| {
             let mut table = self.table.lock();
             (!table.is_told(ino)).then(|| then(node, &mut table))
         })

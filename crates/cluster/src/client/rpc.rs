@@ -56,11 +56,6 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A call that the client makes for itself.
-    pub(super) fn own(request: Request) -> Outgoing {
-        Outgoing::with(request, Vec::new(), None)
-    }
-
     /// A call for a user.
     pub(super) fn with(request: Request, payload: Vec<Bytes>, user: User) -> Outgoing {
         let print = request.footprint(payload.iter().map(Bytes::len).sum());
@@ -116,7 +111,9 @@ impl Rpc {
 
     /// Makes a call that the client makes for itself.
     pub(super) async fn own(self: &Arc<Self>, request: Request) -> Result<Answer, FsError> {
-        let made = self.make(Outgoing::own(request), |_, _| {}, std::future::pending()).await;
+        let made = self
+            .make(Outgoing::with(request, Vec::new(), None), |_, _| {}, std::future::pending())
+            .await;
         Ok(made?.0.answer)
     }
 

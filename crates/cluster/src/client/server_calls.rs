@@ -122,7 +122,7 @@ impl ServerCalls {
                 Changed::Delegation(_) | Changed::Names(_) | Changed::Name { .. } => None,
             })
             .collect();
-        self.base.caller_cache.notify(told)
+        self.base.notify_caller(told)
     }
 
     /// Inodes have lost their last names: the caller drops them, and refers to them no longer than its programs use them.
@@ -130,7 +130,7 @@ impl ServerCalls {
         for RemovedInode { parent, name, ino } in inodes {
             self.base.cache.remove(ino);
             // Nothing waits for it: a call under way may have locked the directory.
-            drop(self.base.caller_cache.notify([Change::Removed {
+            drop(self.base.notify_caller([Change::Removed {
                 parent: self.base.session.ours(parent),
                 name,
                 ino,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::Time;
-use thalweg_fs::{Ino, Validity};
+use thalweg_env::{Env, Time};
+use thalweg_fs::{Ino, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
@@ -18,7 +18,6 @@ pub(super) struct SessionInfo {
     pub(super) generation: u64,
     /// The server knows it.
     pub(super) begun: bool,
-    pub(super) root: Ino,
     pub(super) lease: Duration,
     pub(super) read_only: bool,
     /// Where the contents of files are; nothing if only the server reaches them.
@@ -28,9 +27,13 @@ pub(super) struct SessionInfo {
     pub(super) server: Uuid,
 }
 
+/// The clocks when a change is made: that of the environment, and what programs see.
+pub(super) type Clocks = (Time, Timestamp);
+
 /// The session of a client: one after the other.
 #[derive(Debug)]
 pub(super) struct Session {
+    env: Env,
     info: Mutex<SessionInfo>,
     /// The root at the server, and until when what is cached may be used, in nanoseconds: read for each call, so without the lock.
     root: AtomicU64,
@@ -40,12 +43,11 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(id: Uuid) -> Session {
+    pub(super) fn new(env: &Env) -> Session {
         let info = SessionInfo {
-            id,
+            id: env.uuid(),
             generation: 0,
             begun: false,
-            root: Ino::ROOT,
             lease: Duration::ZERO,
             read_only: false,
             contents: Bytes::new(),
@@ -53,6 +55,7 @@ impl Session {
             server: Uuid::nil(),
         };
         Session {
+            env: env.clone(),
             info: Mutex::new(info),
             root: AtomicU64::new(Ino::ROOT.0),
             lease_end: AtomicU64::new(0),
@@ -77,16 +80,21 @@ impl Session {
     }
 
     /// The server has attached it: `change` notes what it said.
-    pub(super) fn attach(&self, change: impl FnOnce(&mut SessionInfo)) {
+    pub(super) fn attach(&self, root: Ino, change: impl FnOnce(&mut SessionInfo)) {
         let mut info = self.info.lock();
         change(&mut info);
-        self.root.store(info.root.0, Ordering::Relaxed);
+        self.root.store(root.0, Ordering::Relaxed);
     }
 
-    /// The server has ended it; the next one has this name.
-    pub(super) fn end(&self, next: Uuid) {
+    /// The server that was attached has what this client reclaimed there.
+    pub(super) fn reclaimed(&self, server: Uuid) {
+        self.info.lock().server = server;
+    }
+
+    /// The server has ended it; the next one has another name.
+    pub(super) fn end(&self) {
         let mut info = self.info.lock();
-        (info.id, info.begun) = (next, false);
+        (info.id, info.begun) = (self.env.uuid(), false);
         info.generation += 1;
         self.lease_end.store(0, Ordering::Relaxed);
     }
@@ -107,13 +115,19 @@ impl Session {
         self.lease_end.fetch_max(end.as_nanos(), Ordering::Relaxed);
     }
 
+    /// The time of a change that is made now.
+    pub(super) fn clocks(&self) -> Clocks {
+        (self.env.now(), Timestamp::of_nanos(self.env.wall_nanos()))
+    }
+
     /// Whether what is cached may be used.
-    pub(super) fn is_leased(&self, now: Time) -> bool {
-        self.lease_end.load(Ordering::Relaxed) > now.as_nanos()
+    pub(super) fn is_leased(&self) -> bool {
+        self.lease_end.load(Ordering::Relaxed) > self.env.now().as_nanos()
     }
 
     /// How long attributes may be used by a caller's own cache.
-    pub(super) fn validity(&self, now: Time) -> Validity {
+    pub(super) fn validity(&self) -> Validity {
+        let now = self.env.now();
         let end = Time::from_nanos(self.lease_end.load(Ordering::Relaxed));
         let attributes = if end > now { end.since(now) } else { Duration::ZERO };
         // The caller's kernel would have to lock a directory to drop a name of it, which a call under way may have

@@ -81,7 +81,7 @@ impl WriteBounds {
     /// The server has to clear bytes of a file before they are stored here again.
     pub(super) fn clear(&self, ino: Ino, now: Time) {
         let mut stripe = self.inodes.lock(ino);
-        let is_direct = stripe.rules().is_direct;
+        let is_direct = stripe.rules.is_direct;
         if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
             // A change by a call that is about to be made is the next mutation at the latest.
             self.clear_in(&mut node.delegation, now, self.queue.last() + 1);
@@ -101,7 +101,7 @@ impl WriteBounds {
     /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&self, ino: Ino, now: Time) {
         let mut stripe = self.inodes.lock(ino);
-        let is_direct = stripe.rules().is_direct;
+        let is_direct = stripe.rules.is_direct;
         if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
             self.change_by_server(&mut node.delegation);
             if node.delegation.extra().write_bound > 0 {

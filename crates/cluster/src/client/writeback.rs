@@ -341,6 +341,6 @@ impl Writeback {
         self.base.room.discharge(charges, is_refused);
         let (wrong, changes) = self.base.delegations.lose(batch, error);
         self.base.losses.count(changes);
-        self.base.caller_cache.drop_inodes(wrong);
+        self.base.drop_from_caller(wrong);
     }
 }

@@ -51,12 +51,10 @@ mod session;
 mod size_records;
 mod slots;
 mod stages;
-mod status;
 mod user;
 mod write_bounds;
 mod writeback;
 
 pub use error::AttachError;
-pub use filesystem::Client;
+pub use filesystem::{Client, ClientStatus};
 pub use options::{Options, Recover, UnknownRecover};
-pub use status::ClientStatus;

@@ -22,7 +22,6 @@ use super::room::PromisedRoom;
 use super::session::Session;
 use super::write_bounds::WriteBounds;
 
-/// The stages that make no calls.
 pub(super) struct ClientBase {
     pub(super) env: Env,
     pub(super) options: Options,

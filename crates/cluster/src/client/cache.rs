@@ -32,7 +32,6 @@ struct Forgotten {
     max: Option<usize>,
 }
 
-/// What may be used without a call.
 #[derive(Debug)]
 pub(super) struct Cache {
     inodes: Arc<Inodes>,
@@ -48,7 +47,6 @@ impl Cache {
         Cache { inodes, session, forgotten: Mutex::default(), gone: Notify::new() }
     }
 
-    /// Cached attributes.
     pub(super) fn attributes(&self, ino: Ino) -> Option<Answer> {
         let valid = self.session.is_leased().then(|| self.session.validity())?;
         let look = |node: &mut Node| {

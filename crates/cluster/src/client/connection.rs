@@ -51,7 +51,6 @@ pub(super) struct Connection {
 pub(super) struct Connections {
     base: Arc<ClientBase>,
     pub(super) connector: Box<dyn Connector>,
-    /// What was sent.
     pub(super) traffic: Traffic,
     writeback: Arc<Writeback>,
     open_files: Arc<OpenFiles>,

@@ -22,7 +22,7 @@ use super::inodes::{Inodes, Node, Stripe};
 use super::losses::Losses;
 use super::numbers::InodeNumbers;
 use super::queue::WritebackQueue;
-use super::record::Record;
+use super::record::{Parts, Record};
 use super::room::{Charge, PromisedRoom};
 use super::session::Session;
 use super::user;
@@ -36,11 +36,9 @@ const BLOCK: u64 = 4096;
 /// What has become of a change that was tried without the server.
 #[derive(Debug)]
 pub(super) enum Local<T> {
-    /// It is made.
     Made(T),
     /// Too little room is promised below the root of this quota.
     NoRoom(u64),
-    /// It needs a call.
     NeedsCall,
 }
 
@@ -346,7 +344,8 @@ impl Delegations {
         own.changed();
         node.cached.set_attributes(attributes);
         let kind = MutationKind::Write { ino, offset, data: data(), clear_suid };
-        let record = Record::bytes_of(Mutation { time, kind }, blocks, grows);
+        let parts = Parts { mutation: Mutation { time, kind }, blocks, grows };
+        let record = Record::Bytes(Box::new(parts));
         let mutation = self.queue.append(&mut stripe, record, charge.quota, now);
         if leaves_hole && rules.is_direct {
             let node = stripe.node_mut(ino).expect("it was looked at");

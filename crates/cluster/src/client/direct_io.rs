@@ -23,12 +23,10 @@ use super::rpc::Rpc;
 use super::session::SessionInfo;
 use crate::protocol::{Answer, Request};
 
-/// Files that are written concurrently, at most.
 const FILES_AT_ONCE: usize = 64;
 /// The pause before the contents are looked for again after a failure, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
 
-/// Contents that this client reaches.
 #[derive(Clone, Debug)]
 pub(super) struct ReachedContents {
     pub(super) contents: Arc<dyn Contents>,
@@ -48,7 +46,6 @@ pub(super) struct Storing {
 }
 
 impl Storing {
-    /// Stores the bytes.
     pub(super) async fn store(self) -> Result<(), FsError> {
         let Storing { contents, runs, made, .. } = self;
         let (contents, made) = (&*contents, &made);
@@ -112,10 +109,11 @@ impl DirectIo {
                             // Each time the server has an address refused, which must not happen with every batch.
                             let is_rare = self.base.now().since(found) > PAUSES.1;
                             pause = if is_rare { PAUSES.0 } else { pause };
-                            self.base.env.sleep(pause).await;
-                            pause = (2 * pause).min(PAUSES.1);
                         }
-                        changed = links.changed() => if changed.is_err() { return },
+                        changed = links.changed() => match changed {
+                            Ok(()) => continue,
+                            Err(_) => return,
+                        },
                     }
                 }
                 Err(error) => {
@@ -125,10 +123,10 @@ impl DirectIo {
                             "the contents of files are not reachable from here; the server reads and writes them"
                         );
                     }
-                    self.base.env.sleep(pause).await;
-                    pause = (2 * pause).min(PAUSES.1);
                 }
             }
+            self.base.env.sleep(pause).await;
+            pause = (2 * pause).min(PAUSES.1);
         }
     }
 

@@ -11,7 +11,6 @@ use super::error::unexpected;
 use super::stages::Stages;
 use crate::protocol::{Answer, Request};
 
-/// The longest wait of one call.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// How far the changes of this client have come: to its memory or to the server.

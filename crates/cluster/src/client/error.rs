@@ -32,7 +32,6 @@ impl AttachError {
     }
 }
 
-/// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum LinkError {
     #[error("the server cannot be reached: {0}")]

@@ -26,7 +26,6 @@ use super::error::{AttachError, LinkError, unexpected};
 use super::link::Link;
 use super::options::Options;
 use super::stages::Stages;
-use super::status::ClientStatus;
 use super::user::{self, User};
 use super::{content, durability, names};
 use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
@@ -40,6 +39,29 @@ fn check_name(name: &[u8]) -> Result<(), FsError> {
 /// The same for the name of an extended attribute.
 fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > MAX_XATTR_NAME { Err(FsError::AttributeTooLarge) } else { Ok(()) }
+}
+
+/// What a client knows of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct ClientStatus {
+    /// Whether it has a connection with a session.
+    pub connected: bool,
+    /// Whether its session has ended, and it begins no other one.
+    pub ended: bool,
+    /// Sessions that the server has ended.
+    pub evictions: u64,
+    /// Whether it reads and writes contents of files itself.
+    pub direct: bool,
+    /// Inodes that it knows.
+    pub inodes: usize,
+    /// Calls without an answer.
+    pub calls: usize,
+    /// Changes in directories that are this client's alone, which the server does not have.
+    pub unsent: usize,
+    /// Changes that a crash of the server would undo, and that would be made again then.
+    pub kept: usize,
+    /// Changes that were acknowledged, and may be lost: the server crashed, and did not get them again.
+    pub lost: u64,
 }
 
 /// A filesystem behind a server. Clones are the same client; its session ends with [`Client::close`], or when the server
@@ -109,7 +131,6 @@ impl Client {
         self.stages.base.session.theirs(ino)
     }
 
-    /// Makes a call for its user.
     async fn act<T>(&self, call: impl Future<Output = T>) -> T {
         user::act(&self.user, call).await
     }

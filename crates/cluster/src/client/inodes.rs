@@ -23,7 +23,6 @@ const STRIPES: usize = 64;
 /// Mutations of a stripe for which there is always room once there was one: about those of a batch of writes.
 const STAGED: usize = 128;
 
-/// An inode.
 #[derive(Debug, Default)]
 pub(super) struct Node {
     /// What may be used of it without a call.
@@ -43,7 +42,6 @@ pub(super) struct LocalRules {
     pub(super) squash: Squash,
 }
 
-/// A part of the table.
 #[derive(Debug, Default)]
 pub(super) struct Stripe {
     nodes: HashMap<Ino, Box<Node>>,
@@ -113,7 +111,6 @@ impl Stripe {
     }
 }
 
-/// The stripes of two inodes.
 pub(super) struct TwoStripes<'a> {
     first: MutexGuard<'a, Stripe>,
     /// None if both are in one.
@@ -130,7 +127,6 @@ impl TwoStripes<'_> {
     }
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(super) struct Inodes {
     stripes: Box<[Mutex<Stripe>]>,

@@ -8,7 +8,6 @@ use thalweg_net::channel::Channel;
 
 use super::error::LinkError;
 
-/// The way to the server.
 #[derive(Clone, Debug)]
 pub(super) enum Link {
     /// There is a connection, and the server knows the session.

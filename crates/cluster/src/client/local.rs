@@ -112,7 +112,6 @@ impl Stages {
         }
     }
 
-    /// Asks for a directory.
     async fn request_delegation(&self, directory: Ino) -> Result<(), FsError> {
         let base = self.base.clone();
         let then = move |reply: &Reply, _: &Bytes| {

@@ -16,7 +16,6 @@ use crate::protocol::{Answer, Reply, Request};
 /// How far a caller has come that waits for a lock.
 #[derive(Debug)]
 enum Progress {
-    /// It waits.
     Waits,
     /// The server has given it the lock, which the caller does not know yet. Before, the owner had these of the file.
     Holds(Vec<Lock>),

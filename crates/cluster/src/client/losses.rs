@@ -11,14 +11,11 @@ use super::error::LinkError;
 /// Inodes at most of which is remembered that changes were lost.
 const MAX_FAILED: usize = 65536;
 
-/// Changes of an inode were lost.
 #[derive(Clone, Debug)]
 struct Loss {
-    /// Why.
     error: FsError,
     /// A sync or a close has told that.
     is_told: bool,
-    /// Bytes of it are lost.
     lacks_bytes: bool,
 }
 

@@ -9,7 +9,6 @@ use thalweg_fs::Ino;
 /// Numbers that are left when the client reserves further ones.
 const FEW_NUMBERS: u64 = 1024;
 
-/// Inode numbers as they were reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Reservation {
     pub(super) first: u64,
@@ -88,7 +87,6 @@ impl InodeNumbers {
         self.ranges.lock().iter().map(|it| it.reservation).collect()
     }
 
-    /// The session has ended.
     pub(super) fn end_session(&self) {
         self.ranges.lock().clear();
     }

@@ -21,11 +21,9 @@ pub(super) struct Opening {
 /// What the server knows of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Known {
-    /// Nothing.
     Quiet,
     /// A call that says so is under way.
     Asked,
-    /// That it is open.
     Told,
 }
 
@@ -37,7 +35,6 @@ struct Uses {
     told: u32,
 }
 
-/// All of them.
 #[derive(Debug, Default)]
 pub(super) struct OpenTable {
     last: u64,
@@ -115,21 +112,18 @@ impl OpenTable {
 
     /// The server is about to be told of the quiet opens of an inode: these.
     pub(super) fn begin_telling(&mut self, ino: Ino) -> Vec<(Handle, Opening)> {
-        let quiet =
-            |(opening, known): &(Opening, Known)| opening.ino == ino && *known == Known::Quiet;
-        let of = self.files.iter().filter(|(_, it)| quiet(it));
-        let mut asked: Vec<_> = of.map(|(handle, (it, _))| (*handle, it.clone())).collect();
-        asked.sort_unstable_by_key(|(handle, _)| *handle);
+        let mut asked = self.known_as(Known::Quiet);
+        asked.retain(|(_, opening)| opening.ino == ino);
         asked.iter().for_each(|(handle, _)| self.set(*handle, Known::Asked));
         asked
     }
 
-    /// Those that the server knows of.
-    pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
-        let told = self.files.iter().filter(|(_, (_, known))| *known == Known::Told);
-        let mut told: Vec<_> = told.map(|(handle, (it, _))| (*handle, it.clone())).collect();
-        told.sort_unstable_by_key(|(handle, _)| *handle);
-        told
+    /// Those of which the server knows so much, in the order in which they were opened.
+    pub(super) fn known_as(&self, known: Known) -> Vec<(Handle, Opening)> {
+        let found = self.files.iter().filter(|(_, (_, it))| *it == known);
+        let mut found: Vec<_> = found.map(|(handle, (it, _))| (*handle, it.clone())).collect();
+        found.sort_unstable_by_key(|(handle, _)| *handle);
+        found
     }
 
     /// The session has ended. Handles are not used again.

@@ -119,7 +119,6 @@ impl WritebackQueue {
         (made - done) as usize
     }
 
-    /// The number of the last mutation.
     pub(super) fn last(&self) -> u64 {
         self.made.load(Ordering::Acquire)
     }

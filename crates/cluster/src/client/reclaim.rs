@@ -20,7 +20,6 @@ const AT_ONCE: usize = 16;
 
 /// Why not everything was reclaimed.
 pub(super) enum ReclaimError {
-    /// That of the connection.
     Lost(AttachError),
     /// The server refuses the inodes: the session has ended.
     Refused,

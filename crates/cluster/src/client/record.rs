@@ -8,7 +8,6 @@ use super::user::User;
 /// Bytes that a mutation takes beside names and data, about.
 const MUTATION_BYTES: usize = 128;
 
-/// A mutation that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     /// Mutations of a client are counted from 1 on.
@@ -16,7 +15,6 @@ pub(super) struct Waiting {
     pub(super) record: Record,
     /// The root of the quota that it counts for; 0 for none.
     pub(super) quota: u64,
-    /// The user that has made it.
     pub(super) user: User,
 }
 
@@ -34,7 +32,6 @@ pub(super) struct Parts {
     pub(super) mutation: Mutation,
     /// Blocks that the file gets.
     pub(super) blocks: u64,
-    /// It makes the file longer.
     pub(super) grows: bool,
 }
 
@@ -43,11 +40,6 @@ impl Record {
     pub(super) fn small(mutation: &Mutation) -> Record {
         let encoded = postcard::to_allocvec(mutation);
         Record::Small(encoded.expect("memory takes any mutation").into_boxed_slice())
-    }
-
-    /// Of a write by which a file gets so many blocks.
-    pub(super) fn bytes_of(mutation: Mutation, blocks: u64, grows: bool) -> Record {
-        Record::Bytes(Box::new(Parts { mutation, blocks, grows }))
     }
 
     pub(super) fn into_parts(self) -> Parts {

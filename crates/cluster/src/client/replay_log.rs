@@ -22,14 +22,12 @@ const KEPT_CALL: usize = 256;
 pub(super) struct UncommittedCall {
     pub(super) number: u64,
     pub(super) slot: u16,
-    /// The user that it was made for.
     pub(super) user: User,
     pub(super) request: Arc<Request>,
     pub(super) payload: Vec<Bytes>,
     pub(super) committed: Committed,
     /// The inodes that it names: the caller may have forgotten them.
     pub(super) inodes: Vec<Reclaim>,
-    /// The inodes that it changes.
     pub(super) changed: Vec<Ino>,
 }
 
@@ -88,11 +86,6 @@ impl Kept {
             }
         }
     }
-
-    fn clear(&mut self) -> (usize, Vec<Ino>) {
-        let Kept { calls, newest, .. } = std::mem::take(self);
-        (calls.len(), newest.into_keys().collect())
-    }
 }
 
 /// Changes that may not survive a crash of the server. The lock is taken under no other one.
@@ -125,15 +118,15 @@ impl ReplayLog {
     /// The server has all of them; these were made again.
     pub(super) fn end_replay(&self, calls: Vec<UncommittedCall>) {
         let mut kept = self.0.lock();
-        let durable = kept.durable;
-        kept.clear();
+        let Kept { durable, .. } = std::mem::take(&mut *kept);
         calls.into_iter().for_each(|call| kept.keep(call));
         kept.set_durable(durable);
     }
 
     /// Drops all; how many, and the inodes that they changed.
     pub(super) fn clear(&self) -> (usize, Vec<Ino>) {
-        self.0.lock().clear()
+        let Kept { calls, newest, .. } = std::mem::take(&mut *self.0.lock());
+        (calls.len(), newest.into_keys().collect())
     }
 
     /// The highest version of a change, if so many are kept that the server is to make them durable.

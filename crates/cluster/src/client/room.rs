@@ -127,7 +127,6 @@ impl PromisedRoom {
         ledger.charged.retain(|own| !own.room.is_none());
     }
 
-    /// The session has ended.
     pub(super) fn end_session(&self) {
         let no_room_until = self.0.lock().no_room_until;
         *self.0.lock() = Ledger { no_room_until, ..Ledger::default() };

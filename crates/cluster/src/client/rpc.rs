@@ -38,11 +38,9 @@ async fn answer<T>(
     }
 }
 
-/// A call that is to be made.
 pub(super) struct Outgoing {
     request: Arc<Request>,
     payload: Vec<Bytes>,
-    /// The user that it is made for.
     user: User,
     /// Of a change: the slot that it uses.
     slot: Option<Arc<Slot>>,
@@ -56,7 +54,6 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A call for a user.
     pub(super) fn with(request: Request, payload: Vec<Bytes>, user: User) -> Outgoing {
         let print = request.footprint(payload.iter().map(Bytes::len).sum());
         let (effect, is_once, is_change) = (print.effect(), print.is_once(), print.is_change());

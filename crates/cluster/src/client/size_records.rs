@@ -45,7 +45,6 @@ struct NewSizeRecord {
     size_record: SizeRecord,
 }
 
-/// Stores size records.
 pub(super) struct SizeRecords {
     base: Arc<ClientBase>,
     rpc: Arc<Rpc>,
@@ -90,7 +89,6 @@ impl SizeRecords {
         SizeRecords { base, rpc, direct_io, writeback, files: Mutex::default() }
     }
 
-    /// The session has ended.
     pub(super) fn end_session(&self) {
         self.files.lock().clear();
     }

@@ -18,7 +18,6 @@ const CLEARED: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked(u64);
 
-/// The write bounds of all files.
 #[derive(Debug)]
 pub(super) struct WriteBounds {
     inodes: Arc<Inodes>,

@@ -24,7 +24,6 @@ pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
 /// Mutations of one batch, each with what it takes.
 type Part<'a> = (&'a [Mutation], &'a [Charge]);
 
-/// What has become of a batch.
 enum Stored {
     /// Its bytes are to be sent with it.
     Not,
@@ -37,7 +36,6 @@ enum Stored {
 /// The time between two looks for mutations that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Sends mutations.
 pub(super) struct Writeback {
     base: Arc<ClientBase>,
     rpc: Arc<Rpc>,
@@ -81,7 +79,6 @@ impl Writeback {
         self.base.queue.is_over_full()
     }
 
-    /// Sends batches while many mutations wait.
     async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {
         while self.base.queue.is_full() {
             self.send_batch(turn, None).await?;

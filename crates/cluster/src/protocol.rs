@@ -28,7 +28,6 @@ mod call;
 mod footprint;
 mod lists;
 mod notices;
-mod replay;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -44,12 +43,11 @@ use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 use crate::failure::WireError;
-pub use call::Call;
+pub use call::{Call, CallEffect, ReplayedCall};
 pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
-pub use replay::{CallEffect, ReplayedCall};
 
 /// The first bytes that each side sends.
 pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 12 };

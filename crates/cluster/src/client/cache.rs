@@ -13,10 +13,10 @@ use thalweg_env::HashSet;
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Validity};
 use tokio::sync::Notify;
 
-use super::dir_names::NewName;
+use super::cached::NewName;
 use super::inodes::{Inodes, Node};
 use super::session::Session;
-use crate::protocol::{Answer as ServerAnswer, Changed, Grants, Reclaim, Reply};
+use crate::protocol::{Changed, Grants, Reclaim};
 
 /// An inode with the stamp of the last answer that named it.
 type Stamped = (Ino, u64);
@@ -116,14 +116,6 @@ impl Cache {
         match self.inodes.with(parent, |node| node.cached.names.as_ref()?.known(name)).flatten()? {
             NewName::Present(ino) => Some(ino),
             NewName::Absent => None,
-        }
-    }
-
-    /// Puts the inode of an answer into the cache, where answers are received.
-    pub(super) fn learn_answer(&self, reply: &Reply) {
-        if let ServerAnswer::Inode(attributes) = &reply.answer {
-            let told = (reply.stamp, reply.inode_token);
-            self.learn(attributes, told, reply.grants.attributes);
         }
     }
 

@@ -18,7 +18,7 @@ use super::inodes::LocalRules;
 use super::link::Link;
 use super::open_files::OpenFiles;
 use super::options::Recover;
-use super::reclaim::{ReclaimError, Reclaimer};
+use super::reclaim::Reclaimer;
 use super::server_calls::{Invalidator, ServerCalls};
 use super::session::SessionInfo;
 use super::size_records::SizeRecords;
@@ -247,14 +247,11 @@ impl Connections {
             open_files: &self.open_files,
             channel: &connection.channel,
         };
-        match reclaimer.reclaim().await {
-            Ok(sent) => self.base.session.renew(sent),
-            Err(ReclaimError::Lost(error)) => return Err(error),
-            Err(ReclaimError::Refused) => {
-                self.end_session();
-                return Err(AttachError::lost("the server refuses the session"));
-            }
-        }
+        let Some(sent) = reclaimer.reclaim().await? else {
+            self.end_session();
+            return Err(AttachError::lost("the server refuses the session"));
+        };
+        self.base.session.renew(sent);
         // Before that it would have to reclaim again.
         self.base.session.reclaimed(server);
         Ok(connection)

@@ -16,8 +16,8 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::Squash;
 
+use super::cached::NewName;
 use super::delegated::{Delegation, Grant, GrantNumber};
-use super::dir_names::NewName;
 use super::inodes::{Inodes, Node, Stripe};
 use super::losses::Losses;
 use super::numbers::InodeNumbers;

@@ -9,7 +9,7 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::Squash;
 
-use super::dir_names::NewName;
+use super::cached::NewName;
 use super::error::{LinkError, unexpected};
 use super::stages::Stages;
 use super::user;

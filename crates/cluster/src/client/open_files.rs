@@ -81,7 +81,7 @@ impl OpenFiles {
 
     /// The open files that the server knows of.
     pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
-        self.table.lock().known_as(Known::Told)
+        self.table.lock().find(|_, known| known == Known::Told)
     }
 
     /// The locks that the server knows of.

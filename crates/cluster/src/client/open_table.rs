@@ -112,15 +112,14 @@ impl OpenTable {
 
     /// The server is about to be told of the quiet opens of an inode: these.
     pub(super) fn begin_telling(&mut self, ino: Ino) -> Vec<(Handle, Opening)> {
-        let mut asked = self.known_as(Known::Quiet);
-        asked.retain(|(_, opening)| opening.ino == ino);
+        let asked = self.find(|opening, known| opening.ino == ino && known == Known::Quiet);
         asked.iter().for_each(|(handle, _)| self.set(*handle, Known::Asked));
         asked
     }
 
-    /// Those of which the server knows so much, in the order in which they were opened.
-    pub(super) fn known_as(&self, known: Known) -> Vec<(Handle, Opening)> {
-        let found = self.files.iter().filter(|(_, (_, it))| *it == known);
+    /// Some of them, in the order in which they were opened.
+    pub(super) fn find(&self, is_some: impl Fn(&Opening, Known) -> bool) -> Vec<(Handle, Opening)> {
+        let found = self.files.iter().filter(|(_, (opening, known))| is_some(opening, *known));
         let mut found: Vec<_> = found.map(|(handle, (it, _))| (*handle, it.clone())).collect();
         found.sort_unstable_by_key(|(handle, _)| *handle);
         found

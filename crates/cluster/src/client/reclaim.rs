@@ -18,19 +18,6 @@ use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, enco
 /// Calls that are under way at a time.
 const AT_ONCE: usize = 16;
 
-/// Why not everything was reclaimed.
-pub(super) enum ReclaimError {
-    Lost(AttachError),
-    /// The server refuses the inodes: the session has ended.
-    Refused,
-}
-
-impl From<AttachError> for ReclaimError {
-    fn from(error: AttachError) -> ReclaimError {
-        ReclaimError::Lost(error)
-    }
-}
-
 /// Reclaims on a new connection.
 pub(super) struct Reclaimer<'a> {
     pub(super) base: &'a ClientBase,
@@ -43,8 +30,9 @@ fn call_for(user: &User, request: Request) -> Call {
 }
 
 impl Reclaimer<'_> {
-    /// Reclaims everything that this client held. The lease counts from the time that is returned.
-    pub(super) async fn reclaim(&self) -> Result<Time, ReclaimError> {
+    /// Reclaims everything that this client held. The lease counts from the time that is returned; `None` if the server refuses the
+    /// inodes, since the session has ended.
+    pub(super) async fn reclaim(&self) -> Result<Option<Time>, AttachError> {
         let kept = self.base.replay_log.begin_replay();
         let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
         let reclaims = self.base.cache.reclaims(needed);
@@ -54,7 +42,7 @@ impl Reclaimer<'_> {
             if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
                 let error = FsError::from(error);
                 tracing::error!(%error, "the server refuses what this client held");
-                return Err(ReclaimError::Refused);
+                return Ok(None);
             }
         }
         self.reclaim_opens().await?;
@@ -64,7 +52,7 @@ impl Reclaimer<'_> {
         let unanswered = encode_list(&self.base.call_numbers.unanswered());
         let call = (Call::outside(Request::Reclaimed), vec![unanswered]);
         self.in_order(vec![call]).await?;
-        Ok(sent)
+        Ok(Some(sent))
     }
 
     /// Reclaims room for the changes that the server does not have.

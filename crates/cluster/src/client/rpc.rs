@@ -10,9 +10,9 @@ use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
 use super::base::ClientBase;
+use super::call_numbers::{Slot, Slots};
 use super::error::{LinkError, unexpected};
 use super::replay_log::UncommittedCall;
-use super::slots::{Slot, Slots};
 use super::user::{self, User};
 use crate::protocol::{Answer, Call, CallEffect, Reply, Request};
 
@@ -217,6 +217,9 @@ impl Rpc {
         if !reply.room.shares.is_empty() {
             self.base.room.add(&reply.room);
         }
-        self.base.cache.learn_answer(reply);
+        if let Answer::Inode(attributes) = &reply.answer {
+            let told = (reply.stamp, reply.inode_token);
+            self.base.cache.learn(attributes, told, reply.grants.attributes);
+        }
     }
 }

@@ -14,10 +14,6 @@ use super::queue::WritebackQueue;
 /// How long the server takes to clear bytes, about.
 const CLEARED: Duration = Duration::from_secs(2);
 
-/// Token for one query of the write bound: after so many changes for which the server stores or clears bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asked(u64);
-
 #[derive(Debug)]
 pub(super) struct WriteBounds {
     inodes: Arc<Inodes>,
@@ -37,19 +33,19 @@ impl WriteBounds {
     }
 
     /// Token for one query of the write bound. Pass it to [`WriteBounds::set`], which drops answers that a concurrent change made
-    /// stale. `None` while a change of the file is under way: the answer will not count.
-    pub(super) fn query(&self, ino: Ino) -> Option<Asked> {
-        let asked = || Asked(self.by_server.load(Ordering::Acquire));
+    /// stale: the number of changes so far. `None` while a change of the file is under way: the answer will not count.
+    pub(super) fn query(&self, ino: Ino) -> Option<u64> {
+        let asked = || self.by_server.load(Ordering::Acquire);
         // Under the lock: a change that begins later is a later one.
         let look = |node: &mut Node| (!node.cached.is_changing()).then(asked);
         self.inodes.with(ino, look).unwrap_or_else(|| Some(asked()))
     }
 
     /// The server has said how far a file reaches. That does not count if it was asked before such a change.
-    pub(super) fn set(&self, ino: Ino, bound: u64, (asked, now): (Option<Asked>, Time)) {
+    pub(super) fn set(&self, ino: Ino, bound: u64, (asked, now): (Option<u64>, Time)) {
         self.inodes.with(ino, |node| {
             let own = &mut node.delegation;
-            if asked.is_none_or(|Asked(changes)| own.extra().by_server > changes) {
+            if asked.is_none_or(|changes| own.extra().by_server > changes) {
                 let cleared = own.extra().cleared.unwrap_or((now, 0));
                 own.clear_write_bound(cleared);
             } else if bound == 0 {

@@ -15,11 +15,12 @@ use thalweg_fs::{Ino, WriteAt};
 use super::{CallEffect, Changed, Request};
 
 /// How often an operation may be carried out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Repeat {
     /// It is about the session or its connection, in the order in which it comes.
     Session,
     /// As often as it comes.
+    #[default]
     Any,
     /// Once: its answer is a new thing, or it uses open files.
     Once,
@@ -28,11 +29,12 @@ pub enum Repeat {
 }
 
 /// Which changes that the client has not sent the server must have before an operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Needs {
     /// None.
     Nothing,
     /// Those of the inodes that it names.
+    #[default]
     Named,
     /// All.
     Everything,
@@ -50,7 +52,7 @@ pub struct Written {
 }
 
 /// What an operation reads and writes.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Footprint<'a> {
     /// The inodes that it names. The client has to know them.
     pub inodes: SmallVec<[Ino; 2]>,
@@ -82,17 +84,7 @@ impl<'a> Footprint<'a> {
 impl Footprint<'_> {
     /// Of an operation on these inodes that changes nothing.
     fn reads(inodes: &[Ino]) -> Self {
-        Footprint {
-            inodes: inodes.into(),
-            writes: false,
-            repeat: Repeat::Any,
-            needs: Needs::Named,
-            shows: false,
-            names: SmallVec::new(),
-            attributes: None,
-            bytes: None,
-            makes: false,
-        }
+        Footprint { inodes: inodes.into(), ..Footprint::default() }
     }
 
     /// Of an operation that reads what any change may have changed.

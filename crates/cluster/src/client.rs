@@ -20,7 +20,6 @@ mod base;
 mod cache;
 mod cached;
 mod call_numbers;
-mod calls;
 mod connection;
 mod content;
 mod delegated;

@@ -121,11 +121,17 @@ impl Address {
     async fn enrol(&self, env: &Env, home: &Home, token: &Token) -> Result<(), RemoteError> {
         let key = home.own_key(env)?;
         let to_enter = Some((Service::Files, &*self.path));
-        let enrolling = self
-            .servers
-            .iter()
-            .map(|server| Box::pin(server.enrol(env, home, &key, token, to_enter)));
-        first(enrolling).await.map(drop)
+        let enrolling = self.servers.iter();
+        let mut enrolling: FuturesUnordered<_> =
+            enrolling.map(|server| server.enrol(env, home, &key, token, to_enter)).collect();
+        let mut failed = Vec::new();
+        while let Some(outcome) = enrolling.next().await {
+            match outcome {
+                Ok(_) => return Ok(()),
+                Err(error) => failed.push(error),
+            }
+        }
+        Err(most_telling(failed.into_iter()))
     }
 
     /// The address of another directory there.
@@ -149,21 +155,6 @@ impl Address {
     pub fn connector(&self, env: &Env, home: Home) -> Box<dyn Connector> {
         Box::new(Entrance { address: self.clone(), env: env.clone(), home })
     }
-}
-
-/// The first success, or the error that tells most.
-async fn first<T, F: Future<Output = Result<T, RemoteError>> + Unpin>(
-    attempts: impl Iterator<Item = F>,
-) -> Result<T, RemoteError> {
-    let mut attempts: FuturesUnordered<F> = attempts.collect();
-    let mut failed = Vec::new();
-    while let Some(outcome) = attempts.next().await {
-        match outcome {
-            Ok(done) => return Ok(done),
-            Err(error) => failed.push(error),
-        }
-    }
-    Err(most_telling(failed.into_iter()))
 }
 
 /// A server that refuses tells more than one that is not there.

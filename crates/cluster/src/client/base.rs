@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 
 use super::cache::Cache;
 use super::call_numbers::CallNumbers;
-use super::delegation::Delegations;
 use super::error::LinkError;
 use super::inodes::Inodes;
 use super::link::Links;
@@ -34,7 +33,6 @@ pub(super) struct ClientBase {
     pub(super) queue: Arc<WritebackQueue>,
     pub(super) bounds: Arc<WriteBounds>,
     pub(super) losses: Arc<Losses>,
-    pub(super) delegations: Delegations,
     pub(super) replay_log: ReplayLog,
     pub(super) call_numbers: CallNumbers,
     /// The caller's cache, such as a kernel's, if it asks to be told of what it may not use any more.
@@ -82,15 +80,6 @@ impl ClientBase {
         let queue = WritebackQueue::new(inodes.clone(), numbers.clone(), room.clone());
         let queue = Arc::new(queue);
         let bounds = Arc::new(WriteBounds::new(inodes.clone(), queue.clone()));
-        let delegations = Delegations {
-            inodes: inodes.clone(),
-            session: session.clone(),
-            queue: queue.clone(),
-            room: room.clone(),
-            numbers: numbers.clone(),
-            bounds: bounds.clone(),
-            losses: losses.clone(),
-        };
         ClientBase {
             env: env.clone(),
             options,
@@ -106,7 +95,6 @@ impl ClientBase {
             queue,
             bounds,
             losses,
-            delegations,
         }
     }
 }

@@ -156,7 +156,7 @@ impl Connections {
         self.base.numbers.end_session();
         self.base.room.end_session();
         self.size_records.end_session();
-        let (_, unsent) = self.base.delegations.lose(&mutations, &LinkError::Lost.into());
+        let (_, unsent) = self.base.lose(&mutations, &LinkError::Lost.into());
         self.open_files.end_session();
         let (answered, inodes_changed) = self.base.replay_log.clear();
         self.base.losses.count(unsent + answered);

@@ -105,7 +105,7 @@ pub(super) async fn change(
 ) -> Result<Answer, FsError> {
     // While the change is under way, the bytes of mutations would go to the server, too.
     stages.writeback.send_before(&request).await?;
-    let begin = || stages.base.delegations.call_for_bytes(ino);
+    let begin = || stages.base.call_for_bytes(ino);
     Ok(stages.change(request, payload, begin, |_| {}).await?.answer)
 }
 
@@ -162,7 +162,7 @@ pub(super) async fn change_xattr(
     request: Request,
     payload: Vec<Bytes>,
 ) -> Result<(), FsError> {
-    stages.base.delegations.revoke_all_of(ino);
+    stages.base.revoke_all_of(ino);
     change(stages, ino, request, payload).await.map(drop)
 }
 

@@ -16,17 +16,13 @@ use thalweg_fs::{
 };
 use thalweg_net::keys::Squash;
 
+use super::base::ClientBase;
 use super::cached::NewName;
 use super::delegated::{Delegation, Grant, GrantNumber};
-use super::inodes::{Inodes, Node, Stripe};
-use super::losses::Losses;
-use super::numbers::InodeNumbers;
-use super::queue::WritebackQueue;
+use super::inodes::{Node, Stripe};
 use super::record::{Parts, Record};
-use super::room::{Charge, PromisedRoom};
-use super::session::Session;
+use super::room::Charge;
 use super::user;
-use super::write_bounds::WriteBounds;
 
 /// Most bytes of a mutation.
 pub(super) const MAX_WRITE: usize = 512 << 10;
@@ -61,18 +57,7 @@ fn changeable(node: &Node) -> Option<Attributes> {
 }
 
 /// What is delegated to this client, and its changes there.
-#[derive(Debug)]
-pub(super) struct Delegations {
-    pub(super) inodes: Arc<Inodes>,
-    pub(super) session: Arc<Session>,
-    pub(super) queue: Arc<WritebackQueue>,
-    pub(super) room: Arc<PromisedRoom>,
-    pub(super) numbers: Arc<InodeNumbers>,
-    pub(super) bounds: Arc<WriteBounds>,
-    pub(super) losses: Arc<Losses>,
-}
-
-impl Delegations {
+impl ClientBase {
     /// A directory or file is not this client's alone any more, and nothing that was made in it. When this returns, no change under
     /// the grant is under way: what was made has its number.
     pub(super) fn revoke(&self, ino: Ino) {
@@ -112,8 +97,8 @@ impl Delegations {
     }
 
     /// Whether to ask for a directory that this client is about to make a name in, by calls so far: `after` so many.
-    pub(super) fn are_wanted(&self, directory: Ino, after: u32) -> bool {
-        let (now, _) = self.session.clocks();
+    pub(super) fn wants_delegation(&self, directory: Ino, after: u32) -> bool {
+        let now = self.now();
         let wants = |node: &mut Node| {
             let is_complete = node.cached.names.as_ref().is_some_and(|names| names.is_complete);
             let own = &mut node.delegation;
@@ -128,7 +113,7 @@ impl Delegations {
     }
 
     /// The directory was refused.
-    pub(super) fn refuse(&self, directory: Ino, until: Time) {
+    pub(super) fn refuse_delegation(&self, directory: Ino, until: Time) {
         self.inodes.with(directory, |node| {
             let extra = node.delegation.extra_mut();
             (extra.creates, extra.refused_until) = (0, until);
@@ -197,7 +182,7 @@ impl Delegations {
     }
 
     /// Makes an inode, if that is possible without the server.
-    pub(super) fn create(
+    pub(super) fn create_delegated(
         &self,
         parent: Ino,
         name: &[u8],
@@ -256,7 +241,7 @@ impl Delegations {
     }
 
     /// Sets attributes, if that is possible without the server.
-    pub(super) fn set(&self, ino: Ino, change: &AttributeChange) -> Local<Attributes> {
+    pub(super) fn set_delegated(&self, ino: Ino, change: &AttributeChange) -> Local<Attributes> {
         let (now, time) = self.session.clocks();
         let kind = MutationKind::SetAttributes { ino, change: *change };
         let record = Record::small(&Mutation { time, kind });
@@ -298,7 +283,7 @@ impl Delegations {
 
     /// Writes bytes, if that is possible without the server, which takes such ones as mutations; where they went. The usual case
     /// takes the lock of the file's stripe, and no other one unless the file gets blocks.
-    pub(super) fn write(
+    pub(super) fn write_delegated(
         &self,
         ino: Ino,
         at: Option<u64>,
@@ -356,13 +341,13 @@ impl Delegations {
 
     /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
     pub(super) fn call_for_size(&self, ino: Ino, size: u64) {
-        self.bounds.clear(ino, self.session.clocks().0);
+        self.bounds.clear(ino, self.now());
         self.inodes.with(ino, |node| node.delegation.is_dense &= size == 0);
     }
 
     /// The bytes of a file change by a call: where it has holes is not known any more.
     pub(super) fn call_for_bytes(&self, ino: Ino) {
-        self.bounds.stored_by_server(ino, self.session.clocks().0);
+        self.bounds.stored_by_server(ino, self.now());
         self.inodes.with(ino, |node| node.delegation.is_dense = false);
     }
 
@@ -371,31 +356,27 @@ impl Delegations {
     pub(super) fn lose(&self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
         let is_refused = !matches!(error, FsError::Store(_));
         let was_ended = |ino| self.inodes.with(ino, |node| node.delegation.is_ended);
-        let ended = batch.iter().map(|it| !is_refused && was_ended(it.kind.ino()) == Some(true));
-        let ended: Vec<bool> = ended.collect();
+        let is_spared = |it: &&Mutation| !is_refused && was_ended(it.kind.ino()) == Some(true);
+        let (spared, lost): (Vec<&Mutation>, Vec<&Mutation>) = batch.iter().partition(is_spared);
         let inodes_of = |kind: &MutationKind| [Some(kind.ino()), kind.made()].into_iter().flatten();
-        let (mut wrong, mut changes) = (Vec::new(), 0);
+        let mut wrong = Vec::new();
         // Before they stop to count as unsent: a caller that finds no unsent changes has to find the losses.
-        for (Mutation { kind, .. }, _) in batch.iter().zip(&ended).filter(|(_, ended)| !**ended) {
-            changes += 1;
+        for Mutation { kind, .. } in &lost {
             let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
             wrong.extend(inodes_of(kind).filter(|ino| self.losses.add(*ino, error, bytes)));
         }
         self.queue.remove(batch, 0, &[]);
-        for (Mutation { kind, .. }, is_ended) in batch.iter().zip(ended) {
-            self.begin_revoke_all_of(kind.ino());
-            if is_ended {
-                self.inodes.with(kind.ino(), |node| node.delegation.is_ended = true);
-                continue;
-            }
-            for ino in inodes_of(kind) {
-                self.inodes.with(ino, |node| {
-                    node.cached.forget_contents();
-                    node.delegation.end_session();
-                });
-            }
+        batch.iter().for_each(|mutation| self.begin_revoke_all_of(mutation.kind.ino()));
+        for mutation in spared {
+            self.inodes.with(mutation.kind.ino(), |node| node.delegation.is_ended = true);
+        }
+        for ino in lost.iter().flat_map(|mutation| inodes_of(&mutation.kind)) {
+            self.inodes.with(ino, |node| {
+                node.cached.forget_contents();
+                node.delegation.end_session();
+            });
         }
         self.inodes.barrier();
-        (wrong, changes)
+        (wrong, lost.len())
     }
 }

@@ -38,17 +38,15 @@ pub(super) struct ReachedContents {
 /// The bytes of a batch that this client stores itself.
 #[derive(Debug)]
 pub(super) struct Storing {
-    contents: Arc<dyn Contents>,
-    /// Of the session.
-    pub(super) generation: u64,
+    pub(super) reached: ReachedContents,
     runs: Runs,
     made: HashSet<Ino>,
 }
 
 impl Storing {
     pub(super) async fn store(self) -> Result<(), FsError> {
-        let Storing { contents, runs, made, .. } = self;
-        let (contents, made) = (&*contents, &made);
+        let Storing { reached, runs, made } = self;
+        let (contents, made) = (&*reached.contents, &made);
         let files = runs.into_iter().map(|(ino, runs)| async move {
             for (number, Run { offset, data, .. }) in runs.into_iter().enumerate() {
                 if number == 0 && made.contains(&ino) {
@@ -171,9 +169,7 @@ impl DirectIo {
         &self,
         batch: &mut [Mutation],
     ) -> Result<Option<Storing>, FsError> {
-        let Some(ReachedContents { contents, generation, .. }) = self.contents() else {
-            return Ok(None);
-        };
+        let Some(reached) = self.contents() else { return Ok(None) };
         let mut runs = runs_of(&*batch);
         for (ino, runs) in &runs {
             let end = runs.iter().map(|run| run.end).max().unwrap_or_default();
@@ -192,7 +188,7 @@ impl DirectIo {
             store(&mut mutation.kind, false);
         }
         let made = batch.iter().filter_map(|mutation| mutation.kind.made()).collect();
-        Ok(Some(Storing { contents, generation, runs, made }))
+        Ok(Some(Storing { reached, runs, made }))
     }
 
     async fn extend_write_bound(&self, ino: Ino, end: u64) -> Result<(), FsError> {

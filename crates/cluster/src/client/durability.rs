@@ -92,7 +92,7 @@ pub(super) async fn sync_inode(
     let records = &stages.size_records;
     let synced = match records.sync(ino).await {
         Ok(false) => {
-            let before = stages.base.delegations.grant_of(ino);
+            let before = stages.base.grant_of(ino);
             let synced = stages.writeback.sync(Request::Sync { ino, content_only }).await;
             if let (Ok(()), Some(before)) = (&synced, before) {
                 records.after_sync(ino, before).await;

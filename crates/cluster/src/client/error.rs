@@ -4,6 +4,8 @@ use std::io;
 
 use thalweg_fs::{Action, Failure, FsError};
 
+use crate::protocol::Answer;
+
 /// Why a client does not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
@@ -63,4 +65,9 @@ impl From<LinkError> for FsError {
 /// The answer is of another kind than the call wants.
 pub(super) fn unexpected<T>() -> Result<T, FsError> {
     Err(LinkError::Unexpected.into())
+}
+
+/// A call that is answered with nothing but success.
+pub(super) fn done(answer: &Answer) -> Result<(), FsError> {
+    if *answer == Answer::Done { Ok(()) } else { unexpected() }
 }

@@ -198,7 +198,7 @@ impl Filesystem for Client {
         check_name(name)?;
         let (ino, parent) = (self.theirs(ino), self.theirs(parent));
         let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
-        let begin = || self.stages.base.delegations.revoke_all_of(ino);
+        let begin = || self.stages.base.revoke_all_of(ino);
         let reply = self.act(self.stages.change(request, Vec::new(), begin, |_| {})).await?;
         self.stages.learned(&reply)
     }
@@ -313,7 +313,7 @@ impl Filesystem for Client {
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
-        if self.stages.base.delegations.is_bare(ino) {
+        if self.stages.base.is_bare(ino) {
             return Err(FsError::NoAttribute);
         }
         let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };

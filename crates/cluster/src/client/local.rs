@@ -23,15 +23,14 @@ impl Stages {
         new: &NewNode,
     ) -> Result<Option<FileAnswer>, FsError> {
         let Some(after) = self.base.options.exclusive else { return Ok(None) };
-        let delegations = &self.base.delegations;
-        if delegations.are_wanted(parent, after) {
+        if self.base.wants_delegation(parent, after) {
             self.request_delegation(parent).await?;
         }
         self.complete(parent).await?;
         if self.base.inodes.has_delegation(parent) {
             self.reserve_numbers().await?;
         }
-        let create = || delegations.create(parent, name, new);
+        let create = || self.base.create_delegated(parent, name, new);
         let Some(made) = self.in_room(create).await? else { return Ok(None) };
         let made = made?;
         self.writeback.throttle().await?;
@@ -47,7 +46,7 @@ impl Stages {
             return Ok(None);
         }
         self.complete(ino).await?;
-        let set = || self.base.delegations.set(ino, change);
+        let set = || self.base.set_delegated(ino, change);
         let Some(set) = self.in_room(set).await? else { return Ok(None) };
         self.writeback.throttle().await?;
         Ok(Some(self.shown(set)))
@@ -74,7 +73,7 @@ impl Stages {
             WriteAt::Offset(offset) => Some(offset),
             WriteAt::End => None,
         };
-        self.base.delegations.write(ino, at, copy, what)
+        self.base.write_delegated(ino, at, copy, what)
     }
 
     /// The same, with the calls that it needs.
@@ -119,7 +118,7 @@ impl Stages {
                 base.inodes.grant(directory, reply.quota);
             } else {
                 let until = base.now() + base.session.lease() / REFUSED;
-                base.delegations.refuse(directory, until);
+                base.refuse_delegation(directory, until);
             }
         };
         let request = Request::RequestDelegation { ino: directory };
@@ -133,7 +132,7 @@ impl Stages {
 
     /// Has the attributes of an inode that is this client's alone.
     async fn complete(&self, ino: Ino) -> Result<(), FsError> {
-        if self.base.delegations.lack_attributes(ino) {
+        if self.base.lack_attributes(ino) {
             self.request_attributes(ino, false).await?;
         }
         Ok(())

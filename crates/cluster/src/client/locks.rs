@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
 use tokio::sync::Notify;
 
-use super::error::unexpected;
+use super::error::{done, unexpected};
 use super::open_files::OpenFiles;
 use super::rpc::Outgoing;
 use super::user;
@@ -51,14 +51,6 @@ impl Drop for Waiter {
     }
 }
 
-/// What a call for a lock has come to.
-fn answered(done: Result<(Reply, Bytes), FsError>) -> Result<(), FsError> {
-    match done?.0.answer {
-        Answer::Done => Ok(()),
-        _ => unexpected(),
-    }
-}
-
 impl OpenFiles {
     pub(super) async fn lock(
         self: &Arc<Self>,
@@ -79,7 +71,7 @@ impl OpenFiles {
         let locks = self.clone();
         let then = move |reply: &Reply, _: &Bytes| locks.record(ino, &lock, reply);
         let request = Request::Lock { ino, lock, wait };
-        answered(self.writeback.call(request, Vec::new(), then).await)
+        done(&self.writeback.call(request, Vec::new(), then).await?.0.answer)
     }
 
     /// Waits for a lock. The call outlives its caller: only its answer says what is to be done when the caller is gone.
@@ -105,14 +97,14 @@ impl OpenFiles {
             };
             let request = Request::Lock { ino, lock, wait: true };
             let call = Outgoing::with(request, Vec::new(), user);
-            let done = files.rpc.make(call, then, gone.notified()).await;
-            let is_unknown = matches!(&done, Err(FsError::Store(_)));
-            let is_unwanted = done.is_ok() && matches!(*progress.lock(), Progress::IsGone);
+            let answered = files.rpc.make(call, then, gone.notified()).await;
+            let is_unknown = matches!(&answered, Err(FsError::Store(_)));
+            let is_unwanted = answered.is_ok() && matches!(*progress.lock(), Progress::IsGone);
             if is_unwanted || is_unknown {
                 let before = files.locks.owned(ino, lock.kind, lock.owner);
                 files.revert(ino, lock, before).await;
             }
-            answered(done)
+            done(&answered?.0.answer)
         };
         let locked = self.base.run_apart(waiting).await;
         *waiter.progress.lock() = Progress::IsOver;

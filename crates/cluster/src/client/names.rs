@@ -76,7 +76,7 @@ pub(super) async fn set_attributes(
     }
     let begin = || {
         if let Some(size) = change.size {
-            stages.base.delegations.call_for_size(ino, size);
+            stages.base.call_for_size(ino, size);
         }
     };
     let losses = stages.base.losses.clone();
@@ -162,7 +162,7 @@ pub(super) async fn rename(
     check_whole(stages, from, targets[0]).await?;
     let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
     let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
-    let begin = || stages.base.delegations.revoke_moved(from.0, to.0, &targets);
+    let begin = || stages.base.revoke_moved(from.0, to.0, &targets);
     let replaced = targets[1].filter(|it| how == Rename::Replace && targets[0] != Some(*it));
     let cache = stages.base.cache.clone();
     let then = move |reply: &Reply| {

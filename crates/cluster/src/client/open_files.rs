@@ -60,7 +60,7 @@ impl OpenFiles {
         ino: Ino,
         then: impl FnOnce(&mut Node, &mut OpenTable) -> T,
     ) -> Option<T> {
-        self.base.delegations.while_delegated(ino, |node| {
+        self.base.while_delegated(ino, |node| {
             let mut table = self.table.lock();
             (!table.is_told(ino)).then(|| then(node, &mut table))
         })

@@ -104,7 +104,7 @@ impl ServerCalls {
     fn drop_changed(&self, changes: &[Changed]) -> Vec<Invalidation> {
         let known = changes.iter().filter(|change| {
             if let Changed::Delegation(ino) = change {
-                self.base.delegations.revoke(*ino);
+                self.base.revoke(*ino);
             }
             self.base.cache.drop_changed(change)
         });

@@ -9,11 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::Time;
 use thalweg_fs::contents::SizeRecord;
-use thalweg_fs::{Contents, FsError, Ino};
+use thalweg_fs::{FsError, Ino};
 
 use super::base::ClientBase;
 use super::delegated::{GrantNumber, SizeRecordState};
@@ -37,11 +36,8 @@ pub(super) type BeforeSync = (Option<GrantNumber>, u64);
 
 /// The bytes and the size record of an `fsync`.
 struct NewSizeRecord {
-    contents: Arc<dyn Contents>,
-    generation: u64,
-    writes: Vec<(u64, Vec<Bytes>)>,
-    /// The number of mutations that it covers.
-    mutations: usize,
+    reached: ReachedContents,
+    growth: Growth,
     size_record: SizeRecord,
 }
 
@@ -95,7 +91,7 @@ impl SizeRecords {
 
     /// What is to be stored so that a file ends where it does here.
     fn next(&self, ino: Ino, reached: ReachedContents, now: Time) -> Option<NewSizeRecord> {
-        let Growth { writes, mutations } = self.base.queue.growth_of(ino)?;
+        let growth = self.base.queue.growth_of(ino)?;
         let generation = reached.generation;
         let end = |node: &mut Node| {
             let grant = node.delegation.grant_number()?;
@@ -106,13 +102,12 @@ impl SizeRecords {
             let is_kept = kept == wanted && now.since(asked) < ASKED_AGAIN;
             let is_in_reach = attributes.size <= node.delegation.extra().write_bound;
             // What was written since the growth was looked at is not part of it.
-            let is_whole = node.delegation.unsent() as usize == mutations;
+            let is_whole = node.delegation.unsent() as usize == growth.mutations;
             let size_record = SizeRecord { end: attributes.size, modified: attributes.modified };
-            (is_kept && is_in_reach && is_whole && mutations > 0).then_some(size_record)
+            (is_kept && is_in_reach && is_whole && growth.mutations > 0).then_some(size_record)
         };
         let size_record = self.base.inodes.with(ino, end).flatten()?;
-        let contents = reached.contents;
-        Some(NewSizeRecord { contents, generation, writes, mutations, size_record })
+        Some(NewSizeRecord { reached, growth, size_record })
     }
 
     /// Makes a file durable by storing its size record; whether that was possible.
@@ -147,7 +142,8 @@ impl SizeRecords {
     }
 
     async fn store(&self, ino: Ino, next: NewSizeRecord) -> Result<bool, FsError> {
-        let NewSizeRecord { contents, generation, writes, mutations, size_record } = next;
+        let NewSizeRecord { reached, growth: Growth { writes, mutations }, size_record } = next;
+        let ReachedContents { contents, generation, .. } = reached;
         if let Err(error) = contents.write_with_size_record(ino, &writes, size_record).await {
             self.direct_io.leave(generation, &error).await?;
             return Ok(false);

@@ -75,12 +75,8 @@ impl WriteBounds {
 
     /// The server has to clear bytes of a file before they are stored here again.
     pub(super) fn clear(&self, ino: Ino, now: Time) {
-        let mut stripe = self.inodes.lock(ino);
-        let is_direct = stripe.rules.is_direct;
-        if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
-            // A change by a call that is about to be made is the next mutation at the latest.
-            self.clear_in(&mut node.delegation, now, self.queue.last() + 1);
-        }
+        // A change by a call that is about to be made is the next mutation at the latest.
+        self.if_direct(ino, |own| self.clear_in(own, now, self.queue.last() + 1));
     }
 
     /// As [`WriteBounds::clear`] for this mutation, under the lock of the file's stripe. The client stores bytes itself.
@@ -95,13 +91,20 @@ impl WriteBounds {
     /// The server stores bytes of a file. After a crash it would do that again: so nothing else is stored here until these bytes are
     /// durable, as they are when the server says how far the file reaches.
     pub(super) fn stored_by_server(&self, ino: Ino, now: Time) {
-        let mut stripe = self.inodes.lock(ino);
-        let is_direct = stripe.rules.is_direct;
-        if let Some(node) = stripe.node_mut(ino).filter(|_| is_direct) {
-            self.change_by_server(&mut node.delegation);
-            if node.delegation.extra().write_bound > 0 {
-                node.delegation.clear_write_bound((now, 0));
+        self.if_direct(ino, |own| {
+            self.change_by_server(own);
+            if own.extra().write_bound > 0 {
+                own.clear_write_bound((now, 0));
             }
+        });
+    }
+
+    fn if_direct(&self, ino: Ino, change: impl FnOnce(&mut Delegation)) {
+        let mut stripe = self.inodes.lock(ino);
+        if stripe.rules.is_direct
+            && let Some(node) = stripe.node_mut(ino)
+        {
+            change(&mut node.delegation);
         }
     }
 

@@ -251,7 +251,7 @@ impl Writeback {
         let Some(storing) = direct_io.split_bytes(&mut mutations).await? else {
             return Ok(Stored::Not);
         };
-        let generation = storing.generation;
+        let generation = storing.reached.generation;
         let part = (&*mutations, &*batch.charges);
         let (stored, sent) = if batch.only_replaces {
             let sending = self.send_call(part, &batch.user, (syncs, Vec::new()), |_, _| {});
@@ -336,7 +336,7 @@ impl Writeback {
         let lost = LinkError::Lost.into();
         let error = if is_refused { error } else { &lost };
         self.base.room.discharge(charges, is_refused);
-        let (wrong, changes) = self.base.delegations.lose(batch, error);
+        let (wrong, changes) = self.base.lose(batch, error);
         self.base.losses.count(changes);
         self.base.drop_from_caller(wrong);
     }

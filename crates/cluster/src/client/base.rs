@@ -31,7 +31,7 @@ pub(super) struct ClientBase {
     pub(super) numbers: Arc<InodeNumbers>,
     pub(super) room: Arc<PromisedRoom>,
     pub(super) queue: Arc<WritebackQueue>,
-    pub(super) bounds: Arc<WriteBounds>,
+    pub(super) bounds: WriteBounds,
     pub(super) losses: Arc<Losses>,
     pub(super) replay_log: ReplayLog,
     pub(super) call_numbers: CallNumbers,
@@ -79,12 +79,12 @@ impl ClientBase {
         let (numbers, room) = (Arc::<InodeNumbers>::default(), Arc::<PromisedRoom>::default());
         let queue = WritebackQueue::new(inodes.clone(), numbers.clone(), room.clone());
         let queue = Arc::new(queue);
-        let bounds = Arc::new(WriteBounds::new(inodes.clone(), queue.clone()));
         ClientBase {
             env: env.clone(),
             options,
             links: Links::new(),
             cache: Arc::new(Cache::new(inodes.clone(), session.clone())),
+            bounds: WriteBounds::new(inodes.clone(), queue.clone()),
             watcher: RwLock::default(),
             replay_log: ReplayLog::default(),
             call_numbers: CallNumbers::default(),
@@ -93,7 +93,6 @@ impl ClientBase {
             numbers,
             room,
             queue,
-            bounds,
             losses,
         }
     }

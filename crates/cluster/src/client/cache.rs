@@ -40,11 +40,19 @@ pub(super) struct Cache {
     forgotten: Mutex<Forgotten>,
     /// The server is to be told of removed inodes.
     gone: Notify,
+    /// The server asks for inodes that are not used.
+    pressed: Notify,
 }
 
 impl Cache {
     pub(super) fn new(inodes: Arc<Inodes>, session: Arc<Session>) -> Cache {
-        Cache { inodes, session, forgotten: Mutex::default(), gone: Notify::new() }
+        Cache {
+            inodes,
+            session,
+            forgotten: Mutex::default(),
+            gone: Notify::new(),
+            pressed: Notify::new(),
+        }
     }
 
     pub(super) fn attributes(&self, ino: Ino) -> Option<Answer> {
@@ -279,8 +287,14 @@ impl Cache {
     }
 
     /// The server asks for no more inodes than this.
-    pub(super) fn set_max(&self, max: usize) {
+    pub(super) fn press(&self, max: usize) {
         self.forgotten.lock().max = Some(max);
+        self.pressed.notify_one();
+    }
+
+    /// Returns when the server has asked for inodes.
+    pub(super) async fn is_pressed(&self) {
+        self.pressed.notified().await;
     }
 
     /// Whether there are more inodes than the server has asked for.

@@ -9,7 +9,6 @@ use thalweg_env::connection::Connector;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::Traffic;
 use thalweg_net::channel::{Channel, Limits, Side};
-use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::base::ClientBase;
@@ -19,7 +18,7 @@ use super::link::Link;
 use super::open_files::OpenFiles;
 use super::options::Recover;
 use super::reclaim::Reclaimer;
-use super::server_calls::{Invalidator, ServerCalls};
+use super::server_calls::ServerCalls;
 use super::session::SessionInfo;
 use super::size_records::SizeRecords;
 use super::writeback::Writeback;
@@ -49,40 +48,15 @@ pub(super) struct Connection {
 
 /// Keeps the connection, and with it the session.
 pub(super) struct Connections {
-    base: Arc<ClientBase>,
+    pub(super) base: Arc<ClientBase>,
     pub(super) connector: Box<dyn Connector>,
     pub(super) traffic: Traffic,
-    writeback: Arc<Writeback>,
-    open_files: Arc<OpenFiles>,
-    size_records: Arc<SizeRecords>,
-    server_calls: Arc<ServerCalls>,
+    pub(super) writeback: Arc<Writeback>,
+    pub(super) open_files: Arc<OpenFiles>,
+    pub(super) size_records: Arc<SizeRecords>,
 }
 
 impl Connections {
-    pub(super) fn new(
-        base: Arc<ClientBase>,
-        connector: Box<dyn Connector>,
-        writeback: Arc<Writeback>,
-        open_files: Arc<OpenFiles>,
-        size_records: Arc<SizeRecords>,
-    ) -> Connections {
-        let server_calls = ServerCalls {
-            base: base.clone(),
-            writeback: writeback.clone(),
-            open_files: open_files.clone(),
-            pressed: Notify::new(),
-        };
-        Connections {
-            connector,
-            traffic: Traffic::default(),
-            server_calls: Arc::new(server_calls),
-            base,
-            writeback,
-            open_files,
-            size_records,
-        }
-    }
-
     /// Connects within the time for that, and begins or resumes the session.
     pub(super) async fn attach(&self) -> Result<Connection, AttachError> {
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
@@ -100,7 +74,12 @@ impl Connections {
         let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
         let traffic = self.traffic.clone();
         let channel = Channel::counted(&self.base.env, Side::Connecting, limits, writer, traffic);
-        let handler = Invalidator(self.server_calls.clone(), channel.clone());
+        let handler = ServerCalls {
+            base: self.base.clone(),
+            writeback: self.writeback.clone(),
+            open_files: self.open_files.clone(),
+            channel: channel.clone(),
+        };
         let receiving = channel.clone();
         let running = self.base.env.spawn(async move { receiving.run(reader, &handler).await });
         let SessionInfo { id, begun, server: before, .. } = self.base.session.info();
@@ -276,7 +255,7 @@ impl Connections {
                     continue;
                 }
                 // The first sweep may find nothing unused. Callers refer to what they use before the second one.
-                () = self.server_calls.pressed.notified() => sweeps = 2,
+                () = cache.is_pressed() => sweeps = 2,
                 () = self.base.env.sleep(pause) => {}
             }
             if links.is_closed() {

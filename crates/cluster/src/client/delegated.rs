@@ -92,7 +92,7 @@ impl Delegation {
 
     /// The grant by which the inode is this client's alone now.
     pub(super) fn grant(&self) -> Option<&Arc<Grant>> {
-        // The load sees every write before the grant was revoked: see `Delegations::revoke`.
+        // The load sees every write before the grant was revoked: see `ClientBase::revoke`.
         self.grant.as_ref().filter(|grant| !grant.is_over.load(Ordering::Acquire))
     }
 

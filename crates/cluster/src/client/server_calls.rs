@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures::future::join_all;
 use thalweg_fs::{Change, FsError, Invalidation};
 use thalweg_net::channel::{Channel, Handler, Incoming};
-use tokio::sync::Notify;
 
 use super::base::ClientBase;
 use super::open_files::OpenFiles;
@@ -17,40 +16,35 @@ use crate::protocol::{Changed, FromServer, Invalidated, RemovedInode};
 /// What the caller's cache has not dropped after so long is held by a call that is under way.
 const HELD: Duration = Duration::from_millis(2);
 
-/// What the calls of the server are about.
+/// Carries out the calls of the server on a connection.
+#[derive(Clone)]
 pub(super) struct ServerCalls {
     pub(super) base: Arc<ClientBase>,
     pub(super) writeback: Arc<Writeback>,
     pub(super) open_files: Arc<OpenFiles>,
-    /// The server asks for inodes that are not used.
-    pub(super) pressed: Notify,
+    pub(super) channel: Channel,
 }
 
-/// Carries out the calls of the server on a connection.
-pub(super) struct Invalidator(pub(super) Arc<ServerCalls>, pub(super) Channel);
-
-impl Handler for Invalidator {
+impl Handler for ServerCalls {
     async fn handle(&self, call: Incoming) -> io::Result<()> {
-        let Invalidator(calls, channel) = self;
         match call.decode().map_err(io::Error::other)? {
             FromServer::Invalidate { recall, changes } => {
-                calls.invalidate(channel, call.id, (recall, &changes));
+                self.invalidate(call.id, recall, &changes);
             }
             FromServer::InvalidateUnlessHeld(changes) => {
                 let dropping =
-                    join_all(calls.drop_changed(&changes).into_iter().map(Invalidation::wait));
-                let env = calls.base.env.clone();
-                calls.answer_after(channel, call.id, async move {
+                    join_all(self.drop_changed(&changes).into_iter().map(Invalidation::wait));
+                let env = self.base.env.clone();
+                self.answer_after(call.id, async move {
                     // What is held is dropped when it can be.
                     let _ = env.timeout(HELD, dropping).await;
                 });
             }
-            FromServer::ReturnRoom(recalls) => calls.return_room(channel, call.id, recalls),
-            FromServer::Durable(version) => calls.base.replay_log.set_durable(version),
-            FromServer::Removed(inodes) => calls.remove(inodes),
+            FromServer::ReturnRoom(recalls) => self.return_room(call.id, recalls),
+            FromServer::Durable(version) => self.base.replay_log.set_durable(version),
+            FromServer::Removed(inodes) => self.remove(inodes),
             FromServer::Release(max) => {
-                calls.base.cache.set_max(usize::try_from(max).unwrap_or(usize::MAX));
-                calls.pressed.notify_one();
+                self.base.cache.press(usize::try_from(max).unwrap_or(usize::MAX));
             }
         }
         Ok(())
@@ -59,13 +53,8 @@ impl Handler for Invalidator {
 
 impl ServerCalls {
     /// Answers a call when something is done, in a task of its own: that may wait for calls that are answered on this connection.
-    fn answer_after(
-        &self,
-        channel: &Channel,
-        id: u64,
-        done: impl Future<Output = ()> + Send + 'static,
-    ) {
-        let channel = channel.clone();
+    fn answer_after(&self, id: u64, done: impl Future<Output = ()> + Send + 'static) {
+        let channel = self.channel.clone();
         let answering = async move {
             done.await;
             channel.answer(id, &Invalidated, &[]);
@@ -74,16 +63,11 @@ impl ServerCalls {
         self.base.env.spawn(answering).detach();
     }
 
-    fn invalidate(
-        self: &Arc<Self>,
-        channel: &Channel,
-        id: u64,
-        (recall, changes): (u64, &[Changed]),
-    ) {
+    fn invalidate(&self, id: u64, recall: u64, changes: &[Changed]) {
         let dropped = self.drop_changed(changes);
         let releases = changes.iter().any(|it| matches!(it, Changed::Delegation(_)));
         if dropped.is_empty() && !releases {
-            channel.answer(id, &Invalidated, &[]);
+            self.channel.answer(id, &Invalidated, &[]);
             return;
         }
         // The recall is done with the last batch, if the server need not hear of open files then.
@@ -91,7 +75,7 @@ impl ServerCalls {
             self.base.queue.release(recall);
         }
         let calls = self.clone();
-        self.answer_after(channel, id, async move {
+        self.answer_after(id, async move {
             if releases && let Err(error) = calls.hand_over().await {
                 tracing::error!(%error, "a directory was given back without all changes in it");
             }
@@ -139,12 +123,12 @@ impl ServerCalls {
     }
 
     /// The client takes no more of what it was promised. The server gets every change that has taken some, and then the answer.
-    fn return_room(&self, channel: &Channel, id: u64, recalls: u64) {
+    fn return_room(&self, id: u64, recalls: u64) {
         self.base.room.recall(recalls);
         // A change that has taken some before has its number then, so that it is sent.
         self.base.inodes.barrier();
         let writeback = self.writeback.clone();
-        self.answer_after(channel, id, async move {
+        self.answer_after(id, async move {
             if let Err(error) = writeback.send(true).await {
                 tracing::error!(%error, "room was returned without all changes that had taken some");
             }

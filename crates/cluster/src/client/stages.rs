@@ -8,6 +8,7 @@ use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task};
 use thalweg_fs::access::AccessLists;
 use thalweg_fs::{Answer as FileAnswer, Attributes, FsError, Ino};
+use thalweg_net::Traffic;
 
 use super::base::ClientBase;
 use super::cache::ChangeGuard;
@@ -50,13 +51,14 @@ impl Stages {
         let size_records =
             SizeRecords::new(of(), rpc.clone(), direct_io.clone(), writeback.clone());
         let size_records = Arc::new(size_records);
-        let connections = Arc::new(Connections::new(
-            of(),
+        let connections = Arc::new(Connections {
+            base: of(),
             connector,
-            writeback.clone(),
-            open_files.clone(),
-            size_records.clone(),
-        ));
+            traffic: Traffic::default(),
+            writeback: writeback.clone(),
+            open_files: open_files.clone(),
+            size_records: size_records.clone(),
+        });
         let connection = connections.attach().await?;
         let (keeping, renewing) = (connections.clone(), connections.clone());
         let (sending, reaching) = (writeback.clone(), direct_io.clone());

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use thalweg_fs::{FsError, Ino, WriteAt, WriteHow};
 
 use super::delegation::MAX_WRITE;
-use super::error::unexpected;
+use super::error::{expect_answer, unexpected};
 use super::stages::Stages;
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
@@ -37,7 +37,7 @@ pub(super) async fn read(
     pages: bool,
 ) -> Result<Vec<Bytes>, FsError> {
     let inodes = &stages.base.inodes;
-    let is_known = !pages || inodes.with(ino, |node| node.cached.content) == Some(true);
+    let is_known = !pages || inodes.is(ino, |node| node.cached.content);
     if is_known && let Some(read) = read_directly(stages, ino, offset, len).await {
         return Ok(read);
     }
@@ -115,10 +115,8 @@ pub(super) async fn change_for_number(
     request: Request,
     payload: Vec<Bytes>,
 ) -> Result<u64, FsError> {
-    match change(stages, ino, request, payload).await? {
-        Answer::Number(number) => Ok(number),
-        _ => unexpected(),
-    }
+    let answer = change(stages, ino, request, payload).await?;
+    expect_answer!(answer, Answer::Number(number) => number)
 }
 
 pub(super) async fn write(

@@ -50,12 +50,6 @@ fn is_plain(name: &[u8], new: &NewNode) -> bool {
     is_name && !is_empty && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// The attributes of an inode with which nothing is in the way of a change without the server but rights.
-fn changeable(node: &Node) -> Option<Attributes> {
-    let is_free = node.delegation.grant().is_some() && !node.cached.is_changing();
-    node.cached.attributes.filter(|_| is_free)
-}
-
 /// What is delegated to this client, and its changes there.
 impl ClientBase {
     /// A directory or file is not this client's alone any more, and nothing that was made in it. When this returns, no change under
@@ -99,7 +93,7 @@ impl ClientBase {
     /// Whether to ask for a directory that this client is about to make a name in, by calls so far: `after` so many.
     pub(super) fn wants_delegation(&self, directory: Ino, after: u32) -> bool {
         let now = self.now();
-        let wants = |node: &mut Node| {
+        self.inodes.is(directory, |node| {
             let is_complete = node.cached.names.as_ref().is_some_and(|names| names.is_complete);
             let own = &mut node.delegation;
             if own.grant().is_some() || !is_complete || own.extra().refused_until > now {
@@ -108,8 +102,7 @@ impl ClientBase {
             let extra = own.extra_mut();
             extra.creates += 1;
             extra.creates > after
-        };
-        self.inodes.with(directory, wants).unwrap_or(false)
+        })
     }
 
     /// The directory was refused.
@@ -129,7 +122,8 @@ impl ClientBase {
 
     /// The attributes of an inode that this client may change by itself now.
     fn changeable(&self, node: &Node, squash: Squash) -> Option<Attributes> {
-        let attributes = changeable(node).filter(|_| self.session.is_leased())?;
+        let is_possible = node.is_free() && self.session.is_leased();
+        let attributes = node.cached.attributes.filter(|_| is_possible)?;
         let seen_as = user::seen_as(squash);
         seen_as.is_none_or(|user| is_owned_by(&attributes, &user)).then_some(attributes)
     }
@@ -149,17 +143,12 @@ impl ClientBase {
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.
     pub(super) fn lack_attributes(&self, ino: Ino) -> bool {
-        let lacks = |node: &mut Node| {
-            let is_free = node.delegation.grant().is_some() && !node.cached.is_changing();
-            is_free && node.cached.attributes.is_none()
-        };
-        self.inodes.with(ino, lacks).unwrap_or(false)
+        self.inodes.is(ino, |node| node.is_free() && node.cached.attributes.is_none())
     }
 
     /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
     pub(super) fn is_bare(&self, ino: Ino) -> bool {
-        let is_made_here = |node: &mut Node| node.delegation.is_made_here(ino);
-        self.session.is_leased() && self.inodes.with(ino, is_made_here).unwrap_or(false)
+        self.session.is_leased() && self.inodes.is(ino, |node| node.delegation.is_made_here(ino))
     }
 
     /// What the server would say to a new name in a directory of this client alone: the grant, if the name may be made.
@@ -355,8 +344,8 @@ impl ClientBase {
     /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost.
     pub(super) fn lose(&self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
         let is_refused = !matches!(error, FsError::Store(_));
-        let was_ended = |ino| self.inodes.with(ino, |node| node.delegation.is_ended);
-        let is_spared = |it: &&Mutation| !is_refused && was_ended(it.kind.ino()) == Some(true);
+        let was_ended = |ino| self.inodes.is(ino, |node| node.delegation.is_ended);
+        let is_spared = |it: &&Mutation| !is_refused && was_ended(it.kind.ino());
         let (spared, lost): (Vec<&Mutation>, Vec<&Mutation>) = batch.iter().partition(is_spared);
         let inodes_of = |kind: &MutationKind| [Some(kind.ino()), kind.made()].into_iter().flatten();
         let mut wrong = Vec::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thalweg_fs::{FsError, Ino, Level};
 
-use super::error::unexpected;
+use super::error::expect_answer;
 use super::stages::Stages;
 use crate::protocol::{Answer, Request};
 
@@ -41,10 +41,8 @@ async fn level_at_server(
     ino: Ino,
     wait: Option<(Level, u32)>,
 ) -> Result<Level, FsError> {
-    match stages.request(Request::Level { ino, wait }).await? {
-        (Answer::Level(level), _) => Ok(level),
-        _ => unexpected(),
-    }
+    let (answer, _) = stages.request(Request::Level { ino, wait }).await?;
+    expect_answer!(answer, Answer::Level(level) => level)
 }
 
 pub(super) async fn wait_for(

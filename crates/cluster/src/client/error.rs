@@ -4,8 +4,6 @@ use std::io;
 
 use thalweg_fs::{Action, Failure, FsError};
 
-use crate::protocol::Answer;
-
 /// Why a client does not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
@@ -67,7 +65,13 @@ pub(super) fn unexpected<T>() -> Result<T, FsError> {
     Err(LinkError::Unexpected.into())
 }
 
-/// A call that is answered with nothing but success.
-pub(super) fn done(answer: &Answer) -> Result<(), FsError> {
-    if *answer == Answer::Done { Ok(()) } else { unexpected() }
+/// What an answer says, if it is of the kind that the call wants.
+macro_rules! expect_answer {
+    ($answer:expr, $kind:pat => $said:expr) => {
+        match $answer {
+            $kind => Ok($said),
+            _ => $crate::client::error::unexpected(),
+        }
+    };
 }
+pub(super) use expect_answer;

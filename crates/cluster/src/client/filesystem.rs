@@ -22,7 +22,7 @@ use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
 
 use super::delegation::Local;
-use super::error::{AttachError, LinkError, unexpected};
+use super::error::{AttachError, LinkError, expect_answer};
 use super::link::Link;
 use super::options::Options;
 use super::stages::Stages;
@@ -157,10 +157,9 @@ impl Filesystem for Client {
 
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
         let directory = self.theirs(directory);
-        match self.stages.request(Request::Parent { directory }).await? {
-            (Answer::Directory(parent), _) => Ok(self.stages.base.session.ours(parent)),
-            _ => unexpected(),
-        }
+        let (answer, _) = self.stages.request(Request::Parent { directory }).await?;
+        let parent = expect_answer!(answer, Answer::Directory(parent) => parent)?;
+        Ok(self.stages.base.session.ours(parent))
     }
 
     async fn attributes(&self, ino: Ino) -> Result<FileAnswer, FsError> {
@@ -225,10 +224,8 @@ impl Filesystem for Client {
     }
 
     async fn read_link(&self, ino: Ino) -> Result<Bytes, FsError> {
-        match self.stages.request(Request::ReadLink { ino }).await? {
-            (Answer::Bytes, target) => Ok(target),
-            _ => unexpected(),
-        }
+        let (answer, target) = self.stages.request(Request::ReadLink { ino }).await?;
+        expect_answer!(answer, Answer::Bytes => target)
     }
 
     async fn read_directory(
@@ -282,10 +279,8 @@ impl Filesystem for Client {
 
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
         let ino = self.theirs(ino);
-        match self.request(Request::Seek { ino, offset, what }).await? {
-            (Answer::Number(at), _) => Ok(at),
-            _ => unexpected(),
-        }
+        let (answer, _) = self.request(Request::Seek { ino, offset, what }).await?;
+        expect_answer!(answer, Answer::Number(at) => at)
     }
 
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError> {
@@ -317,10 +312,8 @@ impl Filesystem for Client {
             return Err(FsError::NoAttribute);
         }
         let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
-        match self.request(request).await? {
-            (Answer::Bytes, value) => Ok(value),
-            _ => unexpected(),
-        }
+        let (answer, value) = self.request(request).await?;
+        expect_answer!(answer, Answer::Bytes => value)
     }
 
     async fn set_xattr(
@@ -340,12 +333,9 @@ impl Filesystem for Client {
     }
 
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
-        match self.request(Request::Xattrs { ino: self.theirs(ino) }).await? {
-            (Answer::Names, names) => {
-                decode_list(&names, MAX_PAYLOAD).map_err(|_| LinkError::Unexpected.into())
-            }
-            _ => unexpected(),
-        }
+        let (answer, names) = self.request(Request::Xattrs { ino: self.theirs(ino) }).await?;
+        let names = expect_answer!(answer, Answer::Names => names)?;
+        decode_list(&names, MAX_PAYLOAD).map_err(|_| LinkError::Unexpected.into())
     }
 
     async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
@@ -356,10 +346,8 @@ impl Filesystem for Client {
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
-        match self.stages.request(Request::Statistics).await? {
-            (Answer::Statistics(found), _) => Ok(found),
-            _ => unexpected(),
-        }
+        let (answer, _) = self.stages.request(Request::Statistics).await?;
+        expect_answer!(answer, Answer::Statistics(found) => found)
     }
 
     fn reference(&self, ino: Ino) {

@@ -31,6 +31,13 @@ pub(super) struct Node {
     pub(super) delegation: Delegation,
 }
 
+impl Node {
+    /// Whether it is this client's alone, and no call changes it.
+    pub(super) fn is_free(&self) -> bool {
+        self.delegation.grant().is_some() && !self.cached.is_changing()
+    }
+}
+
 /// What the server has said of local changes when it attached the session. Each stripe has a copy, which its lock guards.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LocalRules {
@@ -172,6 +179,11 @@ impl Inodes {
         self.lock(ino).node_mut(ino).map(look)
     }
 
+    /// Whether something holds of an inode; not of one that is not known.
+    pub(super) fn is(&self, ino: Ino, look: impl FnOnce(&mut Node) -> bool) -> bool {
+        self.with(ino, look).unwrap_or(false)
+    }
+
     /// Looks at an inode, which is known from now on.
     pub(super) fn with_new<T>(&self, ino: Ino, look: impl FnOnce(&mut Node) -> T) -> T {
         look(self.lock(ino).nodes.entry(ino).or_default())
@@ -201,12 +213,12 @@ impl Inodes {
 
     /// Whether the server does not have everything of an inode.
     pub(super) fn is_unsent(&self, ino: Ino) -> bool {
-        self.lock(ino).node(ino).is_some_and(|node| node.delegation.unsent() > 0)
+        self.is(ino, |node| node.delegation.unsent() > 0)
     }
 
     /// Whether an inode is this client's alone.
     pub(super) fn has_delegation(&self, ino: Ino) -> bool {
-        self.lock(ino).node(ino).is_some_and(|node| node.delegation.grant().is_some())
+        self.is(ino, |node| node.delegation.grant().is_some())
     }
 }
 

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
 use tokio::sync::Notify;
 
-use super::error::{done, unexpected};
+use super::error::expect_answer;
 use super::open_files::OpenFiles;
 use super::rpc::Outgoing;
 use super::user;
@@ -71,7 +71,8 @@ impl OpenFiles {
         let locks = self.clone();
         let then = move |reply: &Reply, _: &Bytes| locks.record(ino, &lock, reply);
         let request = Request::Lock { ino, lock, wait };
-        done(&self.writeback.call(request, Vec::new(), then).await?.0.answer)
+        let (reply, _) = self.writeback.call(request, Vec::new(), then).await?;
+        expect_answer!(reply.answer, Answer::Done => ())
     }
 
     /// Waits for a lock. The call outlives its caller: only its answer says what is to be done when the caller is gone.
@@ -104,7 +105,7 @@ impl OpenFiles {
                 let before = files.locks.owned(ino, lock.kind, lock.owner);
                 files.revert(ino, lock, before).await;
             }
-            done(&answered?.0.answer)
+            expect_answer!(answered?.0.answer, Answer::Done => ())
         };
         let locked = self.base.run_apart(waiting).await;
         *waiter.progress.lock() = Progress::IsOver;
@@ -165,9 +166,7 @@ impl OpenFiles {
         }
         self.notify_server(&[ino]).await?;
         let request = Request::ConflictingLock { ino, lock };
-        match self.writeback.call(request, Vec::new(), |_, _| {}).await?.0.answer {
-            Answer::Lock(found) => Ok(found),
-            _ => unexpected(),
-        }
+        let (reply, _) = self.writeback.call(request, Vec::new(), |_, _| {}).await?;
+        expect_answer!(reply.answer, Answer::Lock(found) => found)
     }
 }

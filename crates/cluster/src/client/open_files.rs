@@ -152,8 +152,8 @@ impl OpenFiles {
             return Ok(Opened { handle, pages: PageCache::Bypass, flush });
         }
         // The server has not invalidated what the caller cached without its knowledge.
-        let was_alone = self.base.inodes.with(ino, |node| node.cached.record_content());
-        let pages = if was_alone == Some(true) { PageCache::Renew } else { pages };
+        let was_alone = self.base.inodes.is(ino, |node| node.cached.record_content());
+        let pages = if was_alone { PageCache::Renew } else { pages };
         Ok(Opened { handle, pages, flush })
     }
 

@@ -11,7 +11,7 @@ use thalweg_net::traffic::name_of;
 
 use super::base::ClientBase;
 use super::call_numbers::{Slot, Slots};
-use super::error::{LinkError, done};
+use super::error::{LinkError, expect_answer};
 use super::replay_log::UncommittedCall;
 use super::user::{self, User};
 use crate::protocol::{Answer, Call, CallEffect, Reply, Request};
@@ -100,7 +100,8 @@ impl Rpc {
 
     /// The same, of a call that is answered with nothing but success.
     pub(super) async fn order(self: &Arc<Self>, request: Request) -> Result<(), FsError> {
-        done(&self.call(request, Vec::new(), |_, _| {}).await?.0.answer)
+        let (reply, _) = self.call(request, Vec::new(), |_, _| {}).await?;
+        expect_answer!(reply.answer, Answer::Done => ())
     }
 
     /// Makes a call that the client makes for itself.

@@ -112,12 +112,12 @@ impl SizeRecords {
 
     /// Makes a file durable by storing its size record; whether that was possible.
     pub(super) async fn sync(self: &Arc<Self>, ino: Ino) -> Result<bool, FsError> {
-        let is_kept = self.base.inodes.with(ino, |node| {
+        let is_kept = self.base.inodes.is(ino, |node| {
             let is_allowed =
                 matches!(node.delegation.extra().size_record, SizeRecordState::Allowed { .. });
             is_allowed && node.delegation.unsent() > 0
         });
-        if is_kept != Some(true) {
+        if !is_kept {
             return Ok(false);
         }
         // Batches that are sent meanwhile would have bytes stored at the same time.
@@ -128,7 +128,7 @@ impl SizeRecords {
         let Some(next) = next.filter(|_| !self.base.replay_log.has(ino)) else {
             return Ok(false);
         };
-        if self.base.inodes.with(ino, |node| node.delegation.has_ended()) == Some(true) {
+        if self.base.inodes.is(ino, |node| node.delegation.has_ended()) {
             return Ok(true);
         }
         let records = self.clone();
@@ -161,7 +161,7 @@ impl SizeRecords {
     /// server is asked whether the size record may be stored instead.
     pub(super) async fn after_sync(&self, ino: Ino, before: BeforeSync) {
         let asked = self.base.now();
-        if self.base.inodes.with(ino, |node| counts(node, before, asked)) != Some(true) {
+        if !self.base.inodes.is(ino, |node| counts(node, before, asked)) {
             return;
         }
         let Some(reached) = self.direct_io.contents() else { return };

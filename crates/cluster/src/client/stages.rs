@@ -14,7 +14,7 @@ use super::base::ClientBase;
 use super::cache::ChangeGuard;
 use super::connection::Connections;
 use super::direct_io::DirectIo;
-use super::error::{AttachError, unexpected};
+use super::error::{AttachError, expect_answer};
 use super::open_files::OpenFiles;
 use super::options::Options;
 use super::rpc::Rpc;
@@ -125,10 +125,7 @@ impl Stages {
 
     /// An answer that names an inode.
     pub(super) fn learned(&self, reply: &Reply) -> Result<FileAnswer, FsError> {
-        match reply.answer {
-            Answer::Inode(attributes) => Ok(self.shown(attributes)),
-            _ => unexpected(),
-        }
+        expect_answer!(reply.answer, Answer::Inode(attributes) => self.shown(attributes))
     }
 
     /// The attributes of an inode, by a call. With `shown`, the caller's cache shows them to programs.

@@ -145,10 +145,10 @@ impl Cache {
         });
     }
 
-    /// Names of a directory may be used from now on; with `complete`, it is a new one without any.
-    pub(super) fn hold_names(&self, directory: Ino, complete: bool) {
+    /// Names of a new directory may be used from now on.
+    pub(super) fn hold_new(&self, directory: Ino) {
         self.inodes.with_new(directory, |node| {
-            node.cached.names.get_or_insert_default().is_complete |= complete;
+            node.cached.names.get_or_insert_default().is_complete = true;
         });
     }
 
@@ -169,11 +169,12 @@ impl Cache {
         });
     }
 
-    /// An answer says what a name is.
+    /// An answer says what a name is. Names of the directory may be used from now on.
     pub(super) fn learn_name(&self, parent: Ino, name: &[u8], found: NewName) {
-        self.inodes.with(parent, |node| {
+        self.inodes.with_new(parent, |node| {
             let is_changing = node.cached.is_changing();
-            if let Some(names) = node.cached.names.as_mut().filter(|_| !is_changing) {
+            let names = node.cached.names.get_or_insert_default();
+            if !is_changing {
                 names.set(name, found);
             }
         });
@@ -201,11 +202,16 @@ impl Cache {
     /// forgotten.
     pub(super) fn reclaims(&self, needed: impl Iterator<Item = Reclaim>) -> Vec<Reclaim> {
         self.forgotten.lock().untold.clear();
-        let reclaim = |(ino, node): (Ino, &Node)| {
+        let reclaim = |(ino, node): (Ino, &mut Node)| {
             let (own, stamp) = (&node.delegation, node.cached.stamp);
             // Until the server has what this client has made, no other client may see the inode, also when it was released here.
             let delegation = own.is_granted(ino) || own.unsent() > 0;
-            let held = Grants { delegation, ..node.cached.held() };
+            let held = Grants {
+                attributes: node.cached.attributes.is_some(),
+                names: node.cached.names.is_some(),
+                content: node.cached.content,
+                delegation,
+            };
             // The server does not know yet what this client has made by itself.
             let is_told = stamp > 0 || own.unsent() == 0;
             let is_known = is_told && (stamp > 0 || held != Grants::default());
@@ -213,7 +219,7 @@ impl Cache {
             is_known.then_some(Reclaim { ino, stamp, inode_token, held })
         };
         let (mut reclaims, mut known) = (Vec::new(), HashSet::default());
-        for stripe in self.inodes.stripes() {
+        for mut stripe in self.inodes.stripes() {
             known.extend(stripe.nodes().map(|(ino, _)| ino));
             reclaims.extend(stripe.nodes().filter_map(reclaim));
         }
@@ -236,7 +242,7 @@ impl Cache {
     /// The caller refers to an inode so many times less.
     pub(super) fn unreference(&self, ino: Ino, count: u64) {
         let mut stripe = self.inodes.lock(ino);
-        let Some(node) = stripe.node_mut(ino) else { return };
+        let Some(node) = stripe.node(ino) else { return };
         node.cached.references = node.cached.references.saturating_sub(count);
         // One that was removed is to be gone soon; the rest may be needed again.
         let has_names = node.cached.attributes.is_some_and(|it| it.links > 0);
@@ -327,7 +333,7 @@ impl Cache {
     pub(super) fn end_session(&self) -> Vec<Ino> {
         let mut inodes = Vec::new();
         for mut stripe in self.inodes.stripes() {
-            for (ino, node) in stripe.nodes_mut() {
+            for (ino, node) in stripe.nodes() {
                 node.cached.end_session();
                 // Mutations of a batch that is under way: their outcome is still to come.
                 node.delegation.end_session();
@@ -350,15 +356,13 @@ fn inodes_of(changes: &[Changed]) -> impl Iterator<Item = Ino> {
 
 /// A change of this client that is under way: nothing that it concerns is used, or put into the cache. It ends with the
 /// last clone.
-pub(super) type Changing = Arc<ChangeGuard>;
-
 pub(super) struct ChangeGuard {
     cache: Arc<Cache>,
     changes: Vec<Changed>,
 }
 
 impl ChangeGuard {
-    pub(super) fn begin(cache: &Arc<Cache>, changes: Vec<Changed>) -> Changing {
+    pub(super) fn begin(cache: &Arc<Cache>, changes: Vec<Changed>) -> Arc<ChangeGuard> {
         for ino in inodes_of(&changes) {
             // Under one lock: an older answer that came between would bring back what is dropped.
             cache.inodes.with_new(ino, |node| {

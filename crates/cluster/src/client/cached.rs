@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use thalweg_env::HashMap;
 use thalweg_fs::{Attributes, Cookie, Ino, Timestamp};
 
-use crate::protocol::{Changed, Grants};
+use crate::protocol::Changed;
 
 /// What a client caches of one inode. Everything in it was granted by the server, or made by this client itself.
 #[derive(Debug, Default)]
@@ -78,16 +78,6 @@ impl CachedInode {
         let changed = NonZeroU64::new(number);
         self.used = true;
         changed.is_some() && std::mem::replace(&mut self.read_at, changed) == changed
-    }
-
-    /// What the server has granted of it, beside a delegation.
-    pub(super) fn held(&self) -> Grants {
-        Grants {
-            attributes: self.attributes.is_some(),
-            names: self.names.is_some(),
-            content: self.content,
-            delegation: false,
-        }
     }
 
     /// The server has invalidated something.

@@ -138,10 +138,9 @@ impl Connections {
         let (_, unsent) = self.base.lose(&mutations, &LinkError::Lost.into());
         self.open_files.end_session();
         let (answered, inodes_changed) = self.base.replay_log.clear();
-        self.base.losses.count(unsent + answered);
         let mut changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
         changed.extend(&inodes_changed);
-        self.base.losses.add_all(inodes_changed);
+        self.base.losses.add_all(unsent + answered, inodes_changed);
         if answered + unsent > 0 {
             changed.sort_unstable();
             changed.dedup();
@@ -166,14 +165,7 @@ impl Connections {
     /// Keeps a connection, until the client is closed.
     pub(super) async fn run(&self, first: Connection) {
         let mut next = Some(first);
-        loop {
-            let Connection { channel, running, .. } = match next.take() {
-                Some(connection) => connection,
-                None => match self.reconnect().await {
-                    Some(connection) => connection,
-                    None => return,
-                },
-            };
+        while let Some(Connection { channel, running, .. }) = next {
             if !self.base.links.set(Link::Up(channel.clone())) {
                 return;
             }
@@ -192,6 +184,7 @@ impl Connections {
                 Some(Ok(())) => tracing::warn!("the server has closed the connection"),
                 None => tracing::warn!("the server did not answer in time"),
             }
+            next = self.reconnect().await;
         }
     }
 

@@ -105,7 +105,11 @@ pub(super) async fn change(
 ) -> Result<Answer, FsError> {
     // While the change is under way, the bytes of mutations would go to the server, too.
     stages.writeback.send_before(&request).await?;
-    let begin = || stages.base.call_for_bytes(ino);
+    let begin = || {
+        stages.base.bounds.stored_by_server(ino, stages.base.now());
+        // Where it has holes is not known any more.
+        stages.base.inodes.with(ino, |node| node.delegation.is_dense = false);
+    };
     Ok(stages.change(request, payload, begin, |_| {}).await?.answer)
 }
 
@@ -139,9 +143,12 @@ pub(super) async fn write(
     }
     for piece in pieces {
         let len: usize = piece.iter().map(Bytes::len).sum();
-        let wrote = stages.write_locally(ino, next, &piece, how).await?;
-        let offset = match wrote {
-            Some(offset) => offset,
+        let write = || stages.write_now(ino, next, &piece, how);
+        let offset = match stages.change_locally(ino, write).await? {
+            Some(offset) => {
+                stages.writeback.throttle().await?;
+                offset
+            }
             None => {
                 let request = Request::Write { ino, at: next, how };
                 change_for_number(stages, ino, request, piece).await?

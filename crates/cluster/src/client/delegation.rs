@@ -12,7 +12,7 @@ use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, blocks_of};
 use thalweg_fs::{
-    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node as NewKind,
+    AttributeChange, Attributes, Credentials, FsError, Ino, Kind, NewNode, Node as NewKind, WriteAt,
 };
 use thalweg_net::keys::Squash;
 
@@ -136,7 +136,7 @@ impl ClientBase {
     ) -> Option<T> {
         let mut stripe = self.inodes.lock(ino);
         let squash = stripe.rules.squash;
-        let node = stripe.node_mut(ino)?;
+        let node = stripe.node(ino)?;
         self.changeable(node, squash).filter(|it| it.kind == Kind::File)?;
         then(node)
     }
@@ -154,12 +154,13 @@ impl ClientBase {
     /// What the server would say to a new name in a directory of this client alone: the grant, if the name may be made.
     fn check_name(
         &self,
-        stripe: &Stripe,
+        stripe: &mut Stripe,
         parent: Ino,
         name: &[u8],
     ) -> Option<Result<(Attributes, Arc<Grant>), FsError>> {
+        let squash = stripe.rules.squash;
         let node = stripe.node(parent)?;
-        let directory = self.changeable(node, stripe.rules.squash)?;
+        let directory = self.changeable(node, squash)?;
         let names = node.cached.names.as_ref().filter(|names| names.is_complete)?;
         match names.known(name)? {
             NewName::Present(_) => return Some(Err(FsError::Exists)),
@@ -178,7 +179,7 @@ impl ClientBase {
         new: &NewNode,
     ) -> Local<Result<Attributes, FsError>> {
         let (now, time) = self.session.clocks();
-        let checked = self.check_name(&self.inodes.lock(parent), parent, name);
+        let checked = self.check_name(&mut self.inodes.lock(parent), parent, name);
         let grant = match checked {
             Some(Err(error)) => return Local::Made(Err(error)),
             Some(Ok((_, grant))) if is_plain(name, new) => grant,
@@ -217,7 +218,7 @@ impl ClientBase {
             node.cached.names.get_or_insert_default().is_complete = true;
         }
         stripes.second().insert(number, node);
-        let parent_node = stripes.first().node_mut(parent).expect("it was looked at");
+        let parent_node = stripes.first().node(parent).expect("it was looked at");
         if let Some(names) = parent_node.cached.names.as_mut() {
             names.set(&name, NewName::Present(number));
         }
@@ -236,7 +237,7 @@ impl ClientBase {
         let record = Record::small(&Mutation { time, kind });
         let mut stripe = self.inodes.lock(ino);
         let squash = stripe.rules.squash;
-        let Some(node) = stripe.node_mut(ino) else { return Local::NeedsCall };
+        let Some(node) = stripe.node(ino) else { return Local::NeedsCall };
         let Some(mut attributes) = self.changeable(node, squash) else {
             return Local::NeedsCall;
         };
@@ -275,18 +276,21 @@ impl ClientBase {
     pub(super) fn write_delegated(
         &self,
         ino: Ino,
-        at: Option<u64>,
+        at: WriteAt,
         data: impl FnOnce() -> Bytes,
         (len, clear_suid): (u64, bool),
     ) -> Local<u64> {
         let (now, time) = self.session.clocks();
         let mut stripe = self.inodes.lock(ino);
         let rules = stripe.rules;
-        let Some(node) = stripe.node_mut(ino) else { return Local::NeedsCall };
+        let Some(node) = stripe.node(ino) else { return Local::NeedsCall };
         let Some(mut attributes) = self.changeable(node, rules.squash) else {
             return Local::NeedsCall;
         };
-        let offset = at.unwrap_or(attributes.size);
+        let offset = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => attributes.size,
+        };
         // A file that the server does not have yet has a bound of its own.
         let is_new = node.cached.stamp == 0;
         let most = if is_new { rules.bytes.end.min(MAX_FILE) } else { MAX_FILE };
@@ -322,22 +326,10 @@ impl ClientBase {
         let record = Record::Bytes(Box::new(parts));
         let mutation = self.queue.append(&mut stripe, record, charge.quota, now);
         if leaves_hole && rules.is_direct {
-            let node = stripe.node_mut(ino).expect("it was looked at");
+            let node = stripe.node(ino).expect("it was looked at");
             self.bounds.clear_in(&mut node.delegation, now, mutation);
         }
         Local::Made(offset)
-    }
-
-    /// The size of a file changes by a call: unless nothing is left, it may have a hole at its end.
-    pub(super) fn call_for_size(&self, ino: Ino, size: u64) {
-        self.bounds.clear(ino, self.now());
-        self.inodes.with(ino, |node| node.delegation.is_dense &= size == 0);
-    }
-
-    /// The bytes of a file change by a call: where it has holes is not known any more.
-    pub(super) fn call_for_bytes(&self, ino: Ino) {
-        self.bounds.stored_by_server(ino, self.now());
-        self.inodes.with(ino, |node| node.delegation.is_dense = false);
     }
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are

@@ -58,19 +58,11 @@ pub(super) struct Stripe {
 }
 
 impl Stripe {
-    pub(super) fn node(&self, ino: Ino) -> Option<&Node> {
-        self.nodes.get(&ino).map(|node| &**node)
-    }
-
-    pub(super) fn node_mut(&mut self, ino: Ino) -> Option<&mut Node> {
+    pub(super) fn node(&mut self, ino: Ino) -> Option<&mut Node> {
         self.nodes.get_mut(&ino).map(|node| &mut **node)
     }
 
-    pub(super) fn nodes(&self) -> impl Iterator<Item = (Ino, &Node)> {
-        self.nodes.iter().map(|(ino, node)| (*ino, &**node))
-    }
-
-    pub(super) fn nodes_mut(&mut self) -> impl Iterator<Item = (Ino, &mut Node)> {
+    pub(super) fn nodes(&mut self) -> impl Iterator<Item = (Ino, &mut Node)> {
         self.nodes.iter_mut().map(|(ino, node)| (*ino, &mut **node))
     }
 
@@ -176,7 +168,7 @@ impl Inodes {
 
     /// Looks at an inode, if it is known.
     pub(super) fn with<T>(&self, ino: Ino, look: impl FnOnce(&mut Node) -> T) -> Option<T> {
-        self.lock(ino).node_mut(ino).map(look)
+        self.lock(ino).node(ino).map(look)
     }
 
     /// Whether something holds of an inode; not of one that is not known.

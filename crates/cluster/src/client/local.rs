@@ -1,7 +1,7 @@
 //! Changes without the server, with the calls that they need: for a delegation, for inode numbers, for room.
 
 use bytes::Bytes;
-use thalweg_fs::{Answer as FileAnswer, AttributeChange, FsError, Ino, NewNode, WriteAt, WriteHow};
+use thalweg_fs::{FsError, Ino, WriteAt, WriteHow};
 
 use super::delegation::{Local, MAX_WRITE};
 use super::numbers::Reservation;
@@ -15,41 +15,16 @@ const REFUSED: u32 = 10;
 const SMALL_WRITE: usize = 16 << 10;
 
 impl Stages {
-    /// Makes an inode, if the directory is this client's alone, or becomes so.
-    pub(super) async fn create_locally(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        new: &NewNode,
-    ) -> Result<Option<FileAnswer>, FsError> {
-        let Some(after) = self.base.options.exclusive else { return Ok(None) };
-        if self.base.wants_delegation(parent, after) {
-            self.request_delegation(parent).await?;
+    /// Has what names need that are made in a directory without the server: the delegation, after so many names that were made by
+    /// calls, and inode numbers.
+    pub(super) async fn prepare_names(&self, directory: Ino, after: u32) -> Result<(), FsError> {
+        if self.base.wants_delegation(directory, after) {
+            self.request_delegation(directory).await?;
         }
-        self.complete(parent).await?;
-        if self.base.inodes.has_delegation(parent) {
+        if self.base.inodes.has_delegation(directory) {
             self.reserve_numbers().await?;
         }
-        let create = || self.base.create_delegated(parent, name, new);
-        let Some(made) = self.in_room(create).await? else { return Ok(None) };
-        let made = made?;
-        self.writeback.throttle().await?;
-        Ok(Some(self.shown(made)))
-    }
-
-    pub(super) async fn set_locally(
-        &self,
-        ino: Ino,
-        change: &AttributeChange,
-    ) -> Result<Option<FileAnswer>, FsError> {
-        if change.size.is_some() && !self.base.inodes.lock(ino).rules.bytes.sizes {
-            return Ok(None);
-        }
-        self.complete(ino).await?;
-        let set = || self.base.set_delegated(ino, change);
-        let Some(set) = self.in_room(set).await? else { return Ok(None) };
-        self.writeback.throttle().await?;
-        Ok(Some(self.shown(set)))
+        Ok(())
     }
 
     /// Writes bytes, if that needs neither a call nor a wait. They are copied, since the buffers may be parts of much larger ones.
@@ -69,31 +44,19 @@ impl Stages {
         let copied = (!is_small).then(|| data.concat());
         let copy = || Bytes::from(copied.unwrap_or_else(|| data.concat()));
         let what = (len as u64, how.clear_suid);
-        let at = match at {
-            WriteAt::Offset(offset) => Some(offset),
-            WriteAt::End => None,
-        };
         self.base.write_delegated(ino, at, copy, what)
     }
 
-    /// The same, with the calls that it needs.
-    pub(super) async fn write_locally(
+    /// Makes a change of an inode, if that is possible without the server. If nothing is missing but the attributes, they are asked for
+    /// first. A change that finds too little room is tried once more, when the server has promised more.
+    pub(super) async fn change_locally<T>(
         &self,
         ino: Ino,
-        at: WriteAt,
-        data: &[Bytes],
-        how: WriteHow,
-    ) -> Result<Option<u64>, FsError> {
-        self.complete(ino).await?;
-        let wrote = self.in_room(|| self.write_now(ino, at, data, how)).await?;
-        if wrote.is_some() {
-            self.writeback.throttle().await?;
+        change: impl Fn() -> Local<T>,
+    ) -> Result<Option<T>, FsError> {
+        if self.base.lack_attributes(ino) {
+            self.request_attributes(ino, false).await?;
         }
-        Ok(wrote)
-    }
-
-    /// Makes a change, if that is possible. One that finds too little room is tried once more, when the server has promised more.
-    async fn in_room<T>(&self, change: impl Fn() -> Local<T>) -> Result<Option<T>, FsError> {
         let room = &self.base.room;
         let quota = match change() {
             Local::Made(made) => return Ok(Some(made)),
@@ -128,14 +91,6 @@ impl Stages {
             // The change itself says what is wrong.
             Err(_) => Ok(()),
         }
-    }
-
-    /// Has the attributes of an inode that is this client's alone.
-    async fn complete(&self, ino: Ino) -> Result<(), FsError> {
-        if self.base.lack_attributes(ino) {
-            self.request_attributes(ino, false).await?;
-        }
-        Ok(())
     }
 
     /// Has numbers for new inodes.

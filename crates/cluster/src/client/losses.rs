@@ -49,8 +49,9 @@ impl Losses {
         is_new
     }
 
-    /// Changes of these may be lost: the next sync of each of them fails.
-    pub(super) fn add_all(&self, inodes: Vec<Ino>) {
+    /// So many changes of these may be lost: the next sync of each of them fails.
+    pub(super) fn add_all(&self, changes: usize, inodes: Vec<Ino>) {
+        self.count(changes);
         let error = LinkError::Lost.into();
         for ino in inodes {
             self.add(ino, &error, false);

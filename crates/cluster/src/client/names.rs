@@ -33,11 +33,8 @@ pub(super) async fn look_up(stages: &Stages, parent: Ino, name: &[u8]) -> Result
         if !reply.grants.names {
             return;
         }
-        cache.hold_names(parent, false);
         match &reply.answer {
-            Answer::Inode(found) => {
-                cache.learn_name(parent, &name, NewName::Present(found.ino));
-            }
+            Answer::Inode(found) => cache.learn_name(parent, &name, NewName::Present(found.ino)),
             Answer::Absent => cache.learn_name(parent, &name, NewName::Absent),
             _ => {}
         }
@@ -68,15 +65,21 @@ pub(super) async fn set_attributes(
 ) -> Result<FileAnswer, FsError> {
     let is_privileged =
         change.uid.is_some() || change.gid.is_some() || change.mode.is_some_and(is_privileged);
+    let is_mutation = change.size.is_none() || stages.base.inodes.lock(ino).rules.bytes.sizes;
+    let set = || stages.base.set_delegated(ino, &change);
     // What a server that checks users makes of privileges is not foreseen.
     if (!is_privileged || stages.base.session.squash() == Squash::None)
-        && let Some(set) = stages.set_locally(ino, &change).await?
+        && is_mutation
+        && let Some(set) = stages.change_locally(ino, set).await?
     {
-        return Ok(set);
+        stages.writeback.throttle().await?;
+        return Ok(stages.shown(set));
     }
     let begin = || {
         if let Some(size) = change.size {
-            stages.base.call_for_size(ino, size);
+            stages.base.bounds.clear(ino, stages.base.now());
+            // Unless nothing is left, it may have a hole at its end.
+            stages.base.inodes.with(ino, |node| node.delegation.is_dense &= size == 0);
         }
     };
     let losses = stages.base.losses.clone();
@@ -103,9 +106,15 @@ pub(super) async fn create(
     }
     let is_device = matches!(new.node, Node::BlockDevice(_) | Node::CharDevice(_));
     if (squash == Squash::None || !is_device && !is_privileged(new.mode))
-        && let Some(made) = stages.create_locally(parent, name, &new).await?
+        && let Some(after) = stages.base.options.exclusive
     {
-        return Ok(made);
+        stages.prepare_names(parent, after).await?;
+        let create = || stages.base.create_delegated(parent, name, &new);
+        if let Some(made) = stages.change_locally(parent, create).await? {
+            let made = made?;
+            stages.writeback.throttle().await?;
+            return Ok(stages.shown(made));
+        }
     }
     let name = Bytes::copy_from_slice(name);
     let mut payload = Vec::new();
@@ -118,7 +127,7 @@ pub(super) async fn create(
         if let Answer::Inode(made) = &reply.answer {
             cache.changed_name(parent, &name, NewName::Present(made.ino));
             if reply.grants.names {
-                cache.hold_names(made.ino, true);
+                cache.hold_new(made.ino);
             }
         }
     };

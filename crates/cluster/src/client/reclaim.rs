@@ -118,8 +118,7 @@ impl Reclaimer<'_> {
             }
         }
         if failed > 0 {
-            self.base.losses.count(failed);
-            self.base.losses.add_all(inodes);
+            self.base.losses.add_all(failed, inodes);
             tracing::error!(failed, "the server has lost changes of this client");
         }
         tracing::info!(changes = renewed.len(), "changes were made again at the new server");

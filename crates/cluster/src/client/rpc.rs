@@ -43,9 +43,9 @@ pub(super) struct Outgoing {
     payload: Vec<Bytes>,
     user: User,
     /// Of a change: the slot that it uses.
-    slot: Option<Arc<Slot>>,
+    pub(super) slot: Option<Arc<Slot>>,
     /// The inodes that it names, and those that a batch makes.
-    named: Arc<[Ino]>,
+    pub(super) named: Arc<[Ino]>,
     /// It fails if its caller gives it up before it was sent.
     caller: Option<Interruption>,
     effect: Option<CallEffect>,
@@ -61,12 +61,6 @@ impl Outgoing {
         drop(print);
         let (slot, caller, request) = (None, None, Arc::new(request));
         Outgoing { request, payload, user, slot, named, caller, effect, is_once, is_change }
-    }
-
-    /// A batch of mutations that are about these inodes.
-    pub(super) fn batch(request: Request, payload: Bytes, user: User, named: Vec<Ino>) -> Outgoing {
-        let slot = Some(Slot::of_batch());
-        Outgoing { slot, named: named.into(), ..Outgoing::with(request, vec![payload], user) }
     }
 }
 

@@ -29,7 +29,7 @@ impl WriteBounds {
 
     /// Bytes of a file below this one may be stored without the server.
     pub(super) fn of(&self, ino: Ino) -> u64 {
-        self.inodes.lock(ino).node(ino).map_or(0, |node| node.delegation.extra().write_bound)
+        self.inodes.with(ino, |node| node.delegation.extra().write_bound).unwrap_or(0)
     }
 
     /// Token for one query of the write bound. Pass it to [`WriteBounds::set`], which drops answers that a concurrent change made
@@ -102,7 +102,7 @@ impl WriteBounds {
     fn if_direct(&self, ino: Ino, change: impl FnOnce(&mut Delegation)) {
         let mut stripe = self.inodes.lock(ino);
         if stripe.rules.is_direct
-            && let Some(node) = stripe.node_mut(ino)
+            && let Some(node) = stripe.node(ino)
         {
             change(&mut node.delegation);
         }

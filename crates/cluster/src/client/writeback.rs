@@ -10,6 +10,7 @@ use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{FsError, Ino};
 
 use super::base::ClientBase;
+use super::call_numbers::Slot;
 use super::direct_io::DirectIo;
 use super::error::LinkError;
 use super::queue::Batch;
@@ -320,7 +321,8 @@ impl Writeback {
         }
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
         let request = Request::Batch { sync, charged: shares_of(charges), releases };
-        let call = Outgoing::batch(request, payload.into(), user.clone(), named);
+        let mut call = Outgoing::with(request, vec![payload.into()], user.clone());
+        (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
         self.rpc.make(call, then, std::future::pending()).await.map(drop)
     }
 

@@ -5,7 +5,7 @@
 //! - cached? `cache`: what may be used without a call, under the lease of the `session`;
 //! - delegated? `delegation`: what this client changes by itself. `queue` has these mutations, and `writeback` sends them; `local` gets what such
 //!   changes need: inode `numbers`, `room`; `direct_io` stores bytes of files past the server, within `write_bounds` and with `size_records`;
-//! - else a call: `calls`, each behind what it depends on, made by `rpc` on as many connections as it takes.
+//! - else a call: `stages`, each behind what it depends on, made by `rpc` on as many connections as it takes.
 //!
 //! Each inode that a client knows is one node of `inodes`, with what is `cached` of it and what is `delegated`. `names`, `content`, `open_files`, `locks`,
 //! and `durability` have the calls of a filesystem; `connection` keeps the `link` to the server, `server_calls` answers what that one calls;

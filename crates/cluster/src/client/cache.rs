@@ -39,9 +39,9 @@ pub(super) struct Cache {
     /// The lock is taken under no other one.
     forgotten: Mutex<Forgotten>,
     /// The server is to be told of removed inodes.
-    gone: Notify,
+    pub(super) gone: Notify,
     /// The server asks for inodes that are not used.
-    pressed: Notify,
+    pub(super) pressed: Notify,
 }
 
 impl Cache {
@@ -270,11 +270,6 @@ impl Cache {
         self.unreference(ino, 0);
     }
 
-    /// Returns when the server is to be told of removed inodes.
-    pub(super) async fn has_removed(&self) {
-        self.gone.notified().await;
-    }
-
     /// Takes the inodes of which the server is told now.
     pub(super) fn tell(&self) -> Vec<Stamped> {
         let Forgotten { untold, told, .. } = &mut *self.forgotten.lock();
@@ -296,11 +291,6 @@ impl Cache {
     pub(super) fn press(&self, max: usize) {
         self.forgotten.lock().max = Some(max);
         self.pressed.notify_one();
-    }
-
-    /// Returns when the server has asked for inodes.
-    pub(super) async fn is_pressed(&self) {
-        self.pressed.notified().await;
     }
 
     /// Whether there are more inodes than the server has asked for.

@@ -238,7 +238,7 @@ impl Connections {
             let pause = if sweeps > 0 { lease / SWEEPS } else { lease / RENEWALS };
             tokio::select! {
                 biased;
-                () = cache.has_removed() => {
+                () = cache.gone.notified() => {
                     // Many are often removed one after the other.
                     self.base.env.sleep(GONE_PAUSE).await;
                     if let Some(channel) = links.channel() {
@@ -248,7 +248,7 @@ impl Connections {
                     continue;
                 }
                 // The first sweep may find nothing unused. Callers refer to what they use before the second one.
-                () = cache.is_pressed() => sweeps = 2,
+                () = cache.pressed.notified() => sweeps = 2,
                 () = self.base.env.sleep(pause) => {}
             }
             if links.is_closed() {

@@ -138,13 +138,9 @@ impl OpenFiles {
                 files.base.bounds.set(ino, *write_bound, (asked, files.base.now()));
             }
         };
-        let reply = match self.writeback.call(request, Vec::new(), then).await {
-            Ok((reply, _)) => reply,
-            Err(error) => {
-                self.table.lock().remove(handle);
-                return Err(error);
-            }
-        };
+        let called = self.writeback.call(request, Vec::new(), then).await;
+        let forget = |_: &FsError| drop(self.table.lock().remove(handle));
+        let (reply, _) = called.inspect_err(forget)?;
         let Answer::Opened { pages, flush, .. } = reply.answer else {
             return unexpected();
         };

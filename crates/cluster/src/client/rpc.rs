@@ -100,10 +100,8 @@ impl Rpc {
 
     /// Makes a call that the client makes for itself.
     pub(super) async fn own(self: &Arc<Self>, request: Request) -> Result<Answer, FsError> {
-        let made = self
-            .make(Outgoing::with(request, Vec::new(), None), |_, _| {}, std::future::pending())
-            .await;
-        Ok(made?.0.answer)
+        let call = Outgoing::with(request, Vec::new(), None);
+        Ok(self.make(call, |_, _| {}, std::future::pending()).await?.0.answer)
     }
 
     /// While many changes are kept, has the server make them durable.

@@ -25,15 +25,6 @@ pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
 /// Mutations of one batch, each with what it takes.
 type Part<'a> = (&'a [Mutation], &'a [Charge]);
 
-enum Stored {
-    /// Its bytes are to be sent with it.
-    Not,
-    /// Its bytes are stored; these mutations are left.
-    Bytes(Vec<Mutation>),
-    /// Its bytes are stored, and the server has the rest.
-    Sent,
-}
-
 /// The time between two looks for mutations that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -202,21 +193,20 @@ impl Writeback {
 
     async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {
         self.rpc.limit_uncommitted().await?;
-        let batch = self.base.queue.take_batch();
+        let mut batch = self.base.queue.take_batch();
         let syncs = sync.is_some_and(|last| batch.last >= last);
         if batch.mutations.is_empty() {
             return Ok(false);
         }
-        let mutations = match self.store_bytes(&batch, syncs).await {
-            Ok(Stored::Sent) => return Ok(syncs),
-            Ok(Stored::Not) => batch.mutations,
-            Ok(Stored::Bytes(mutations)) => mutations,
+        match self.store_bytes(&mut batch, syncs).await {
+            Ok(true) => return Ok(syncs),
+            Ok(false) => {}
             Err(error) => {
                 self.lose((&batch.mutations, &batch.charges), &error);
                 return Err(error);
             }
-        };
-        let mut parts = vec![(mutations, batch.charges)];
+        }
+        let mut parts = vec![(batch.mutations, batch.charges)];
         let mut is_whole = true;
         while let Some((mut part, mut charges)) = parts.pop() {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
@@ -241,16 +231,16 @@ impl Writeback {
         Ok(syncs && is_whole)
     }
 
-    /// Stores the bytes of a batch, as far as this client does that itself. If they only replace others, the rest is sent at the
-    /// same time.
-    async fn store_bytes(&self, batch: &Batch, syncs: bool) -> Result<Stored, FsError> {
+    /// Stores the bytes of a batch, as far as this client does that itself: then its mutations are about stored bytes. If they only
+    /// replace others, the rest is sent at the same time; whether the server has it.
+    async fn store_bytes(&self, batch: &mut Batch, syncs: bool) -> Result<bool, FsError> {
         let direct_io = &self.direct_io;
         if direct_io.contents().is_none() {
-            return Ok(Stored::Not);
+            return Ok(false);
         }
         let mut mutations = batch.mutations.clone();
         let Some(storing) = direct_io.split_bytes(&mut mutations).await? else {
-            return Ok(Stored::Not);
+            return Ok(false);
         };
         let generation = storing.reached.generation;
         let part = (&*mutations, &*batch.charges);
@@ -263,12 +253,15 @@ impl Writeback {
         match (stored, sent) {
             (Ok(()), Ok(())) => {
                 self.base.queue.complete(part, 0, &[]);
-                Ok(Stored::Sent)
+                Ok(true)
             }
-            (Ok(()), Err(_)) => Ok(Stored::Bytes(mutations)),
+            (Ok(()), Err(_)) => {
+                batch.mutations = mutations;
+                Ok(false)
+            }
             (Err(error), _) => {
                 direct_io.leave(generation, &error).await?;
-                Ok(Stored::Not)
+                Ok(false)
             }
         }
     }

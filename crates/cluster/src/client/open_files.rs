@@ -139,8 +139,10 @@ impl OpenFiles {
             }
         };
         let called = self.writeback.call(request, Vec::new(), then).await;
-        let forget = |_: &FsError| drop(self.table.lock().remove(handle));
-        let (reply, _) = called.inspect_err(forget)?;
+        if called.is_err() {
+            self.table.lock().remove(handle);
+        }
+        let (reply, _) = called?;
         let Answer::Opened { pages, flush, .. } = reply.answer else {
             return unexpected();
         };

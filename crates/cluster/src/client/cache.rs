@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::HashSet;
 use thalweg_fs::{Answer, Attributes, Cookie, Ino, Kind, Lookup, Validity};
@@ -16,7 +15,7 @@ use tokio::sync::Notify;
 use super::cached::NewName;
 use super::inodes::{Inodes, Node};
 use super::session::Session;
-use crate::protocol::{Changed, Grants, Reclaim};
+use crate::protocol::{Changed, Grants, ListedEntry, Reclaim};
 
 /// An inode with the stamp of the last answer that named it.
 type Stamped = (Ino, u64);
@@ -157,14 +156,16 @@ impl Cache {
         &self,
         directory: Ino,
         from: Cookie,
-        entries: &[(Bytes, Ino, Cookie)],
+        entries: &[(ListedEntry, bool)],
     ) {
         self.inodes.with_new(directory, |node| {
             let is_steady = !node.cached.is_changing();
             let names = node.cached.names.get_or_insert_default();
-            names.list(from, entries.last().map(|(.., last)| *last), is_steady);
+            names.list(from, entries.last().map(|(last, _)| last.cookie), is_steady);
             if is_steady {
-                entries.iter().for_each(|(name, ino, _)| names.set(name, NewName::Present(*ino)));
+                for (entry, _) in entries {
+                    names.set(&entry.name, NewName::Present(entry.ino));
+                }
             }
         });
     }

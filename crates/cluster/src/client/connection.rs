@@ -17,7 +17,6 @@ use super::inodes::LocalRules;
 use super::link::Link;
 use super::open_files::OpenFiles;
 use super::options::Recover;
-use super::reclaim::Reclaimer;
 use super::server_calls::ServerCalls;
 use super::session::SessionInfo;
 use super::size_records::SizeRecords;
@@ -60,11 +59,8 @@ impl Connections {
     /// Connects within the time for that, and begins or resumes the session.
     pub(super) async fn attach(&self) -> Result<Connection, AttachError> {
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
-        self.base
-            .env
-            .timeout(self.base.options.patience, self.attach_now())
-            .await
-            .unwrap_or_else(late)
+        let attaching = self.base.env.timeout(self.base.options.patience, self.attach_now());
+        attaching.await.unwrap_or_else(late)
     }
 
     async fn attach_now(&self) -> Result<Connection, AttachError> {
@@ -214,12 +210,7 @@ impl Connections {
     async fn attach_and_reclaim(&self) -> Result<Connection, AttachError> {
         let connection = self.attach().await?;
         let Some(server) = connection.new_server else { return Ok(connection) };
-        let reclaimer = Reclaimer {
-            base: &self.base,
-            open_files: &self.open_files,
-            channel: &connection.channel,
-        };
-        let Some(sent) = reclaimer.reclaim().await? else {
+        let Some(sent) = self.reclaim(&connection.channel).await? else {
             self.end_session();
             return Err(AttachError::lost("the server refuses the session"));
         };

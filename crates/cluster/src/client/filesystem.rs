@@ -415,11 +415,8 @@ impl Filesystem for Client {
     }
 
     async fn check_access(&self, ino: Ino, wanted: u16) -> Result<(), FsError> {
-        let Some(user) =
-            user::act_now(&self.user, || user::seen_as(self.stages.base.session.squash()))
-        else {
-            return Ok(());
-        };
+        let squash = self.stages.base.session.squash();
+        let Some(user) = user::act_now(&self.user, || user::seen_as(squash)) else { return Ok(()) };
         let known = self.stages.base.cache.rights(self.theirs(ino));
         let it = match known {
             Some(known) => known,

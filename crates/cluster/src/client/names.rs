@@ -214,9 +214,7 @@ pub(super) async fn list(
     let then = move |reply: &Reply, payload: &Bytes| {
         let Ok(entries) = decode_entries(payload) else { return };
         if reply.grants.names {
-            let listed: Vec<_> =
-                entries.iter().map(|(it, _)| (it.name.clone(), it.ino, it.cookie)).collect();
-            cache.hold_listed(ino, from, &listed);
+            cache.hold_listed(ino, from, &entries);
         }
         for (entry, keep) in entries {
             if let Some((attributes, inode_token)) = entry.attributes {

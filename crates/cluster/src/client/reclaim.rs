@@ -7,9 +7,8 @@ use thalweg_fs::FsError;
 use thalweg_net::channel::{CallError, Channel};
 use thalweg_net::traffic::name_of;
 
-use super::base::ClientBase;
+use super::connection::Connections;
 use super::error::AttachError;
-use super::open_files::OpenFiles;
 use super::open_table::Opening;
 use super::replay_log::UncommittedCall;
 use super::user::User;
@@ -18,53 +17,46 @@ use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, enco
 /// Calls that are under way at a time.
 const AT_ONCE: usize = 16;
 
-/// Reclaims on a new connection.
-pub(super) struct Reclaimer<'a> {
-    pub(super) base: &'a ClientBase,
-    pub(super) open_files: &'a OpenFiles,
-    pub(super) channel: &'a Channel,
-}
-
 fn call_for(user: &User, request: Request) -> Call {
     Call { user: user.as_deref().cloned(), ..Call::outside(request) }
 }
 
-impl Reclaimer<'_> {
+impl Connections {
     /// Reclaims everything that this client held. The lease counts from the time that is returned; `None` if the server refuses the
     /// inodes, since the session has ended.
-    pub(super) async fn reclaim(&self) -> Result<Option<Time>, AttachError> {
+    pub(super) async fn reclaim(&self, channel: &Channel) -> Result<Option<Time>, AttachError> {
         let kept = self.base.replay_log.begin_replay();
         let needed = kept.iter().flat_map(|call| call.inodes.iter().copied());
         let reclaims = self.base.cache.reclaims(needed);
         for some in reclaims.chunks(MAX_CLAIMS) {
             let call = (Call::outside(Request::Reclaim), vec![encode_list(some)]);
-            let answers = self.in_order(vec![call]).await?;
+            let answers = self.in_order(channel, vec![call]).await?;
             if let Some(Answer::Failed(error)) = answers.into_iter().next().map(|it| it.answer) {
                 let error = FsError::from(error);
                 tracing::error!(%error, "the server refuses what this client held");
                 return Ok(None);
             }
         }
-        self.reclaim_opens().await?;
-        self.reclaim_room().await?;
-        self.replay(kept).await?;
+        self.reclaim_opens(channel).await?;
+        self.reclaim_room(channel).await?;
+        self.replay(channel, kept).await?;
         let sent = self.base.now();
         let unanswered = encode_list(&self.base.call_numbers.unanswered());
         let call = (Call::outside(Request::Reclaimed), vec![unanswered]);
-        self.in_order(vec![call]).await?;
+        self.in_order(channel, vec![call]).await?;
         Ok(Some(sent))
     }
 
     /// Reclaims room for the changes that the server does not have.
-    async fn reclaim_room(&self) -> Result<(), AttachError> {
+    async fn reclaim_room(&self, channel: &Channel) -> Result<(), AttachError> {
         let shares = self.base.room.reclaim();
         let calls = shares.chunks(MAX_SHARES).map(|some| {
             (Call::outside(Request::ReclaimRoom { shares: some.to_vec() }), Vec::new())
         });
-        self.in_order(calls.collect()).await.map(drop)
+        self.in_order(channel, calls.collect()).await.map(drop)
     }
 
-    async fn reclaim_opens(&self) -> Result<(), AttachError> {
+    async fn reclaim_opens(&self, channel: &Channel) -> Result<(), AttachError> {
         let opens = self.open_files.told().into_iter().map(
             |(handle, Opening { ino, user, caller, flags })| {
                 call_for(&user, Request::ReclaimOpen { handle, caller, ino, flags })
@@ -80,7 +72,7 @@ impl Reclaimer<'_> {
         });
         let others = locks.chain(numbers).map(Call::outside);
         let calls: Vec<_> = opens.chain(others).map(|call| (call, Vec::new())).collect();
-        let answers = self.in_order(calls).await?;
+        let answers = self.in_order(channel, calls).await?;
         let refused = answers.iter().filter(|it| matches!(it.answer, Answer::Failed(_))).count();
         if refused > 0 {
             tracing::error!(refused, "open files and locks of this client are lost");
@@ -89,7 +81,11 @@ impl Reclaimer<'_> {
     }
 
     /// Makes changes again that the server may not have.
-    async fn replay(&self, kept: Vec<UncommittedCall>) -> Result<(), AttachError> {
+    async fn replay(
+        &self,
+        channel: &Channel,
+        kept: Vec<UncommittedCall>,
+    ) -> Result<(), AttachError> {
         if kept.is_empty() {
             return Ok(());
         }
@@ -102,7 +98,7 @@ impl Reclaimer<'_> {
             };
             (call, kept.payload.clone())
         });
-        let answers = self.in_order(calls.collect()).await?;
+        let answers = self.in_order(channel, calls.collect()).await?;
         let (mut renewed, mut failed, mut inodes) = (Vec::new(), 0, Vec::new());
         for (call, reply) in kept.into_iter().zip(answers) {
             match (reply.answer, reply.committed) {
@@ -127,11 +123,15 @@ impl Reclaimer<'_> {
     }
 
     /// Makes calls that are carried out in their order.
-    async fn in_order(&self, calls: Vec<(Call, Vec<Bytes>)>) -> Result<Vec<Reply>, AttachError> {
+    async fn in_order(
+        &self,
+        channel: &Channel,
+        calls: Vec<(Call, Vec<Bytes>)>,
+    ) -> Result<Vec<Reply>, AttachError> {
         let mut replies = Vec::with_capacity(calls.len());
         for some in calls.chunks(AT_ONCE) {
             // They are polled in their order, and the first poll of each sends it.
-            let all = join_all(some.iter().map(|(call, payload)| self.channel.call(call, payload)));
+            let all = join_all(some.iter().map(|(call, payload)| channel.call(call, payload)));
             let late = || AttachError::lost("the server did not answer in time");
             let answers: Vec<Result<(Reply, _), CallError>> =
                 self.base.env.timeout(self.base.options.patience, all).await.ok_or_else(late)?;

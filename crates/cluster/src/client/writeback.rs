@@ -279,10 +279,10 @@ impl Writeback {
         let is_complete = Arc::new(AtomicBool::new(false));
         let (completes, queue) = (is_complete.clone(), self.base.queue.clone());
         let receive = move |reply: &Reply, payload: &Bytes| {
-            let inode_tokens = decode_list::<u64>(payload, made).ok();
-            let inode_tokens =
-                inode_tokens.filter(|it| it.len() == made && reply.answer == Answer::Made);
-            if let Some(inode_tokens) = inode_tokens {
+            if reply.answer == Answer::Made
+                && let Ok(inode_tokens) = decode_list::<u64>(payload, made)
+                && inode_tokens.len() == made
+            {
                 queue.complete((&mutations, &charges), reply.stamp, &inode_tokens);
                 completes.store(true, Ordering::Relaxed);
             }

@@ -28,11 +28,11 @@ pub(super) struct ClientBase {
     pub(super) links: Links,
     pub(super) inodes: Arc<Inodes>,
     pub(super) cache: Arc<Cache>,
-    pub(super) numbers: Arc<InodeNumbers>,
-    pub(super) room: Arc<PromisedRoom>,
+    pub(super) numbers: InodeNumbers,
+    pub(super) room: PromisedRoom,
     pub(super) queue: Arc<WritebackQueue>,
     pub(super) bounds: WriteBounds,
-    pub(super) losses: Arc<Losses>,
+    pub(super) losses: Losses,
     pub(super) replay_log: ReplayLog,
     pub(super) call_numbers: CallNumbers,
     /// The caller's cache, such as a kernel's, if it asks to be told of what it may not use any more.
@@ -74,26 +74,23 @@ impl ClientBase {
     }
 
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {
-        let session = Arc::new(Session::new(env));
-        let (inodes, losses) = (Arc::new(Inodes::new()), Arc::<Losses>::default());
-        let (numbers, room) = (Arc::<InodeNumbers>::default(), Arc::<PromisedRoom>::default());
-        let queue = WritebackQueue::new(inodes.clone(), numbers.clone(), room.clone());
-        let queue = Arc::new(queue);
+        let (session, inodes) = (Arc::new(Session::new(env)), Arc::new(Inodes::new()));
+        let queue = Arc::new(WritebackQueue::new(inodes.clone()));
         ClientBase {
             env: env.clone(),
             options,
             links: Links::new(),
             cache: Arc::new(Cache::new(inodes.clone(), session.clone())),
             bounds: WriteBounds::new(inodes.clone(), queue.clone()),
-            watcher: RwLock::default(),
+            numbers: InodeNumbers::default(),
+            room: PromisedRoom::default(),
+            losses: Losses::default(),
             replay_log: ReplayLog::default(),
             call_numbers: CallNumbers::default(),
+            watcher: RwLock::default(),
             session,
             inodes,
-            numbers,
-            room,
             queue,
-            losses,
         }
     }
 }

@@ -332,6 +332,17 @@ impl ClientBase {
         Local::Made(offset)
     }
 
+    /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what they made.
+    pub(super) fn complete(
+        &self,
+        (mutations, charges): (&[Mutation], &[Charge]),
+        stamp: u64,
+        inode_tokens: &[u64],
+    ) {
+        self.numbers.sent(self.queue.remove(mutations, stamp, inode_tokens));
+        self.room.discharge(charges, false);
+    }
+
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
     /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost.
     pub(super) fn lose(&self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
@@ -346,7 +357,7 @@ impl ClientBase {
             let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
             wrong.extend(inodes_of(kind).filter(|ino| self.losses.add(*ino, error, bytes)));
         }
-        self.queue.remove(batch, 0, &[]);
+        self.numbers.sent(self.queue.remove(batch, 0, &[]));
         batch.iter().for_each(|mutation| self.begin_revoke_all_of(mutation.kind.ino()));
         for mutation in spared {
             self.inodes.with(mutation.kind.ino(), |node| node.delegation.is_ended = true);

@@ -102,10 +102,10 @@ impl Stages {
         if !self.base.numbers.are_few() {
             return Ok(());
         }
-        let numbers = self.base.numbers.clone();
+        let base = self.base.clone();
         let then = move |reply: &Reply, _: &Bytes| {
             if let Answer::Numbers { first, count, inode_token } = reply.answer {
-                numbers.add(Reservation { first, count, inode_token });
+                base.numbers.add(Reservation { first, count, inode_token });
             }
         };
         match self.rpc.call(Request::Reserve, Vec::new(), then).await {

@@ -82,10 +82,10 @@ pub(super) async fn set_attributes(
             stages.base.inodes.with(ino, |node| node.delegation.is_dense &= size == 0);
         }
     };
-    let losses = stages.base.losses.clone();
+    let base = stages.base.clone();
     let then = move |reply: &Reply| {
         if change.size == Some(0) && matches!(reply.answer, Answer::Inode(_)) {
-            losses.forget(ino);
+            base.losses.forget(ino);
         }
     };
     let request = Request::SetAttributes { ino, change };

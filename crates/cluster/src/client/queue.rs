@@ -16,9 +16,8 @@ use thalweg_fs::Ino;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 
 use super::inodes::{Inodes, Stripe};
-use super::numbers::InodeNumbers;
 use super::record::{Parts, Record, Waiting, room_of};
-use super::room::{Charge, PromisedRoom};
+use super::room::Charge;
 use super::user::{self, User};
 use crate::protocol::{MAX_MUTATIONS, MAX_RELEASES, MAX_SHARES};
 
@@ -71,8 +70,6 @@ struct Collected {
 #[derive(Debug)]
 pub(super) struct WritebackQueue {
     inodes: Arc<Inodes>,
-    numbers: Arc<InodeNumbers>,
-    room: Arc<PromisedRoom>,
     collected: Mutex<Collected>,
     /// Mutations made so far, and those of them that a batch has taken.
     made: AtomicU64,
@@ -83,15 +80,9 @@ pub(super) struct WritebackQueue {
 }
 
 impl WritebackQueue {
-    pub(super) fn new(
-        inodes: Arc<Inodes>,
-        numbers: Arc<InodeNumbers>,
-        room: Arc<PromisedRoom>,
-    ) -> WritebackQueue {
+    pub(super) fn new(inodes: Arc<Inodes>) -> WritebackQueue {
         WritebackQueue {
             inodes,
-            numbers,
-            room,
             collected: Mutex::default(),
             made: AtomicU64::new(0),
             taken: AtomicU64::new(0),
@@ -290,19 +281,9 @@ impl WritebackQueue {
         }
     }
 
-    /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what they made.
-    pub(super) fn complete(
-        &self,
-        (mutations, charges): (&[Mutation], &[Charge]),
-        stamp: u64,
-        inode_tokens: &[u64],
-    ) {
-        self.remove(mutations, stamp, inode_tokens);
-        self.room.discharge(charges, false);
-    }
-
-    /// Mutations are not the queue's any more.
-    pub(super) fn remove(&self, mutations: &[Mutation], stamp: u64, inode_tokens: &[u64]) {
+    /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what they made; or they are lost. The
+    /// number of the last one.
+    pub(super) fn remove(&self, mutations: &[Mutation], stamp: u64, inode_tokens: &[u64]) -> u64 {
         let mut inode_tokens = inode_tokens.iter();
         for Mutation { kind, .. } in mutations {
             for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
@@ -320,7 +301,7 @@ impl WritebackQueue {
             collected.done
         };
         assert!(done <= self.last(), "the server has mutations that were not made");
-        self.numbers.sent(done);
+        done
     }
 
     /// The session has ended, and no inode is delegated any more; the mutations that are lost.

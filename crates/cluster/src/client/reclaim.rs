@@ -9,6 +9,7 @@ use thalweg_net::traffic::name_of;
 
 use super::connection::Connections;
 use super::error::AttachError;
+use super::numbers::Reservation;
 use super::open_table::Opening;
 use super::replay_log::UncommittedCall;
 use super::user::User;
@@ -65,10 +66,8 @@ impl Connections {
         let locks = self.open_files.told_locks().into_iter();
         let locks = locks.map(|(ino, lock)| Request::ReclaimLock { ino, lock });
         let numbers = self.base.numbers.reservations().into_iter();
-        let numbers = numbers.map(|it| Request::ReclaimNumbers {
-            first: it.first,
-            count: it.count,
-            inode_token: it.inode_token,
+        let numbers = numbers.map(|Reservation { first, count, inode_token }| {
+            Request::ReclaimNumbers { first, count, inode_token }
         });
         let others = locks.chain(numbers).map(Call::outside);
         let calls: Vec<_> = opens.chain(others).map(|call| (call, Vec::new())).collect();

@@ -252,7 +252,7 @@ impl Writeback {
         };
         match (stored, sent) {
             (Ok(()), Ok(())) => {
-                self.base.queue.complete(part, 0, &[]);
+                self.base.complete(part, 0, &[]);
                 Ok(true)
             }
             (Ok(()), Err(_)) => {
@@ -277,13 +277,13 @@ impl Writeback {
         let (mutations, charges): (Arc<[Mutation]>, Arc<[Charge]>) = (part.0.into(), part.1.into());
         let made = mutations.iter().filter(|mutation| mutation.kind.made().is_some()).count();
         let is_complete = Arc::new(AtomicBool::new(false));
-        let (completes, queue) = (is_complete.clone(), self.base.queue.clone());
+        let (completes, base) = (is_complete.clone(), self.base.clone());
         let receive = move |reply: &Reply, payload: &Bytes| {
             if reply.answer == Answer::Made
                 && let Ok(inode_tokens) = decode_list::<u64>(payload, made)
                 && inode_tokens.len() == made
             {
-                queue.complete((&mutations, &charges), reply.stamp, &inode_tokens);
+                base.complete((&mutations, &charges), reply.stamp, &inode_tokens);
                 completes.store(true, Ordering::Relaxed);
             }
         };

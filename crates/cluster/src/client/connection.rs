@@ -196,7 +196,13 @@ impl Connections {
                 }
                 Err(error) => error,
             };
-            if !self.base.links.set(error.refusal().map_or(Link::Down, Link::Refused)) {
+            let link = match &error {
+                AttachError::Lost(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                    Link::Refused(why.to_string())
+                }
+                AttachError::Lost(_) | AttachError::Refused(_) => Link::Down,
+            };
+            if !self.base.links.set(link) {
                 return None;
             }
             if !std::mem::replace(&mut has_warned, true) {

@@ -20,16 +20,6 @@ impl AttachError {
     pub(super) fn lost(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> AttachError {
         AttachError::Lost(io::Error::other(why))
     }
-
-    /// Why the server does not let this client in, if it has said so.
-    pub(super) fn refusal(&self) -> Option<String> {
-        match self {
-            AttachError::Lost(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Some(error.to_string())
-            }
-            AttachError::Lost(_) | AttachError::Refused(_) => None,
-        }
-    }
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

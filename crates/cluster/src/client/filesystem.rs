@@ -364,7 +364,11 @@ impl Filesystem for Client {
     }
 
     async fn flush(&self, ino: Ino, handle: Handle, owner: LockOwner) -> Result<(), FsError> {
-        self.stages.open_files.flush(self.theirs(ino), handle, owner).await
+        let ino = self.theirs(ino);
+        // It fails if changes of the file were lost.
+        let failure = self.stages.base.losses.report(ino);
+        let flushed = self.stages.open_files.flush(ino, handle, owner).await;
+        failure.map_or(flushed, Err)
     }
 
     async fn release(&self, ino: Ino, handle: Handle) {

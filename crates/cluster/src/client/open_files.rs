@@ -155,22 +155,10 @@ impl OpenFiles {
         Ok(Opened { handle, pages, flush })
     }
 
-    /// Tells of a close of a descriptor, which fails if changes of the file were lost, and releases POSIX locks, if there are
-    /// some. A process that ends cannot be killed while it waits for
-    /// this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The
-    /// call goes on by itself.
+    /// Tells of a close of a descriptor, and releases POSIX locks, if there are some. A process that ends cannot be killed while it waits
+    /// for this, so it waits for no longer than a lease: by then the server may have ended the session, with its locks. The call goes on
+    /// by itself.
     pub(super) async fn flush(
-        self: &Arc<Self>,
-        ino: Ino,
-        handle: Handle,
-        owner: LockOwner,
-    ) -> Result<(), FsError> {
-        let failure = self.base.losses.report(ino);
-        let flushed = self.flush_locks(ino, handle, owner).await;
-        failure.map_or(flushed, Err)
-    }
-
-    async fn flush_locks(
         self: &Arc<Self>,
         ino: Ino,
         handle: Handle,

@@ -92,10 +92,6 @@ impl Footprint<'_> {
         Footprint::reads(inodes).needs(Needs::Everything)
     }
 
-    fn session() -> Self {
-        Footprint { repeat: Repeat::Session, ..Footprint::reads(&[]) }
-    }
-
     fn once(inodes: &[Ino]) -> Self {
         Footprint { repeat: Repeat::Once, ..Footprint::reads(inodes) }
     }
@@ -116,15 +112,6 @@ impl Footprint<'_> {
 
     fn replaces(ino: Ino, offset: u64, len: u64, outcome: u64) -> Self {
         Footprint::changes_bytes(ino, range_of(offset, len), Some(outcome))
-    }
-
-    fn of_write(ino: Ino, at: WriteAt, len: u64) -> Self {
-        match at {
-            WriteAt::Offset(offset) => Footprint::replaces(ino, offset, len, offset),
-            // Where the end is, is not known before; pages behind it hold zeros. Appended bytes are no part of the
-            // file before the call is recorded.
-            WriteAt::End => Footprint::changes_bytes(ino, 0..u64::MAX, None),
-        }
     }
 
     fn needs(self, needs: Needs) -> Self {
@@ -218,7 +205,7 @@ impl Request {
     /// What it reads and writes; its payload has so many bytes. Each kind is named, so that a new one is told of here first.
     pub fn footprint(&self, payload: usize) -> Footprint<'_> {
         match self {
-            session_request!() => Footprint::session(),
+            session_request!() => Footprint { repeat: Repeat::Session, ..Footprint::default() },
             Request::ReachContents { .. } => Footprint::reads(&[]),
             Request::Reserve | Request::Room { .. } => Footprint::once(&[]).needs(Needs::Nothing),
             Request::SyncAll | Request::Statistics => Footprint::of_all(&[]),
@@ -252,7 +239,14 @@ impl Request {
             Request::SetAttributes { ino, .. }
             | Request::SetXattr { ino, .. }
             | Request::RemoveXattr { ino, .. } => Footprint::changes_attributes(*ino),
-            Request::Write { ino, at, .. } => Footprint::of_write(*ino, *at, payload as u64),
+            Request::Write { ino, at: WriteAt::Offset(offset), .. } => {
+                Footprint::replaces(*ino, *offset, payload as u64, *offset)
+            }
+            // Where the end is, is not known before; pages behind it hold zeros. Appended bytes are no part of the
+            // file before the call is recorded.
+            Request::Write { ino, at: WriteAt::End, .. } => {
+                Footprint::changes_bytes(*ino, 0..u64::MAX, None)
+            }
             Request::Allocate { ino, offset, len, .. } => {
                 Footprint::replaces(*ino, *offset, *len, 0)
             }
@@ -285,23 +279,17 @@ pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
         if inodes.insert(kind.ino()) {
             changes.push(Changed::Attributes(kind.ino()));
         }
-        match kind {
+        let content = match kind {
             MutationKind::Create { parent, name, .. } => {
                 changes.push(Changed::Name { parent: *parent, name: name.clone() });
+                continue;
             }
-            MutationKind::Write { ino, offset, data, .. } => {
-                let Range { start: from, end: to } = range_of(*offset, data.len() as u64);
-                changes.push(Changed::Content { ino: *ino, from, to });
-            }
-            MutationKind::Stored { ino, offset, len, .. } => {
-                let Range { start: from, end: to } = range_of(*offset, *len);
-                changes.push(Changed::Content { ino: *ino, from, to });
-            }
-            MutationKind::SetAttributes { ino, change } if change.size.is_some() => {
-                changes.push(Changed::Content { ino: *ino, from: 0, to: u64::MAX });
-            }
-            MutationKind::SetAttributes { .. } => {}
-        }
+            MutationKind::Write { offset, data, .. } => range_of(*offset, data.len() as u64),
+            MutationKind::Stored { offset, len, .. } => range_of(*offset, *len),
+            MutationKind::SetAttributes { change, .. } if change.size.is_some() => 0..u64::MAX,
+            MutationKind::SetAttributes { .. } => continue,
+        };
+        changes.push(Changed::Content { ino: kind.ino(), from: content.start, to: content.end });
     }
     changes
 }

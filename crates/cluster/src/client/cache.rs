@@ -21,7 +21,7 @@ use crate::protocol::{Changed, Grants, ListedEntry, Reclaim};
 type Stamped = (Ino, u64);
 
 /// Inodes that this client does not know any more.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Forgotten {
     /// Those of which the server was not told.
     untold: Vec<Stamped>,
@@ -31,7 +31,6 @@ struct Forgotten {
     max: Option<usize>,
 }
 
-#[derive(Debug)]
 pub(super) struct Cache {
     inodes: Arc<Inodes>,
     session: Arc<Session>,

@@ -11,7 +11,7 @@ use crate::protocol::{CallEffect, MAX_ANSWERED, ReplayedCall, SLOTS};
 /// The slot of batches. Changes that use all other slots may wait for a batch.
 const BATCH_SLOT: u16 = SLOTS - 1;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Pending {
     last: u64,
     /// Of those that are to be carried out once: what each may have come to before it has an answer.
@@ -43,7 +43,7 @@ impl Pending {
 }
 
 /// The numbers of the calls without an answer.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct CallNumbers(Arc<Mutex<Pending>>);
 
 impl CallNumbers {
@@ -104,7 +104,6 @@ impl Drop for Number {
 }
 
 /// The slots of the session that no call uses.
-#[derive(Debug)]
 pub(super) struct Slots {
     free: Arc<Mutex<Vec<u16>>>,
     permits: Arc<Semaphore>,
@@ -128,7 +127,6 @@ impl Slots {
 }
 
 /// A slot that a call uses, until its last clone is dropped.
-#[derive(Debug)]
 pub(super) struct Slot {
     pub(super) number: u16,
     /// Where it goes back to; not that of batches, of which one is under way at a time.

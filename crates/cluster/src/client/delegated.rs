@@ -12,7 +12,6 @@ use thalweg_fs::Ino;
 pub(super) type GrantNumber = NonZeroU64;
 
 /// A delegation that the server has granted: of a directory, with all that the client makes there, or of a file.
-#[derive(Debug)]
 pub(super) struct Grant {
     number: GrantNumber,
     /// The directory or file.
@@ -29,7 +28,7 @@ impl Grant {
 }
 
 /// What this client may do with an inode by itself, and has done.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Delegation {
     /// The grant by which it is this client's alone: its own, or that of the directory in which the client has made it.
     grant: Option<Arc<Grant>>,

@@ -30,7 +30,6 @@ pub(super) const MAX_WRITE: usize = 512 << 10;
 const BLOCK: u64 = 4096;
 
 /// What has become of a change that was tried without the server.
-#[derive(Debug)]
 pub(super) enum Local<T> {
     Made(T),
     /// Too little room is promised below the root of this quota.

@@ -36,7 +36,6 @@ pub(super) struct ReachedContents {
 }
 
 /// The bytes of a batch that this client stores itself.
-#[derive(Debug)]
 pub(super) struct Storing {
     pub(super) reached: ReachedContents,
     runs: Runs,

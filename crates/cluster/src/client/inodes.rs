@@ -23,7 +23,7 @@ const STRIPES: usize = 64;
 /// Mutations of a stripe for which there is always room once there was one: about those of a batch of writes.
 const STAGED: usize = 128;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Node {
     /// What may be used of it without a call.
     pub(super) cached: CachedInode,
@@ -49,7 +49,7 @@ pub(super) struct LocalRules {
     pub(super) squash: Squash,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Stripe {
     nodes: HashMap<Ino, Box<Node>>,
     pub(super) rules: LocalRules,
@@ -126,7 +126,6 @@ impl TwoStripes<'_> {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Inodes {
     stripes: Box<[Mutex<Stripe>]>,
     /// Delegations granted so far.

@@ -32,7 +32,6 @@ impl Link {
 }
 
 /// Where the way to the server is told: its connections, one after the other.
-#[derive(Debug)]
 pub(super) struct Links(watch::Sender<Link>);
 
 impl Links {

@@ -14,7 +14,6 @@ use super::user;
 use crate::protocol::{Answer, Reply, Request};
 
 /// How far a caller has come that waits for a lock.
-#[derive(Debug)]
 enum Progress {
     Waits,
     /// The server has given it the lock, which the caller does not know yet. Before, the owner had these of the file.

@@ -16,7 +16,6 @@ pub(super) struct Reservation {
     pub(super) inode_token: u64,
 }
 
-#[derive(Debug)]
 struct ReservedNumbers {
     reservation: Reservation,
     left: Range<u64>,
@@ -27,7 +26,7 @@ struct ReservedNumbers {
 }
 
 /// Inode numbers that are reserved for this client. The lock is taken under no other one.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct InodeNumbers {
     ranges: Mutex<VecDeque<ReservedNumbers>>,
     /// One reservation at a time.

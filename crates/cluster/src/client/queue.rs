@@ -31,7 +31,6 @@ const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
 const NEVER: u64 = u64::MAX;
 
 /// Writes that make a file longer.
-#[derive(Debug)]
 pub(super) struct Growth {
     /// Offsets and buffers that are not stored yet.
     pub(super) writes: Vec<(u64, Vec<Bytes>)>,
@@ -40,7 +39,6 @@ pub(super) struct Growth {
 }
 
 /// Mutations of one user that are sent together.
-#[derive(Debug)]
 pub(super) struct Batch {
     pub(super) mutations: Vec<Mutation>,
     /// What each of them takes.
@@ -54,7 +52,7 @@ pub(super) struct Batch {
     pub(super) releases: Vec<u64>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Collected {
     /// In the order of their numbers.
     waiting: VecDeque<Waiting>,
@@ -67,7 +65,6 @@ struct Collected {
 }
 
 /// What the client has made by itself, and the server does not have. Its lock is taken before those of stripes.
-#[derive(Debug)]
 pub(super) struct WritebackQueue {
     inodes: Arc<Inodes>,
     collected: Mutex<Collected>,

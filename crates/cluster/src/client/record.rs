@@ -8,7 +8,6 @@ use super::user::User;
 /// Bytes that a mutation takes beside names and data, about.
 const MUTATION_BYTES: usize = 128;
 
-#[derive(Debug)]
 pub(super) struct Waiting {
     /// Mutations of a client are counted from 1 on.
     pub(super) number: u64,
@@ -20,14 +19,12 @@ pub(super) struct Waiting {
 
 /// A mutation. Many wait, and most are small: so those without bytes of a file are encoded, and of what one takes there is only what
 /// does not follow from the mutation.
-#[derive(Debug)]
 pub(super) enum Record {
     /// One by which no file gets blocks and none becomes longer.
     Small(Box<[u8]>),
     Bytes(Box<Parts>),
 }
 
-#[derive(Debug)]
 pub(super) struct Parts {
     pub(super) mutation: Mutation,
     /// Blocks that the file gets.

@@ -31,7 +31,6 @@ pub(super) struct SessionInfo {
 pub(super) type Clocks = (Time, Timestamp);
 
 /// The session of a client: one after the other.
-#[derive(Debug)]
 pub(super) struct Session {
     env: Env,
     info: Mutex<SessionInfo>,

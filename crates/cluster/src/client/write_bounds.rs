@@ -14,7 +14,6 @@ use super::queue::WritebackQueue;
 /// How long the server takes to clear bytes, about.
 const CLEARED: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
 pub(super) struct WriteBounds {
     inodes: Arc<Inodes>,
     queue: Arc<WritebackQueue>,

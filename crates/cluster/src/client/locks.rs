@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_fs::{FsError, Ino, Lock, LockKind, LockOwner, LockRange};
+use thalweg_fs::{FsError, Ino, Lock, LockKind};
 use tokio::sync::Notify;
 
 use super::error::expect_answer;
@@ -143,20 +143,6 @@ impl OpenFiles {
                 tracing::debug!(%error, "a lock that nothing waits for any more stays");
             }
         }
-    }
-
-    pub(super) async fn unlock(
-        &self,
-        ino: Ino,
-        kind: LockKind,
-        owner: LockOwner,
-        range: LockRange,
-    ) -> Result<(), FsError> {
-        if !self.unlock_here(ino, kind, owner, range)? {
-            return Ok(());
-        }
-        self.notify_server(&[ino]).await?;
-        self.writeback.order(Request::Unlock { ino, kind, owner, range }).await
     }
 
     pub(super) async fn conflict(&self, ino: Ino, lock: Lock) -> Result<Option<Lock>, FsError> {

@@ -67,7 +67,7 @@ impl OpenFiles {
     }
 
     /// Releases locks; whether the server has to know.
-    pub(super) fn unlock_here(
+    pub(super) fn unlock(
         &self,
         ino: Ino,
         kind: LockKind,

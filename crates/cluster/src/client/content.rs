@@ -160,17 +160,6 @@ pub(super) async fn write(
     Ok(went.unwrap_or(start))
 }
 
-/// Changes an extended attribute.
-pub(super) async fn change_xattr(
-    stages: &Stages,
-    ino: Ino,
-    request: Request,
-    payload: Vec<Bytes>,
-) -> Result<(), FsError> {
-    stages.base.revoke_all_of(ino);
-    change(stages, ino, request, payload).await.map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -120,8 +120,8 @@ impl ClientBase {
     }
 
     /// The attributes of an inode that this client may change by itself now.
-    fn changeable(&self, node: &Node, squash: Squash) -> Option<Attributes> {
-        let is_possible = node.is_free() && self.session.is_leased();
+    fn changeable(&self, node: &Node, squash: Squash, now: Time) -> Option<Attributes> {
+        let is_possible = node.is_free() && self.session.is_leased_at(now);
         let attributes = node.cached.attributes.filter(|_| is_possible)?;
         let seen_as = user::seen_as(squash);
         seen_as.is_none_or(|user| is_owned_by(&attributes, &user)).then_some(attributes)
@@ -136,7 +136,7 @@ impl ClientBase {
         let mut stripe = self.inodes.lock(ino);
         let squash = stripe.rules.squash;
         let node = stripe.node(ino)?;
-        self.changeable(node, squash).filter(|it| it.kind == Kind::File)?;
+        self.changeable(node, squash, self.now()).filter(|it| it.kind == Kind::File)?;
         then(node)
     }
 
@@ -156,10 +156,11 @@ impl ClientBase {
         stripe: &mut Stripe,
         parent: Ino,
         name: &[u8],
+        now: Time,
     ) -> Option<Result<(Attributes, Arc<Grant>), FsError>> {
         let squash = stripe.rules.squash;
         let node = stripe.node(parent)?;
-        let directory = self.changeable(node, squash)?;
+        let directory = self.changeable(node, squash, now)?;
         let names = node.cached.names.as_ref().filter(|names| names.is_complete)?;
         match names.known(name)? {
             NewName::Present(_) => return Some(Err(FsError::Exists)),
@@ -178,7 +179,7 @@ impl ClientBase {
         new: &NewNode,
     ) -> Local<Result<Attributes, FsError>> {
         let (now, time) = self.session.clocks();
-        let checked = self.check_name(&mut self.inodes.lock(parent), parent, name);
+        let checked = self.check_name(&mut self.inodes.lock(parent), parent, name, now);
         let grant = match checked {
             Some(Err(error)) => return Local::Made(Err(error)),
             Some(Ok((_, grant))) if is_plain(name, new) => grant,
@@ -193,7 +194,7 @@ impl ClientBase {
         // Another thread may have changed the directory meanwhile, and a server may have given a number twice.
         let is_free = stripes.second().node(number).is_none();
         let checked = self
-            .check_name(stripes.first(), parent, &name)
+            .check_name(stripes.first(), parent, &name, now)
             .filter(|it| is_free && matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)));
         let Some(Ok((mut directory, still))) = checked else {
             drop(stripes);
@@ -237,7 +238,7 @@ impl ClientBase {
         let mut stripe = self.inodes.lock(ino);
         let squash = stripe.rules.squash;
         let Some(node) = stripe.node(ino) else { return Local::NeedsCall };
-        let Some(mut attributes) = self.changeable(node, squash) else {
+        let Some(mut attributes) = self.changeable(node, squash, now) else {
             return Local::NeedsCall;
         };
         // An access control list may say more.
@@ -283,7 +284,7 @@ impl ClientBase {
         let mut stripe = self.inodes.lock(ino);
         let rules = stripe.rules;
         let Some(node) = stripe.node(ino) else { return Local::NeedsCall };
-        let Some(mut attributes) = self.changeable(node, rules.squash) else {
+        let Some(mut attributes) = self.changeable(node, rules.squash, now) else {
             return Local::NeedsCall;
         };
         let offset = match at {

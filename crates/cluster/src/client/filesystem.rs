@@ -329,7 +329,8 @@ impl Filesystem for Client {
         }
         let ino = self.theirs(ino);
         let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
-        self.act(content::change_xattr(&self.stages, ino, request, vec![value])).await
+        self.stages.base.revoke_all_of(ino);
+        self.act(content::change(&self.stages, ino, request, vec![value])).await.map(drop)
     }
 
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
@@ -342,7 +343,8 @@ impl Filesystem for Client {
         check_xattr_name(name)?;
         let ino = self.theirs(ino);
         let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
-        self.act(content::change_xattr(&self.stages, ino, request, Vec::new())).await
+        self.stages.base.revoke_all_of(ino);
+        self.act(content::change(&self.stages, ino, request, Vec::new())).await.map(drop)
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {

@@ -98,7 +98,7 @@ impl Stages {
         if !self.base.numbers.are_few() {
             return Ok(());
         }
-        let _turn = self.base.numbers.reserve().await;
+        let _turn = self.base.numbers.reserving.lock().await;
         if !self.base.numbers.are_few() {
             return Ok(());
         }

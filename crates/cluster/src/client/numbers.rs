@@ -29,8 +29,8 @@ struct ReservedNumbers {
 #[derive(Default)]
 pub(super) struct InodeNumbers {
     ranges: Mutex<VecDeque<ReservedNumbers>>,
-    /// One reservation at a time.
-    reserving: tokio::sync::Mutex<()>,
+    /// One reservation at a time: the right to reserve more.
+    pub(super) reserving: tokio::sync::Mutex<()>,
 }
 
 impl InodeNumbers {
@@ -38,11 +38,6 @@ impl InodeNumbers {
     pub(super) fn are_few(&self) -> bool {
         let ranges = self.ranges.lock();
         ranges.iter().map(|it| it.left.end - it.left.start).sum::<u64>() < FEW_NUMBERS
-    }
-
-    /// The right to reserve more.
-    pub(super) async fn reserve(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.reserving.lock().await
     }
 
     pub(super) fn add(&self, reservation: Reservation) {

@@ -121,7 +121,12 @@ impl Session {
 
     /// Whether what is cached may be used.
     pub(super) fn is_leased(&self) -> bool {
-        self.lease_end.load(Ordering::Relaxed) > self.env.now().as_nanos()
+        self.is_leased_at(self.env.now())
+    }
+
+    /// The same, for a change that has read the clock.
+    pub(super) fn is_leased_at(&self, now: Time) -> bool {
+        self.lease_end.load(Ordering::Relaxed) > now.as_nanos()
     }
 
     /// How long attributes may be used by a caller's own cache.

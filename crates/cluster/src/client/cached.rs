@@ -18,7 +18,6 @@ pub(super) struct CachedInode {
     pub(super) stamp: u64,
     /// Shows to the next server that this one has named it.
     pub(super) inode_token: u64,
-    /// References of the caller.
     pub(super) references: u64,
     /// The file as it was when the server was last told that it is read: its time of change, as a number.
     read_at: Option<NonZeroU64>,
@@ -80,7 +79,6 @@ impl CachedInode {
         changed.is_some() && std::mem::replace(&mut self.read_at, changed) == changed
     }
 
-    /// The server has invalidated something.
     pub(super) fn invalidate(&mut self, change: &Changed) {
         match change {
             Changed::Attributes(_) => self.attributes = None,
@@ -100,7 +98,6 @@ impl CachedInode {
         self.references == 0 && self.changing == 0
     }
 
-    /// The session has ended: nothing may be used.
     pub(super) fn end_session(&mut self) {
         self.forget_contents();
         (self.content, self.cached_under_delegation) = (false, false);
@@ -127,7 +124,6 @@ impl Names {
         self.is_complete |= last.is_none() && follows && counts;
     }
 
-    /// A name is this from now on.
     pub(super) fn set(&mut self, name: &[u8], found: NewName) {
         let found = match found {
             NewName::Present(ino) => Name::present(ino),
@@ -156,7 +152,6 @@ impl Names {
         self.names.insert(name.into(), Name::UNKNOWN);
     }
 
-    /// What a name is, if that is known.
     pub(super) fn known(&self, name: &[u8]) -> Option<NewName> {
         match self.names.get(name).copied() {
             Some(Name::ABSENT) => Some(NewName::Absent),

@@ -134,7 +134,6 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// That of a batch.
     pub(super) fn of_batch() -> Arc<Slot> {
         Arc::new(Slot { number: BATCH_SLOT, from: None })
     }

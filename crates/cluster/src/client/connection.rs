@@ -273,7 +273,6 @@ impl Connections {
         }
     }
 
-    /// Tells the server of inodes that this client does not know any more.
     fn tell_forgotten(&self, channel: &Channel) {
         // An answer that names one of them anew has a later stamp, which the server compares.
         for some in self.base.cache.tell().chunks(MAX_FORGOTTEN) {

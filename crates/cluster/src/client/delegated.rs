@@ -14,7 +14,6 @@ pub(super) type GrantNumber = NonZeroU64;
 /// A delegation that the server has granted: of a directory, with all that the client makes there, or of a file.
 pub(super) struct Grant {
     number: GrantNumber,
-    /// The directory or file.
     root: Ino,
     /// The root of the quota that it counts for; 0 for none.
     pub(super) quota: u64,

@@ -49,7 +49,6 @@ fn is_plain(name: &[u8], new: &NewNode) -> bool {
     is_name && !is_empty && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// What is delegated to this client, and its changes there.
 impl ClientBase {
     /// A directory or file is not this client's alone any more, and nothing that was made in it. When this returns, no change under
     /// the grant is under way: what was made has its number.
@@ -104,7 +103,6 @@ impl ClientBase {
         })
     }
 
-    /// The directory was refused.
     pub(super) fn refuse_delegation(&self, directory: Ino, until: Time) {
         self.inodes.with(directory, |node| {
             let extra = node.delegation.extra_mut();

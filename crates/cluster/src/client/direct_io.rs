@@ -35,7 +35,6 @@ pub(super) struct ReachedContents {
     pub(super) generation: u64,
 }
 
-/// The bytes of a batch that this client stores itself.
 pub(super) struct Storing {
     pub(super) reached: ReachedContents,
     runs: Runs,

@@ -128,7 +128,6 @@ impl TwoStripes<'_> {
 
 pub(super) struct Inodes {
     stripes: Box<[Mutex<Stripe>]>,
-    /// Delegations granted so far.
     grants: AtomicU64,
 }
 
@@ -143,7 +142,6 @@ impl Inodes {
         ino.0 as usize % STRIPES
     }
 
-    /// The stripe of an inode.
     pub(super) fn lock(&self, ino: Ino) -> MutexGuard<'_, Stripe> {
         self.stripes[Inodes::at(ino)].lock()
     }
@@ -193,7 +191,6 @@ impl Inodes {
         self.stripes().for_each(drop);
     }
 
-    /// The server has attached the session.
     pub(super) fn set_rules(&self, rules: LocalRules) {
         self.stripes().for_each(|mut stripe| stripe.rules = rules);
     }
@@ -207,7 +204,6 @@ impl Inodes {
         self.is(ino, |node| node.delegation.unsent() > 0)
     }
 
-    /// Whether an inode is this client's alone.
     pub(super) fn has_delegation(&self, ino: Ino) -> bool {
         self.is(ino, |node| node.delegation.grant().is_some())
     }

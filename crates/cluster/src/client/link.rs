@@ -12,7 +12,6 @@ use super::error::LinkError;
 pub(super) enum Link {
     /// There is a connection, and the server knows the session.
     Up(Channel),
-    /// There is none.
     Down,
     /// There is none, since the server does not let the client in, for this reason.
     Refused(String),

@@ -93,7 +93,6 @@ impl Stages {
         }
     }
 
-    /// Has numbers for new inodes.
     async fn reserve_numbers(&self) -> Result<(), FsError> {
         if !self.base.numbers.are_few() {
             return Ok(());

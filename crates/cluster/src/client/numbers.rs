@@ -34,7 +34,6 @@ pub(super) struct InodeNumbers {
 }
 
 impl InodeNumbers {
-    /// Whether to reserve more.
     pub(super) fn are_few(&self) -> bool {
         let ranges = self.ranges.lock();
         ranges.iter().map(|it| it.left.end - it.left.start).sum::<u64>() < FEW_NUMBERS

@@ -30,7 +30,6 @@ fn pass_failure(told: Result<(), FsError>, what: &str) -> Result<(), FsError> {
     }
 }
 
-/// The files that the caller has open, with its locks.
 pub(super) struct OpenFiles {
     pub(super) base: Arc<ClientBase>,
     pub(super) rpc: Arc<Rpc>,
@@ -79,12 +78,10 @@ impl OpenFiles {
         Ok(table.is_told(ino) || !table.is_quiet(ino))
     }
 
-    /// The open files that the server knows of.
     pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
         self.table.lock().find(|_, known| known == Known::Told)
     }
 
-    /// The locks that the server knows of.
     pub(super) fn told_locks(&self) -> Vec<(Ino, Lock)> {
         let table = self.table.lock();
         let mut locks = self.locks.held();

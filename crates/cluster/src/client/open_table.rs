@@ -12,7 +12,6 @@ use super::user::User;
 #[derive(Clone, Debug)]
 pub(super) struct Opening {
     pub(super) ino: Ino,
-    /// The user that it was opened for.
     pub(super) user: User,
     pub(super) caller: Caller,
     pub(super) flags: OpenFlags,
@@ -82,7 +81,6 @@ impl OpenTable {
         }
     }
 
-    /// What the server knows of an open file.
     pub(super) fn known(&self, handle: Handle) -> Option<Known> {
         self.files.get(&handle).map(|(_, known)| *known)
     }
@@ -102,7 +100,6 @@ impl OpenTable {
         self.inodes.get(&ino).is_none_or(|uses| uses.quiet == 0 && uses.asked == 0)
     }
 
-    /// The inodes that are open quietly.
     pub(super) fn quiet(&self) -> Vec<Ino> {
         let quiet = self.inodes.iter().filter(|(_, uses)| uses.quiet > 0);
         let mut inodes: Vec<Ino> = quiet.map(|(ino, _)| *ino).collect();
@@ -125,7 +122,6 @@ impl OpenTable {
         found
     }
 
-    /// The session has ended. Handles are not used again.
     pub(super) fn clear(&mut self) {
         self.files.clear();
         self.inodes.clear();

@@ -41,14 +41,12 @@ pub(super) struct Growth {
 /// Mutations of one user that are sent together.
 pub(super) struct Batch {
     pub(super) mutations: Vec<Mutation>,
-    /// What each of them takes.
     pub(super) charges: Vec<Charge>,
     pub(super) user: User,
     /// No inode is made and no file becomes longer, so that bytes may be stored before or after.
     pub(super) only_replaces: bool,
     /// With it the server has all mutations up to this one.
     pub(super) last: u64,
-    /// The recalls that are done then.
     pub(super) releases: Vec<u64>,
 }
 
@@ -175,7 +173,6 @@ impl WritebackQueue {
         self.collected.lock().releases.retain(|(number, _)| *number != recall);
     }
 
-    /// Collects the mutations that were made so far.
     fn collect(&self, collected: &mut Collected) {
         let last = self.last();
         let before = collected.waiting.len();

@@ -86,7 +86,6 @@ impl PromisedRoom {
         self.0.lock().no_room_until = Time::default();
     }
 
-    /// The server promises more.
     pub(super) fn add(&self, grant: &RoomGrant) {
         let mut ledger = self.0.lock();
         if grant.recalls >= ledger.recalls {

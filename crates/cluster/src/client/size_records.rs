@@ -23,7 +23,6 @@ use super::rpc::Rpc;
 use super::writeback::Writeback;
 use crate::protocol::{Answer, Request};
 
-/// Most files for which size records are stored.
 const MAX_FILES: usize = 64;
 /// An `fsync` of a file that is longer than at the `fsync` before counts for this; after so many of them in a row the server is
 /// asked. It has to sync for that.

@@ -15,13 +15,16 @@
 //! | `calls_per_create`, `…_interference`, `…_exclusive`, `…_exclusive_interference` | messages of 10 clients to the server for each file that they make |
 //! | `server_bytes_per_create`, `…_exclusive` | bytes that reach the server's drive for each file of 10 clients |
 //! | `latency_us_N` | time of a create by a call, on average |
+//! | `…interference_other_latency_us_N` | time of a create of the client that makes files in all directories, on average |
 //! | `client_bytes_per_unsent_file` | memory of a client for each file that it has made and not sent |
 //! | `client_ns_per_delegated_write` | processor time of a client for a write of 4 KiB that replaces bytes of a file delegated to it, without sending it: the least of many rounds, in nanoseconds |
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
 use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Task};
 use thalweg_fs::{Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
@@ -83,6 +86,8 @@ struct Outcome {
     calls_per_create: f64,
     bytes_per_create: f64,
     latency_us: f64,
+    /// That of the client that interferes.
+    other_latency_us: f64,
 }
 
 fn run(options: &Options) -> Result<Report, BenchError> {
@@ -110,6 +115,9 @@ fn run(options: &Options) -> Result<Report, BenchError> {
                 row("deviation", found.deviation);
                 if !alone {
                     row("latency_us", found.latency_us);
+                }
+                if interference {
+                    row("other_latency_us", found.other_latency_us);
                 }
                 if clients == COUNTED {
                     let calls = rounded(found.calls_per_create);
@@ -214,12 +222,22 @@ async fn make(env: Env, fs: Client, directory: Ino, files: u32) -> Result<(f64, 
     Ok((took, within.as_secs_f64() * 1e6 / f64::from(files)))
 }
 
+/// Creates, and the time that they took together.
+type Latencies = Arc<Mutex<(u32, Duration)>>;
+
 /// Makes files in all directories, in turns, for as long as the others take about.
-async fn interfere(fs: Client, directories: Vec<Ino>, files: u32) -> Result<(), FsError> {
+async fn interfere(
+    env: Env,
+    fs: Client,
+    (directories, files): (Vec<Ino>, u32),
+    latencies: Latencies,
+) -> Result<(), FsError> {
     for file in 0..files / INTERFERING {
         for directory in &directories {
-            let name = format!("other{file}");
+            let (name, at) = (format!("other{file}"), env.now());
             fs.create(*directory, name.as_bytes(), &new(Node::File)).await?;
+            let mut latencies = latencies.lock();
+            *latencies = (latencies.0 + 1, latencies.1 + env.now().since(at));
         }
     }
     Ok(())
@@ -244,9 +262,11 @@ async fn measure(env: Env, case: Case) -> Result<Outcome, BenchError> {
         let (own, fs, directory) = (env.clone(), client.clone(), *directory);
         making.push(env.spawn(make(own, fs, directory, case.files)));
     }
-    let interfering = match case.interference {
-        true => Some(disturb(&env, &site, &clients, case.files).await?),
-        false => None,
+    let latencies = Latencies::default();
+    let interfering = if case.interference {
+        Some(disturb(&env, &site, (&clients, case.files), &latencies).await?)
+    } else {
+        None
     };
     let (mut times, mut latency) = (Vec::new(), 0.0);
     for task in making {
@@ -257,6 +277,7 @@ async fn measure(env: Env, case: Case) -> Result<Outcome, BenchError> {
     let took = env.now().since(begun).as_secs_f64();
     let calls = clients.iter().map(|(client, _)| messages(client)).sum::<u64>() - calls;
     drop(interfering);
+    let (others, others_took) = *latencies.lock();
     let made = f64::from(case.files) * f64::from(case.clients);
     let count = times.len() as f64;
     let mean = times.iter().sum::<f64>() / count;
@@ -268,6 +289,7 @@ async fn measure(env: Env, case: Case) -> Result<Outcome, BenchError> {
         calls_per_create: calls as f64 / made,
         bytes_per_create: (bytes() - before) as f64 / made,
         latency_us: latency / count,
+        other_latency_us: others_took.as_secs_f64() * 1e6 / f64::from(others.max(1)),
     })
 }
 
@@ -275,8 +297,8 @@ async fn measure(env: Env, case: Case) -> Result<Outcome, BenchError> {
 async fn disturb(
     env: &Env,
     site: &Site,
-    clients: &[(Client, Ino)],
-    files: u32,
+    (clients, files): (&[(Client, Ino)], u32),
+    latencies: &Latencies,
 ) -> Result<Task<Result<(), FsError>>, BenchError> {
     let other = site.client("other", false).await?;
     let mut directories = Vec::new();
@@ -286,5 +308,5 @@ async fn disturb(
         other.reference(found);
         directories.push(found);
     }
-    Ok(env.spawn(interfere(other, directories, files)))
+    Ok(env.spawn(interfere(env.clone(), other, (directories, files), latencies.clone())))
 }

@@ -12,6 +12,7 @@ mod blocks;
 mod calls;
 pub mod check;
 mod content;
+mod create_queue;
 mod creates;
 mod deferred_removals;
 mod dir_slots;

@@ -8,6 +8,8 @@ use bytes::Bytes;
 use thalweg_store::txn::Durability;
 
 use super::content::BLOCK;
+use super::create_queue::Create;
+use super::creates::Joined;
 use super::records::attributes_of;
 use super::{COPIED_AT_ONCE, LocalFs, MAX_ATOMIC_WRITE, quota};
 use crate::answer::{Answer, Lookup};
@@ -88,7 +90,28 @@ impl Filesystem for LocalFs {
             return self.create_again(parent, name, new, Ino(before.outcome)).await;
         }
         let number = Ino(self.inner.number(parent.0).await?);
-        self.create_with_others(parent, name, new, number).await
+        let create = || Create {
+            parent,
+            name: Bytes::copy_from_slice(name),
+            new: new.clone(),
+            number,
+            recorder: self.recorder.clone(),
+        };
+        let joined = match self.within {
+            Some(_) => Joined::Alone(None),
+            None => self.inner.create_with_others(create).await,
+        };
+        let _turn = match joined {
+            Joined::Made(answer) => return Ok(answer),
+            Joined::Alone(turn) => turn,
+        };
+        self.change(async |txn| {
+            let mut op = self.op(&txn);
+            let attributes = op.create(parent.0, name, new, number.0).await?;
+            op.outcome = number.0;
+            Ok((Answer::until_changed(attributes), op.finish().await?))
+        })
+        .await
     }
 
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer, FsError> {

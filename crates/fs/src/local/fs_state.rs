@@ -24,7 +24,7 @@ use thalweg_store::txn::{self, Begin, Durability, Transact, Transaction};
 use tokio::sync::Notify;
 
 use super::area::DataArea;
-use super::creates::Creates;
+use super::create_queue::CreateQueue;
 use super::effects::Effects;
 use super::gates::ExternalContents;
 use super::options::{Atime, Options};
@@ -70,7 +70,7 @@ pub(super) struct FsState {
     /// Serializes the freeing of blocks that records mark for it.
     pub(super) freeing: tokio::sync::Mutex<()>,
     pub(super) numbers: tokio::sync::Mutex<Numbers>,
-    pub(super) creates: Creates,
+    pub(super) creates: CreateQueue,
     pub(super) references: Mutex<HashMap<u64, u64>>,
     /// Locks of callers of this handle; in memory, as those of the kernel.
     pub(super) locks: LockTable,
@@ -173,7 +173,7 @@ impl FsState {
             working: tokio::sync::Mutex::new(()),
             freeing: tokio::sync::Mutex::new(()),
             numbers: tokio::sync::Mutex::default(),
-            creates: Creates::default(),
+            creates: CreateQueue::default(),
             references: Mutex::default(),
             locks: LockTable::default(),
             next_handle: AtomicU64::new(1),

@@ -20,6 +20,7 @@
 //! [`Options::expire`].
 
 mod authorize;
+mod base;
 mod capabilities;
 mod commit_on_share;
 mod connection;
@@ -31,7 +32,6 @@ mod moves;
 mod open_files;
 mod ops;
 mod options;
-mod paths;
 mod pipeline;
 mod recall;
 mod replay;
@@ -39,9 +39,7 @@ mod reply;
 mod report;
 mod response;
 mod room;
-mod served;
 mod session;
-mod session_info;
 mod sessions;
 mod stages;
 mod status;
@@ -55,10 +53,10 @@ use thalweg_fs::{Filesystem, FsError};
 use thalweg_net::channel::{Channel, Limits, Side};
 
 use crate::protocol::{HELLO, MAX_PAYLOAD};
+use base::resolve;
 use connection::Connection;
 pub use counters::CallCounts;
 pub use options::{KNOWN_BYTES, Options, Visitor};
-use paths::resolve;
 pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
 use stages::Stages;
 pub use status::{InvalidationCounts, ServerStatus, SessionStatus};

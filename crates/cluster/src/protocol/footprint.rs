@@ -65,7 +65,7 @@ pub struct Footprint<'a> {
     /// Its answer has attributes that the client's caller shows to programs. It asks so only where it holds no pages.
     pub shows: bool,
     /// The names that it writes: each with its directory, and the inode behind it as far as the client knows.
-    pub names: SmallVec<[(Ino, &'a Bytes, Option<Ino>); 2]>,
+    pub names: [Option<(Ino, &'a Bytes, Option<Ino>)>; 2],
     /// It changes the attributes of this inode.
     pub attributes: Option<Ino>,
     /// The bytes that it writes.
@@ -76,7 +76,7 @@ pub struct Footprint<'a> {
 
 impl<'a> Footprint<'a> {
     fn changes_name(parent: Ino, name: &'a Bytes, target: Option<Ino>) -> Footprint<'a> {
-        let names = [(parent, name, target)].into_iter().collect();
+        let names = [Some((parent, name, target)), None];
         Footprint { names, ..Footprint::changes(&[parent]) }
     }
 }
@@ -144,13 +144,13 @@ impl Footprint<'_> {
 
     /// What clients are to drop before it, as far as the client that makes it knows.
     pub fn changed(&self) -> Vec<Changed> {
-        self.changed_with(self.names.iter().map(|(.., target)| *target))
+        self.changed_with(self.names.iter().flatten().map(|(.., target)| *target))
     }
 
     /// What clients are to drop before it, if these are the inodes behind the names that it writes.
     pub fn changed_with(&self, targets: impl IntoIterator<Item = Option<Ino>>) -> Vec<Changed> {
         let mut changed = Vec::new();
-        for ((parent, name, _), target) in self.names.iter().zip(targets) {
+        for ((parent, name, _), target) in self.names.iter().flatten().zip(targets) {
             changed.push(Changed::Attributes(*parent));
             changed.push(Changed::Name { parent: *parent, name: (*name).clone() });
             changed.extend(target.map(Changed::Attributes));
@@ -174,7 +174,7 @@ impl Footprint<'_> {
 
     /// The inodes that it has changed beside those that it names, if it has come to this number.
     pub fn changed_besides(&self, outcome: u64) -> impl Iterator<Item = Ino> {
-        let targets = self.names.iter().filter_map(|(.., target)| *target);
+        let targets = self.names.iter().flatten().filter_map(|(.., target)| *target);
         targets.chain(self.makes.then_some(Ino(outcome)))
     }
 }
@@ -265,7 +265,7 @@ impl Request {
                 Footprint::changes_name(*parent, name, *target)
             }
             Request::Rename { from, to, targets, .. } => Footprint {
-                names: [(from.0, &from.1, targets[0]), (to.0, &to.1, targets[1])].into(),
+                names: [Some((from.0, &from.1, targets[0])), Some((to.0, &to.1, targets[1]))],
                 ..Footprint::changes(&[from.0, to.0])
             },
         }

@@ -21,6 +21,7 @@ use thalweg_fs::{
     OpenFlags, Rename, TimeChange, WriteHow,
 };
 
+use super::base::Base;
 use super::context::RequestContext;
 use super::open_files::OpenFiles;
 use crate::protocol::{Request, session_request};
@@ -43,7 +44,7 @@ pub(super) struct Authorize {
 }
 
 impl Authorize {
-    pub(super) fn new(files: &Arc<dyn Filesystem>, open_files: &Arc<OpenFiles>) -> Authorize {
+    pub(super) fn new(Base { files, open_files, .. }: &Base) -> Authorize {
         let (files, open_files) = (files.clone(), open_files.clone());
         Authorize { files, open_files, lists: AccessLists::default() }
     }

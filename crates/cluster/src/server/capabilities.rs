@@ -5,7 +5,6 @@
 //! does not have to keep changes away, it is granted only when none was under way since the read began: times are
 //! stamps of one counter, and inodes share slots.
 
-mod page_turn;
 mod pages;
 mod table;
 
@@ -21,11 +20,10 @@ use thalweg_fs::Ino;
 use tokio::sync::Notify;
 
 use crate::protocol::{Changed, Grants};
-pub(super) use page_turn::PageTurn;
 pub(super) use pages::Late;
 use pages::content_of;
-pub(super) use table::{Drops, Held};
-use table::{Holder, Table, add_change};
+pub(super) use table::Drops;
+use table::{ATTRIBUTES, CONTENT, Holder, NAMES, NOTHING, Table, add_change};
 
 /// What the sessions may cache.
 #[derive(Debug)]
@@ -33,11 +31,11 @@ pub(super) struct Capabilities {
     env: Env,
     /// Longer than it takes to take something back from a session.
     recall: Duration,
-    table: Arc<Mutex<Table>>,
+    table: Mutex<Table>,
     /// The stamp of the last change that began or ended. It grows under the table's lock.
     stamp: AtomicU64,
     /// Changes of bytes were answered.
-    pages_ended: Arc<Notify>,
+    pages_ended: Notify,
 }
 
 /// What an answer would like to grant.
@@ -78,15 +76,42 @@ pub(super) struct Begun {
     pub(super) held: Drops,
 }
 
+/// A change of bytes until its call is answered.
+#[derive(Debug)]
+pub(super) struct PageTurn {
+    capabilities: Arc<Capabilities>,
+    number: u64,
+    inodes: SmallVec<[Ino; 2]>,
+}
+
+impl PageTurn {
+    /// Its call is not answered before other sessions have heard of it: changes that begin from here on do not wait for pages that its
+    /// session holds by it.
+    pub(super) fn wait(&self) {
+        let mut table = self.capabilities.table.lock();
+        self.inodes.iter().for_each(|ino| table.pages.wait(self.number, *ino));
+    }
+}
+
+impl Drop for PageTurn {
+    fn drop(&mut self) {
+        {
+            let mut table = self.capabilities.table.lock();
+            self.inodes.iter().for_each(|ino| table.pages.end(self.number, *ino));
+        }
+        self.capabilities.pages_ended.notify_waiters();
+    }
+}
+
 impl Capabilities {
     /// It takes less than `recall` to take something back from a session.
     pub(super) fn new(env: &Env, recall: Duration) -> Capabilities {
         Capabilities {
             env: env.clone(),
             recall,
-            table: Arc::new(Mutex::new(Table::new())),
+            table: Mutex::new(Table::new()),
             stamp: AtomicU64::new(0),
-            pages_ended: Arc::default(),
+            pages_ended: Notify::new(),
         }
     }
 
@@ -149,8 +174,13 @@ impl Capabilities {
     }
 
     /// Changes of bytes that have begun with this number, if some have: until their call is answered.
-    pub(super) fn page_turn(&self, number: u64, changes: &[Changed]) -> Option<PageTurn> {
-        PageTurn::of(&self.table, &self.pages_ended, number, changes)
+    pub(super) fn page_turn(
+        self: &Arc<Self>,
+        number: u64,
+        changes: &[Changed],
+    ) -> Option<PageTurn> {
+        let inodes: SmallVec<[Ino; 2]> = changes.iter().filter_map(content_of).collect();
+        (!inodes.is_empty()).then(|| PageTurn { capabilities: self.clone(), number, inodes })
     }
 
     /// A session has dropped what is about to change, which began with this number. It may still cache other names of a directory,
@@ -193,18 +223,18 @@ impl Capabilities {
         let mut table = self.table.lock();
         let mut grant =
             |ino: Option<Ino>, what| ino.is_some_and(|ino| table.grant(session, ino, what, at));
-        let listed = listed.iter().map(|ino| grant(*ino, Held::ATTRIBUTES)).collect();
+        let listed = listed.iter().map(|ino| grant(*ino, ATTRIBUTES)).collect();
         let grants = Grants {
-            attributes: grant(attributes, Held::ATTRIBUTES),
-            names: grant(names, Held::NAMES),
-            content: grant(content, Held::CONTENT),
+            attributes: grant(attributes, ATTRIBUTES),
+            names: grant(names, NAMES),
+            content: grant(content, CONTENT),
             delegation: false,
         };
         if let Some(ino) = cached {
-            table.add(session, ino, Held::CONTENT, at.1);
+            table.add(session, ino, CONTENT, at.1);
         }
         for (ino, is_directory) in made {
-            table.add(session, *ino, Held { names: *is_directory, ..Held::ATTRIBUTES }, at.1);
+            table.add(session, *ino, Grants { names: *is_directory, ..ATTRIBUTES }, at.1);
         }
         let delegated = delegation.filter(|ino| table.delegate(session, *ino, at));
         let is_steady = delegated.is_some_and(|ino| table.is_steady(ino, since));
@@ -213,10 +243,8 @@ impl Capabilities {
 
     /// A session holds something of an inode still: nothing of it has changed since it was granted.
     pub(super) fn reclaim(&self, session: u64, ino: Ino, what: Grants) {
-        let Grants { attributes, names, content, delegation } = what;
-        let held = Held { attributes, names, content, delegation };
-        if !held.is_nothing() {
-            self.table.lock().add(session, ino, held, self.env.now());
+        if what != NOTHING {
+            self.table.lock().add(session, ino, what, self.env.now());
         }
     }
 
@@ -228,7 +256,7 @@ impl Capabilities {
         if table.delegation(ino, session).is_some() {
             return false;
         }
-        table.add(session, ino, Held::CONTENT, self.env.now());
+        table.add(session, ino, CONTENT, self.env.now());
         let (stamp, holders) = (self.now(), table.holders.get_mut(&ino).into_iter().flatten());
         holders.filter(|it| it.session == session).for_each(|it| it.read = stamp);
         table.pages.read(session, ino, range);
@@ -309,8 +337,8 @@ impl Capabilities {
     pub(super) fn begin_quota_change(&self) -> Drops {
         let mut table = self.table.lock();
         let table = &mut *table;
-        let stamp = self.advance(table);
-        table.begin_quota_change(stamp);
+        table.quota_changes += 1;
+        table.quotas_changed = self.advance(table);
         let mut recalls = Drops::new();
         for (ino, holders) in &table.holders {
             for holder in holders.iter().filter(|it| it.held.delegation) {
@@ -324,13 +352,14 @@ impl Capabilities {
     /// A quota has changed: what was read of quotas meanwhile does not count.
     pub(super) fn end_quota_change(&self) {
         let mut table = self.table.lock();
-        let stamp = self.advance(&mut table);
-        table.end_quota_change(stamp);
+        assert!(table.quota_changes > 0, "a change of a quota ends that has not begun");
+        table.quota_changes -= 1;
+        table.quotas_changed = self.advance(&mut table);
     }
 
     /// A session caches nothing of an inode.
     pub(super) fn forget(&self, session: u64, ino: Ino) {
-        self.table.lock().reduce(ino, session, |holder| holder.held = Held::default());
+        self.table.lock().reduce(ino, session, |holder| holder.held = NOTHING);
     }
 
     /// A session has ended.
@@ -341,18 +370,8 @@ impl Capabilities {
         });
     }
 
-    /// Whether a session caches something of an inode.
-    pub(super) fn is_held(&self, session: u64, ino: Ino) -> bool {
-        self.holders(ino).iter().any(|(holder, ..)| *holder == session)
-    }
-
-    /// Whether another session caches something of an inode.
-    pub(super) fn is_held_by_others(&self, session: u64, ino: Ino) -> bool {
-        self.holders(ino).iter().any(|(holder, ..)| *holder != session)
-    }
-
     /// The sessions that cache something of an inode: what, and since when.
-    pub(super) fn holders(&self, ino: Ino) -> SmallVec<[(u64, Held, Time); 2]> {
+    pub(super) fn holders(&self, ino: Ino) -> SmallVec<[(u64, Grants, Time); 2]> {
         let table = self.table.lock();
         let holders = table.holders.get(&ino).into_iter().flatten();
         holders.map(|it| (it.session, it.held, it.since)).collect()

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use thalweg_env::HashMap;
 use thalweg_fs::{FsError, Ino};
 
+use super::base::Base;
 use super::context::RequestContext;
-use super::served::Served;
 use super::sessions::Sessions;
 use crate::protocol::Changed;
 
@@ -40,7 +40,7 @@ pub(super) struct Undurable(Dependencies);
 /// The changes of all sessions since the last sync.
 #[derive(Debug)]
 pub(super) struct CommitOnShare {
-    served: Served,
+    base: Base,
     sessions: Arc<Sessions>,
     changes: Mutex<Changes>,
     /// One sync at a time.
@@ -140,9 +140,9 @@ fn dependencies(changes: &[Changed]) -> Dependencies {
 }
 
 impl CommitOnShare {
-    pub(super) fn new(served: &Served, sessions: &Arc<Sessions>) -> CommitOnShare {
+    pub(super) fn new(base: &Base, sessions: &Arc<Sessions>) -> CommitOnShare {
         CommitOnShare {
-            served: served.clone(),
+            base: base.clone(),
             sessions: sessions.clone(),
             changes: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
@@ -151,7 +151,7 @@ impl CommitOnShare {
 
     /// A session begins to change these. `None` if the filesystem keeps no records: then no client makes a change again.
     pub(super) fn begin(&self, by: u64, changes: &[Changed]) -> Option<Undurable> {
-        self.served.files.session_table()?;
+        self.base.files.session_table()?;
         let dependencies = dependencies(changes);
         let mut all = self.changes.lock();
         for dependency in &dependencies {
@@ -237,7 +237,7 @@ impl CommitOnShare {
     /// Makes changes durable before long, for ever.
     pub(super) async fn run(&self) {
         loop {
-            self.served.env.sleep(self.served.options.commit).await;
+            self.base.env.sleep(self.base.options.commit).await;
             let is_dirty = !self.changes.lock().recent.is_empty();
             if is_dirty && let Err(error) = self.make_durable().await {
                 tracing::error!(%error, "changes of clients could not be made durable");
@@ -263,7 +263,7 @@ impl CommitOnShare {
             changes.syncing = std::mem::take(&mut changes.recent);
             changes.committed
         };
-        let synced = self.served.files.sync_all().await;
+        let synced = self.base.files.sync_all().await;
         let mut changes = self.changes.lock();
         let done = std::mem::take(&mut changes.syncing);
         if let Err(error) = synced {

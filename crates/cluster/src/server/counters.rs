@@ -23,6 +23,12 @@ pub(super) struct Counters {
     pub(super) received: AtomicU64,
     /// Bytes of the payloads of answers.
     pub(super) sent: AtomicU64,
+    /// Recalls that were sent to clients.
+    pub(super) recalls_sent: AtomicU64,
+    /// Clients' answers to these.
+    pub(super) recalls_answered: AtomicU64,
+    /// Clients that were evicted because they did not answer one.
+    pub(super) recalls_timed_out: AtomicU64,
 }
 
 /// An open connection, until it is dropped.

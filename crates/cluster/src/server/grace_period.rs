@@ -12,19 +12,15 @@ use thalweg_fs::session_table::SessionRecord;
 use thalweg_fs::{FsError, SessionTable};
 use tokio::sync::Notify;
 
-use super::paths::resolve;
-use super::replay::Replay;
-use super::served::Served;
+use super::base::{Base, resolve};
 use super::session::Session;
-use super::session_info;
-use super::sessions::{Ending, Sessions};
+use super::sessions::{Ending, Sessions, decode};
 
 /// The clients that are expected back.
 #[derive(Debug)]
 pub(super) struct GracePeriod {
-    served: Served,
+    base: Base,
     sessions: Arc<Sessions>,
-    replay: Arc<Replay>,
     /// The sessions that have not reclaimed what they held yet.
     expected: Mutex<HashSet<u64>>,
     /// One is back.
@@ -33,15 +29,10 @@ pub(super) struct GracePeriod {
 }
 
 impl GracePeriod {
-    pub(super) fn new(
-        served: &Served,
-        sessions: &Arc<Sessions>,
-        replay: &Arc<Replay>,
-    ) -> GracePeriod {
+    pub(super) fn new(base: &Base, sessions: &Arc<Sessions>) -> GracePeriod {
         GracePeriod {
-            served: served.clone(),
+            base: base.clone(),
             sessions: sessions.clone(),
-            replay: replay.clone(),
             expected: Mutex::default(),
             moved: Notify::new(),
             is_over: watch::Sender::new(true),
@@ -98,9 +89,9 @@ impl GracePeriod {
     /// Expects the sessions that the filesystem has on record. Returns the time until which they may come back, if there are
     /// some.
     pub(super) async fn begin(&self) -> Result<Option<Time>, FsError> {
-        let Some(table) = self.served.files.session_table() else { return Ok(None) };
+        let Some(table) = self.base.files.session_table() else { return Ok(None) };
         assert!(self.missing() == 0, "a grace period begins twice");
-        let (mut invalid, mut lease) = (Vec::new(), self.served.options.lease);
+        let (mut invalid, mut lease) = (Vec::new(), self.base.options.lease);
         for record in table.sessions().await? {
             let number = record.session;
             match self.expect(record).await? {
@@ -118,18 +109,18 @@ impl GracePeriod {
             return Ok(None);
         }
         tracing::info!(sessions = expected, "clients of the server before this one are expected");
-        self.replay.begin();
+        self.base.replay.begin();
         self.is_over.send_replace(false);
         // Longer than any lease that the server before this one has granted.
-        Ok(Some(self.served.env.now() + lease + lease / 2))
+        Ok(Some(self.base.env.now() + lease + lease / 2))
     }
 
     /// Expects a session, which has this lease; `None` if it cannot go on.
     async fn expect(&self, record: SessionRecord) -> Result<Option<Duration>, FsError> {
-        let Some((id, visitor, granted)) = session_info::decode(&record.info) else {
+        let Some((id, visitor, granted)) = decode(&record.info) else {
             return Ok(None);
         };
-        let path = match resolve(&*self.served.files, &visitor.path).await {
+        let path = match resolve(&*self.base.files, &visitor.path).await {
             Ok(path) => path,
             Err(FsError::NotFound | FsError::NotDirectory) => {
                 tracing::warn!(client = visitor.name, "the directory of a client is gone");
@@ -144,10 +135,10 @@ impl GracePeriod {
 
     /// Waits for the clients, and ends the sessions of those that do not come.
     pub(super) async fn run(&self, until: Time) {
-        let patience = until.since(self.served.env.now());
-        let _ = self.served.env.timeout(patience, self.all_back()).await;
+        let patience = until.since(self.base.env.now());
+        let _ = self.base.env.timeout(patience, self.all_back()).await;
         let lost = self.sessions.matching(|session| self.expects(session.serial));
-        if let Some(table) = self.served.files.session_table() {
+        if let Some(table) = self.base.files.session_table() {
             self.end_records(table, &lost).await;
         }
         for session in &lost {
@@ -155,7 +146,7 @@ impl GracePeriod {
             self.sessions.end(session, Ending::Evicted(why));
         }
         self.expected.lock().clear();
-        self.replay.complete();
+        self.base.replay.complete();
         self.is_over.send_replace(true);
         tracing::info!(lost = lost.len(), "the server goes on");
     }

@@ -16,13 +16,11 @@ use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{Cookie, Entry, FsError, Ino, Kind, Rename};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::capabilities::Capabilities;
+use super::base::Base;
 use super::commit_on_share::CommitOnShare;
 use super::context::RequestContext;
 use super::grace_period::GracePeriod;
-use super::open_files::OpenFiles;
 use super::recall::Recall;
-use super::served::Served;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, MAX_ENTRIES};
@@ -36,10 +34,8 @@ const MAX_CHANGES: usize = 1024;
 /// The renames that may cross the roots of clients.
 #[derive(Debug)]
 pub(super) struct Moves {
-    served: Served,
+    base: Base,
     sessions: Arc<Sessions>,
-    capabilities: Arc<Capabilities>,
-    open_files: Arc<OpenFiles>,
     recall: Arc<Recall>,
     commit_on_share: Arc<CommitOnShare>,
     grace_period: Arc<GracePeriod>,
@@ -70,19 +66,15 @@ struct Revoked {
 
 impl Moves {
     pub(super) fn new(
-        served: &Served,
+        base: &Base,
         sessions: &Arc<Sessions>,
-        capabilities: &Arc<Capabilities>,
-        open_files: &Arc<OpenFiles>,
         recall: &Arc<Recall>,
         commit_on_share: &Arc<CommitOnShare>,
         grace_period: &Arc<GracePeriod>,
     ) -> Moves {
         Moves {
-            served: served.clone(),
+            base: base.clone(),
             sessions: sessions.clone(),
-            capabilities: capabilities.clone(),
-            open_files: open_files.clone(),
             recall: recall.clone(),
             commit_on_share: commit_on_share.clone(),
             grace_period: grace_period.clone(),
@@ -100,7 +92,7 @@ impl Moves {
         let mut above = vec![directory];
         let mut at = directory;
         while at != Ino::ROOT {
-            at = self.served.files.parent(at).await?;
+            at = self.base.files.parent(at).await?;
             above.push(at);
         }
         Ok(above)
@@ -154,46 +146,30 @@ impl Moves {
         rename: impl AsyncFnOnce() -> Result<(), FsError>,
     ) -> Result<(), FsError> {
         let mut revoked = Vec::new();
-        let renamed = match self.revoke_leaving(ctx, &moving, targets, &mut revoked).await {
-            Ok(()) => rename().await,
-            Err(error) => Err(error),
-        };
-        match renamed {
-            Ok(()) => {
-                // A call that has found the top in its old place began before, and tells nothing of it.
-                revoked.iter().for_each(|it| it.end(true));
-                self.close_revoked(revoked).await;
-            }
-            Err(_) => {
-                for it in revoked {
-                    it.session.restore(&it.inodes);
-                    it.end(false);
+        let renamed = async {
+            // What is made again was revoked the first time, and the record of that has survived.
+            if !ctx.is_replay() {
+                for (leaves, target) in moving.leaves.iter().zip(targets) {
+                    if let Some(target) = target.filter(|_| !leaves.is_empty()) {
+                        self.revoke(ctx, leaves, target, &mut revoked).await?;
+                    }
                 }
             }
+            rename().await
+        };
+        if let Err(error) = renamed.await {
+            for it in revoked {
+                it.session.restore(&it.inodes);
+                it.end(false);
+            }
+            return Err(error);
         }
-        if renamed.is_ok() {
-            let moved =
-                |it: &&Arc<Session>| targets.iter().flatten().any(|ino| it.path.contains(ino));
-            let moved = moving.confined.iter().filter(moved);
-            moved.for_each(|session| self.end_moved(session, "its directory was moved"));
-        }
-        renamed
-    }
-
-    async fn revoke_leaving(
-        &self,
-        ctx: &RequestContext<'_>,
-        moving: &Move<'_>,
-        targets: [Option<Ino>; 2],
-        revoked: &mut Vec<Revoked>,
-    ) -> Result<(), FsError> {
-        // What is made again was revoked the first time, and the record of that has survived.
-        if ctx.is_replay() {
-            return Ok(());
-        }
-        for (leaves, target) in moving.leaves.iter().zip(targets) {
-            if let Some(target) = target.filter(|_| !leaves.is_empty()) {
-                self.revoke(ctx, leaves, target, revoked).await?;
+        // A call that has found the top in its old place began before, and tells nothing of it.
+        revoked.iter().for_each(|it| it.end(true));
+        self.close_revoked(revoked).await;
+        for session in &moving.confined {
+            if targets.iter().flatten().any(|ino| session.path.contains(ino)) {
+                self.end_moved(session, "its directory was moved");
             }
         }
         Ok(())
@@ -220,11 +196,9 @@ impl Moves {
     ) -> Result<(), FsError> {
         // What these clients have made there by themselves is to be here first.
         let owned =
-            sessions.iter().map(|it| (it.serial, self.capabilities.recalls_from(it.serial)));
-        let owned: Vec<_> = owned.filter(|(_, owned)| !owned.is_empty()).collect();
-        if !owned.is_empty() {
-            self.recall.invalidate(ctx, owned).await;
-        }
+            sessions.iter().map(|it| (it.serial, self.base.capabilities.recalls_from(it.serial)));
+        let owned = owned.filter(|(_, owned)| !owned.is_empty()).collect();
+        self.recall.invalidate(ctx, owned).await;
         let first = revoked.len();
         revoked.extend(sessions.iter().map(|session| Revoked::begin(session, top)));
         let revoked = &mut revoked[first..];
@@ -233,8 +207,8 @@ impl Moves {
         for Revoked { session, inodes, .. } in revoked.iter() {
             // Changes of these that have passed the check.
             session.changes_ended().await;
-            self.drop_revoked(ctx, session, inodes).await;
-            if let Some(table) = self.served.files.session_table().filter(|_| !inodes.is_empty()) {
+            self.drop_revoked(ctx, session.serial, inodes).await;
+            if let Some(table) = self.base.files.session_table().filter(|_| !inodes.is_empty()) {
                 let generations = inodes.iter().map(|(ino, _)| (*ino, session.generation(*ino)));
                 let records: Vec<(Ino, u64)> = generations.collect();
                 table.revoke(session.serial, &records).await?;
@@ -251,11 +225,10 @@ impl Moves {
         top: Ino,
         revoked: &mut [Revoked],
     ) -> Result<HashMap<Ino, u32>, FsError> {
-        let mut files: HashMap<Ino, u32> = HashMap::default();
-        if self.served.files.attributes(top).await?.attributes.kind != Kind::Directory {
-            files.insert(top, 1);
-            return Ok(files);
+        if self.base.files.attributes(top).await?.attributes.kind != Kind::Directory {
+            return Ok(HashMap::from_iter([(top, 1)]));
         }
+        let mut files: HashMap<Ino, u32> = HashMap::default();
         revoked.iter_mut().for_each(|it| it.add(top));
         self.walk(top, None, |entry| {
             if entry.kind == Kind::Directory {
@@ -281,7 +254,7 @@ impl Moves {
         while let Some(directory) = directories.pop_front() {
             let mut from = Cookie::START;
             loop {
-                let files = &self.served.files;
+                let files = &self.base.files;
                 let entries = files.read_directory(directory, from, MAX_ENTRIES, false).await?;
                 let Some(last) = entries.last() else { break };
                 from = last.cookie;
@@ -309,7 +282,7 @@ impl Moves {
             let known = |ino: &Ino| it.session.knows(*ino).is_ok();
             let mut named = HashSet::default();
             for (ino, names) in found.iter().filter(|(ino, _)| known(ino)) {
-                if self.served.files.attributes(*ino).await?.attributes.links > *names {
+                if self.base.files.attributes(*ino).await?.attributes.links > *names {
                     named.insert(*ino);
                 }
             }
@@ -351,24 +324,18 @@ impl Moves {
     }
 
     /// A client drops what it caches of revoked inodes.
-    async fn drop_revoked(
-        &self,
-        ctx: &RequestContext<'_>,
-        session: &Arc<Session>,
-        inodes: &[(Ino, u64)],
-    ) {
-        let held = inodes.iter().filter(|(ino, _)| self.capabilities.is_held(session.serial, *ino));
-        let changes = held.flat_map(|(ino, _)| {
-            [
-                Changed::Delegation(*ino),
-                Changed::Attributes(*ino),
-                Changed::Names(*ino),
-                Changed::Pages(*ino),
-            ]
-        });
-        let changes: Vec<Changed> = changes.collect();
+    async fn drop_revoked(&self, ctx: &RequestContext<'_>, serial: u64, inodes: &[(Ino, u64)]) {
+        let mut changes = Vec::new();
+        for (ino, _) in inodes {
+            let holders = self.base.capabilities.holders(*ino);
+            if holders.iter().any(|(holder, ..)| *holder == serial) {
+                let all =
+                    [Changed::Delegation, Changed::Attributes, Changed::Names, Changed::Pages];
+                changes.extend(all.map(|change| change(*ino)));
+            }
+        }
         for some in changes.chunks(MAX_CHANGES) {
-            self.recall.invalidate(ctx, vec![(session.serial, some.to_vec())]).await;
+            self.recall.invalidate(ctx, vec![(serial, some.to_vec())]).await;
         }
     }
 
@@ -376,19 +343,18 @@ impl Moves {
     async fn close_revoked(&self, revoked: Vec<Revoked>) {
         for Revoked { session, inodes, .. } in revoked {
             let gone: HashSet<Ino> = inodes.iter().map(|(ino, _)| *ino).collect();
-            let files = session.handles.close_all(&gone);
-            for file in files {
-                self.open_files.close(session.serial, file).await;
+            for file in session.handles.close_all(&gone) {
+                self.base.open_files.close(session.serial, file).await;
             }
             for ino in gone {
                 {
                     // With the session locked: it may have been told of another name, and granted something with that.
                     let state = session.lock();
                     if !state.known.has(ino) {
-                        self.capabilities.forget(session.serial, ino);
+                        self.base.capabilities.forget(session.serial, ino);
                     }
                 }
-                self.served.files.unreference(ino, 1);
+                self.base.files.unreference(ino, 1);
             }
         }
     }

@@ -5,10 +5,7 @@ mod attributes;
 mod batch;
 mod content;
 mod delegations;
-mod direct;
 mod durability;
-mod growth;
-mod locks;
 mod names;
 mod opens;
 mod reclaim;
@@ -19,7 +16,7 @@ use thalweg_net::keys::Access;
 
 use super::context::RequestContext;
 use super::response::{Answered, Response};
-use super::stages::Stages;
+use super::stages::{Op, Stages};
 use crate::protocol::{Answer, Request, session_request};
 pub(super) use reclaim::reclaim;
 
@@ -32,26 +29,25 @@ pub(super) async fn carry_out(
     payload: Bytes,
 ) -> Answered {
     check(ctx)?;
+    let op = Op { ctx, stages };
     match &*stages.authorize.call(ctx, request).await? {
         session_request!() => Err(FsError::Invalid("the call is one of a session")),
-        Request::RequestDelegation { ino } => delegations::request(ctx, stages, *ino).await,
+        Request::RequestDelegation { ino } => delegations::request(op, *ino).await,
         Request::Reserve => delegations::reserve_numbers(ctx).await,
         Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
-        Request::Batch { sync, charged, .. } => {
-            batch::apply(ctx, stages, &payload, *sync, charged).await
-        }
-        Request::ReachContents { address } => direct::reach_contents(ctx, stages, address).await,
+        Request::Batch { sync, charged, .. } => batch::apply(op, &payload, *sync, charged).await,
+        Request::ReachContents { address } => content::reach_contents(op, address).await,
         Request::ExtendWriteBound { ino, end } => {
-            direct::extend_write_bound(stages, *ino, *end).await
+            content::extend_write_bound(stages, *ino, *end).await
         }
         Request::KeepSizeRecord { ino, instead_of } => {
-            direct::keep_size_record(ctx, stages, *ino, *instead_of).await
+            content::keep_size_record(op, *ino, *instead_of).await
         }
         Request::Lookup { parent, name } => names::look_up(ctx, stages, *parent, name).await,
         Request::Parent { directory } => names::parent(ctx, stages, *directory).await,
-        Request::Attributes { ino, .. } => attributes::attributes(ctx, stages, *ino).await,
+        Request::Attributes { ino, .. } => attributes::attributes(op, *ino).await,
         Request::SetAttributes { ino, change } => {
-            attributes::set_attributes(ctx, stages, *ino, change).await
+            attributes::set_attributes(op, *ino, change).await
         }
         Request::Create { parent, name, new } => {
             names::create(ctx, stages, (*parent, name), new, payload).await
@@ -71,43 +67,35 @@ pub(super) async fn carry_out(
             names::list(ctx, stages, *ino, (*from, *most), *attributes).await
         }
         Request::Read { ino, offset, len, pages } => {
-            content::read(ctx, stages, *ino, (*offset, *len), *pages).await
+            content::read(op, *ino, *offset, *len, *pages).await
         }
-        Request::Write { ino, at, how } => {
-            content::write(ctx, stages, (*ino, *at), payload, *how).await
-        }
+        Request::Write { ino, at, how } => content::write(op, *ino, *at, payload, *how).await,
         Request::Allocate { ino, offset, len, how } => {
-            content::allocate(ctx, stages, (*ino, *offset, *len), *how).await
+            content::allocate(op, *ino, *offset, *len, *how).await
         }
-        Request::Seek { ino, offset, what } => {
-            content::seek(ctx, stages, *ino, *offset, *what).await
-        }
-        Request::Copy { from, to, len } => content::copy(ctx, stages, *from, *to, *len).await,
-        Request::Sync { ino, content_only } => {
-            durability::sync(ctx, stages, *ino, *content_only).await
-        }
+        Request::Seek { ino, offset, what } => content::seek(op, *ino, *offset, *what).await,
+        Request::Copy { from, to, len } => content::copy(op, *from, *to, *len).await,
+        Request::Sync { ino, content_only } => durability::sync(op, *ino, *content_only).await,
         Request::SyncAll => durability::sync_all(stages).await,
         Request::Level { ino, wait } => durability::level(ctx, *ino, *wait).await,
-        Request::Xattr { ino, name } => attributes::xattr(ctx, stages, *ino, name).await,
+        Request::Xattr { ino, name } => attributes::xattr(op, *ino, name).await,
         Request::SetXattr { ino, name, how } => {
-            attributes::set_xattr(ctx, stages, (*ino, name), payload, *how).await
+            attributes::set_xattr(op, *ino, name, payload, *how).await
         }
-        Request::Xattrs { ino } => attributes::xattrs(ctx, stages, *ino).await,
-        Request::RemoveXattr { ino, name } => {
-            attributes::remove_xattr(ctx, stages, *ino, name).await
-        }
+        Request::Xattrs { ino } => attributes::xattrs(op, *ino).await,
+        Request::RemoveXattr { ino, name } => attributes::remove_xattr(op, *ino, name).await,
         Request::Statistics => Ok(Response::of(Answer::Statistics(ctx.files.statistics().await?))),
         Request::Open { handle, caller, ino, flags, late, delegation } => {
             let (file, how) = ((*ino, *flags), (*late, *delegation));
-            opens::open(ctx, stages, (caller, *handle), file, how).await
+            opens::open(op, (caller, *handle), file, how).await
         }
         Request::Flush { ino, handle, owner } => opens::flush(ctx, *ino, *handle, *owner).await,
-        Request::Release { ino, handle } => opens::release(ctx, stages, *ino, *handle).await,
-        Request::Lock { ino, lock, wait } => locks::lock(ctx, stages, (*ino, lock), *wait).await,
+        Request::Release { ino, handle } => opens::release(op, *ino, *handle).await,
+        Request::Lock { ino, lock, wait } => opens::lock(op, *ino, lock, *wait).await,
         Request::Unlock { ino, kind, owner, range } => {
-            locks::unlock(ctx, *ino, (*kind, *owner), *range).await
+            opens::unlock(ctx, *ino, (*kind, *owner), *range).await
         }
-        Request::ConflictingLock { ino, lock } => locks::conflicting(ctx, *ino, lock).await,
+        Request::ConflictingLock { ino, lock } => opens::conflicting(ctx, *ino, lock).await,
     }
 }
 
@@ -127,16 +115,17 @@ pub(super) async fn response_of(
     payload: &Bytes,
     outcome: u64,
 ) -> Answered {
+    let op = Op { ctx, stages };
     match request {
-        Request::Batch { charged, .. } => batch::made_before(ctx, stages, payload, charged),
+        Request::Batch { charged, .. } => batch::made_before(op, payload, charged),
         Request::Create { .. } => {
-            let made = attributes::attributes(ctx, stages, Ino(outcome)).await?;
+            let made = attributes::attributes(op, Ino(outcome)).await?;
             Ok(Response { wants: Default::default(), ..made })
         }
         Request::SetAttributes { ino, .. } | Request::Link { ino, .. } => {
-            attributes::attributes(ctx, stages, *ino).await
+            attributes::attributes(op, *ino).await
         }
         Request::Write { .. } | Request::Copy { .. } => Ok(Response::number(outcome)),
-        _ => Ok(Response::of(Answer::Done)),
+        _ => Ok(Response::done()),
     }
 }

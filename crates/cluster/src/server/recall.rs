@@ -10,43 +10,40 @@ use std::sync::Arc;
 
 use futures::future::{join, join_all};
 use smallvec::SmallVec;
-use thalweg_env::Time;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
 
-use super::capabilities::{Begun, Capabilities, Drops, Late};
+use super::base::Base;
+use super::capabilities::{Begun, Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::RequestContext;
 use super::counters::add;
 use super::response::Response;
-use super::served::Served;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, FromServer, Invalidated};
 use name_locks::NameLocks;
 use releases::{Release, Releases};
+pub(super) use under_way::RecallReport;
 use under_way::RecallsUnderWay;
-pub(super) use under_way::{RecallCounts, RecallReport};
 
 /// The changes under way, and the calls of the server to its clients that these wait for.
 #[derive(Debug)]
 pub(super) struct Recall {
-    served: Served,
-    capabilities: Arc<Capabilities>,
+    base: Base,
     sessions: Arc<Sessions>,
     commit_on_share: Arc<CommitOnShare>,
     names: NameLocks,
     under_way: RecallsUnderWay,
-    counts: RecallCounts,
     releases: Releases,
 }
 
 /// A change that is under way: nothing of it is granted.
 #[derive(Debug)]
-pub(super) struct RecallGuard<'a, 'c> {
+pub(super) struct RecallGuard<'a> {
     recall: &'a Recall,
-    ctx: &'a RequestContext<'c>,
+    ctx: &'a RequestContext<'a>,
     changes: Vec<Changed>,
     /// The changes' number.
     number: u64,
@@ -56,10 +53,10 @@ pub(super) struct RecallGuard<'a, 'c> {
     _executing: Option<OwnedRwLockReadGuard<()>>,
 }
 
-impl Drop for RecallGuard<'_, '_> {
+impl Drop for RecallGuard<'_> {
     fn drop(&mut self) {
-        let Recall { capabilities, commit_on_share, .. } = self.recall;
-        self.ctx.add_late(capabilities.end(self.number, &self.changes));
+        let Recall { base, commit_on_share, .. } = self.recall;
+        self.ctx.add_late(base.capabilities.end(self.number, &self.changes));
         if let Some(undurable) = self.undurable.take() {
             let parents = self.changes.iter().filter_map(|change| match change {
                 Changed::Name { parent, .. } => Some(*parent),
@@ -74,20 +71,17 @@ impl Drop for RecallGuard<'_, '_> {
 
 impl Recall {
     pub(super) fn new(
-        served: &Served,
-        capabilities: &Arc<Capabilities>,
+        base: &Base,
         sessions: &Arc<Sessions>,
         commit_on_share: &Arc<CommitOnShare>,
     ) -> Recall {
         Recall {
-            served: served.clone(),
-            capabilities: capabilities.clone(),
+            base: base.clone(),
             sessions: sessions.clone(),
             commit_on_share: commit_on_share.clone(),
             names: NameLocks::default(),
             under_way: RecallsUnderWay::default(),
-            counts: RecallCounts::default(),
-            releases: Releases::new(&served.env),
+            releases: Releases::new(&base.env),
         }
     }
 
@@ -99,32 +93,28 @@ impl Recall {
         self.names.lock(names).await
     }
 
-    /// Begins the changes that the footprint of a call tells: returns when no other client caches what they change.
-    ///
-    /// # Errors
-    /// As [`Recall::begin_with`].
-    pub(super) async fn begin<'a, 'c>(
+    /// Begins the changes that the footprint of a call tells: returns when no other client caches what they change. Fails as
+    /// [`Recall::begin_with`].
+    pub(super) async fn begin<'a>(
         &'a self,
-        ctx: &'a RequestContext<'c>,
-    ) -> Result<RecallGuard<'a, 'c>, FsError> {
+        ctx: &'a RequestContext<'a>,
+    ) -> Result<RecallGuard<'a>, FsError> {
         self.begin_with(ctx, ctx.footprint.changed(), &[]).await
     }
 
     /// Begins changes by a call. Its own client has to drop what it caches of `surprising` inodes, too: it did not know that
-    /// its call concerns these.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`]: it was moved out of the client's root.
-    pub(super) async fn begin_with<'a, 'c>(
+    /// its call concerns these. [`FsError::Stale`] if something of that was moved out of the client's root.
+    pub(super) async fn begin_with<'a>(
         &'a self,
-        ctx: &'a RequestContext<'c>,
+        ctx: &'a RequestContext<'a>,
         changes: Vec<Changed>,
         surprising: &[Ino],
-    ) -> Result<RecallGuard<'a, 'c>, FsError> {
+    ) -> Result<RecallGuard<'a>, FsError> {
         let serial = ctx.session.serial;
         let undurable = self.commit_on_share.begin(serial, &changes);
-        let Begun { number, invalid, held } = self.capabilities.begin(serial, &changes, surprising);
-        ctx.hold(self.capabilities.page_turn(number, &changes));
+        let Begun { number, invalid, held } =
+            self.base.capabilities.begin(serial, &changes, surprising);
+        ctx.hold(self.base.capabilities.page_turn(number, &changes));
         let mut guard =
             RecallGuard { recall: self, ctx, changes, number, undurable, _executing: None };
         // What is made again was invalidated the first time, and no client has seen it since.
@@ -147,14 +137,11 @@ impl Recall {
     }
 
     /// Takes back these directories and files from the clients to which they are delegated.
-    ///
-    /// # Errors
-    /// As [`Recall::begin_with`].
-    pub(super) async fn recall_delegations<'a, 'c>(
+    pub(super) async fn recall_delegations<'a>(
         &'a self,
-        ctx: &'a RequestContext<'c>,
+        ctx: &'a RequestContext<'a>,
         inodes: &[Ino],
-    ) -> Result<RecallGuard<'a, 'c>, FsError> {
+    ) -> Result<RecallGuard<'a>, FsError> {
         let changes = inodes.iter().map(|ino| Changed::Delegation(*ino));
         self.begin_with(ctx, changes.collect(), &[]).await
     }
@@ -169,14 +156,14 @@ impl Recall {
         if invalid.is_empty() {
             return;
         }
-        let recalling = &self.under_way.begin(ctx, self.served.env.now(), &invalid);
+        let recalling = &self.under_way.begin(ctx, self.base.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
             match self.sessions.with_serial(*serial) {
                 Some(session) => self.drop_from(&session, changes).await,
                 None => self.sessions.left(*serial).await,
             }
-            let until = self.served.env.now() + self.served.options.share;
-            self.capabilities.dropped(*serial, number, changes, until);
+            let until = self.base.env.now() + self.base.options.share;
+            self.base.capabilities.dropped(*serial, number, changes, until);
             recalling.answered(*serial);
         });
         join_all(waits).await;
@@ -224,10 +211,10 @@ impl Recall {
         range: std::ops::Range<u64>,
     ) {
         let serial = ctx.session.serial;
-        while !self.capabilities.read_pages(serial, ino, &range) {
+        while !self.base.capabilities.read_pages(serial, ino, &range) {
             // What the owner sends before it releases the file may concern pages of this client, which drops none before
             // its read is answered. So it is not told before.
-            let recalls = self.capabilities.recalls(serial, &[ino]);
+            let recalls = self.base.capabilities.recalls(serial, &[ino]);
             self.invalidate(ctx, recalls).await;
         }
     }
@@ -237,11 +224,11 @@ impl Recall {
     pub(super) async fn settle(&self, ctx: &RequestContext<'_>, shows: Option<&Response>) {
         let late = ctx.drain_late();
         if !late.is_empty() {
-            let (free, held) = self.capabilities.divide(late);
+            let (free, held) = self.base.capabilities.divide(late);
             join(self.drop_unless_held(held), self.invalidate(ctx, free)).await;
         }
         if let Some(response) = shows {
-            self.capabilities.pages_dropped(ctx.session.serial, &response.tells()).await;
+            self.base.capabilities.pages_dropped(ctx.session.serial, &response.tells()).await;
         }
     }
 
@@ -263,7 +250,8 @@ impl Recall {
         call: &FromServer,
         done: impl Future<Output = ()>,
     ) {
-        add(&self.counts.sent, 1);
+        let counters = &self.base.counters;
+        add(&counters.recalls_sent, 1);
         let delivering = async {
             tokio::select! {
                 biased;
@@ -271,9 +259,9 @@ impl Recall {
                 () = done => true,
             }
         };
-        let delivered = self.served.env.timeout(self.served.options.lease, delivering).await;
-        add(&self.counts.answered, u64::from(delivered == Some(true)));
-        add(&self.counts.timed_out, u64::from(delivered.is_none()));
+        let delivered = self.base.env.timeout(self.base.options.lease, delivering).await;
+        add(&counters.recalls_answered, u64::from(delivered == Some(true)));
+        add(&counters.recalls_timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {
             let why = "its client did not answer an invalidation";
             self.sessions.end(session, Ending::Evicted(why));
@@ -283,18 +271,9 @@ impl Recall {
         }
     }
 
-    pub(super) fn counts(&self) -> &RecallCounts {
-        &self.counts
-    }
-
     /// The invalidations under way, the oldest first.
     pub(super) fn running(&self) -> Vec<RecallReport> {
         self.under_way.running()
-    }
-
-    /// How many are under way, and since when the first of them is.
-    pub(super) fn pending(&self) -> (usize, Option<Time>) {
-        self.under_way.pending()
     }
 }
 

@@ -77,9 +77,9 @@ struct File {
 }
 
 /// The turn of a call to replace bytes of a file that has such calls: one at a time.
-struct Turn<'a, 'c> {
+struct Turn<'a> {
     replay: &'a Replay,
-    ctx: &'a RequestContext<'c>,
+    ctx: &'a RequestContext<'a>,
     ino: Ino,
     written: OwnedMutexGuard<Written>,
     /// What will have been written after it.
@@ -221,8 +221,7 @@ impl Replay {
         }
         let effects = reclaimed.iter().filter_map(|it| Some((it.number, effect_of(session, it)?)));
         let effects: Vec<(u64, ReplayEffect)> = effects.collect();
-        let mut calls = self.lock().filter(|calls| !calls.is_complete);
-        let Some(calls) = calls.as_mut() else {
+        let Some(mut calls) = self.lock().filter(|calls| !calls.is_complete) else {
             return Err(FsError::Invalid("nothing can be reclaimed now"));
         };
         let is_known = |number| calls.by_number.contains_key(&(session.serial, number));
@@ -234,6 +233,11 @@ impl Replay {
                 self.files.reference(ino);
             }
             calls.add((session.serial, number), effect);
+        }
+        drop(calls);
+        // The end of a session removes its calls once, and may have come before these.
+        if session.lock().has_ended {
+            self.forget(session.serial);
         }
         Ok(())
     }
@@ -259,7 +263,7 @@ impl Replay {
     /// The turn of a call to replace bytes of a file; `None` while the file has no such call. A change that is made again came
     /// before such a call, or at the same time. So did the mutations of a batch: the file was their client's alone when this server
     /// started.
-    async fn turn<'a, 'c>(&'a self, ctx: &'a RequestContext<'c>, ino: Ino) -> Option<Turn<'a, 'c>> {
+    async fn turn<'a>(&'a self, ctx: &'a RequestContext<'a>, ino: Ino) -> Option<Turn<'a>> {
         if ctx.is_replay() {
             return None;
         }
@@ -339,7 +343,7 @@ fn effect_of(session: &Arc<Session>, call: &protocol::ReplayedCall) -> Option<Re
     }
 }
 
-impl Turn<'_, '_> {
+impl Turn<'_> {
     fn number(&self) -> Number {
         (self.ctx.session.serial, self.ctx.place.number)
     }

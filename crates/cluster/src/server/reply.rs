@@ -28,7 +28,7 @@ impl Sight {
         session.is_confined().then(|| {
             let named = request.footprint(0).inodes;
             let known = &session.lock().known;
-            Sight { named, lost: known.lost(), moves: known.moves() }
+            Sight { named, lost: known.lost, moves: known.moves }
         })
     }
 
@@ -38,7 +38,7 @@ impl Sight {
         if tells.iter().any(is_leaving) {
             return true;
         }
-        let has_lost = state.known.lost() > self.lost;
+        let has_lost = state.known.lost > self.lost;
         // Where a batch has made inodes is not known here.
         let is_named = |ino: &Ino| state.known.is_revoked(*ino);
         has_lost && (self.named.iter().any(is_named) || !response.made.is_empty())
@@ -50,7 +50,7 @@ impl Sight {
         let state = session.lock();
         let leaving = entries.iter_mut().filter(|it| state.known.is_leaving(it.ino, self.moves));
         leaving.for_each(|entry| entry.attributes = None);
-        state.known.moves()
+        state.known.moves
     }
 }
 
@@ -117,14 +117,14 @@ pub(super) fn answer(
         let tells = response.tells();
         // Tokens are hashed and encoded before the locks, of which each is taken by every call of the client.
         let tokens = seal(stages, session, &tells, &mut response);
-        let ordered = session.order_answers();
+        let ordered = session.answer_order.lock();
         let state = session.lock();
-        let is_hidden = moves.is_none_or(|moves| moves == state.known.moves());
-        if is_hidden && tokens.lost == state.known.lost() {
+        let is_hidden = moves.is_none_or(|moves| moves == state.known.moves);
+        if is_hidden && tokens.lost == state.known.lost {
             break (ordered, state, (tells, tokens.inode_token));
         }
     };
-    if state.has_ended() {
+    if state.has_ended {
         return Err(Box::new(response));
     }
     let settled = settle(stages, session, state, sight, told, &mut response);
@@ -161,7 +161,7 @@ fn settle(
         inode_token = 0;
         tells.clear();
     }
-    let grants = if stages.limit.refuses(state.known.asked(), stages.env.now()) {
+    let grants = if stages.limit.refuses(state.known.asked, stages.env.now()) {
         Grants::default()
     } else {
         grant(stages, session, response)
@@ -174,7 +174,7 @@ fn settle(
     let mut room = RoomGrant::default();
     if stages.room.grants(session, &response.room) {
         let shares = std::mem::take(&mut response.room);
-        room = RoomGrant { recalls: state.room_recalls(), shares };
+        room = RoomGrant { recalls: state.room_recalls, shares };
     }
     if let Some(committed) = response.committed {
         state.keep(committed.version);
@@ -230,7 +230,7 @@ fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Respon
     let (lost, told) = {
         let state = session.lock();
         let told = tells.iter().map(|ino| (*ino, state.known.generation(*ino)));
-        (state.known.lost(), told.collect::<SmallVec<[(Ino, u64); 2]>>())
+        (state.known.lost, told.collect::<SmallVec<[(Ino, u64); 2]>>())
     };
     let table = stages.files.session_table();
     let token_of = |(ino, generation): (Ino, u64)| {

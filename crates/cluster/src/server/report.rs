@@ -4,12 +4,11 @@ use serde::{Deserialize, Serialize};
 use thalweg_env::Time;
 use thalweg_fs::{FsError, Ino, Kind, Lock, LockKind, LockMode};
 
-use super::capabilities::Held;
-use super::paths::resolve;
+use super::base::resolve;
 use super::recall::RecallReport;
 use super::session::Session;
 use super::stages::Stages;
-use crate::protocol::Changed;
+use crate::protocol::{Changed, Grants};
 
 /// The holders of an inode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,7 +176,7 @@ fn invalidation_of(stages: &Stages, recall: RecallReport, ino: Ino) -> Option<In
 }
 
 impl HolderReport {
-    fn caches(&mut self, held: Held, since_ms: u64) {
+    fn caches(&mut self, held: Grants, since_ms: u64) {
         self.attributes = held.attributes;
         self.names = held.names;
         self.content = held.content;
@@ -196,7 +195,7 @@ fn holder_of(session: &Session, ino: Ino, now: Time, locks: &[Lock]) -> Option<H
     let locked = |lock: &Lock| files.iter().find(|file| file.at == lock.handle)?.locked;
     Some(HolderReport {
         client: session.visitor.name.clone(),
-        connected: session.uses().is_connected,
+        connected: session.lock().channel.is_some(),
         reading: files.iter().filter(|file| !file.flags.write).count(),
         writing: files.iter().filter(|file| file.flags.write).count(),
         open_ms: files.iter().map(|file| millis(now, file.since)).max(),

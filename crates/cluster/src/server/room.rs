@@ -14,10 +14,9 @@ use thalweg_fs::room::{RoomShare, add_share};
 use thalweg_fs::{FsError, Ino};
 use tokio::sync::Notify;
 
+use super::base::Base;
 use super::context::RequestContext;
-use super::open_files::OpenFiles;
 use super::recall::Recall;
-use super::served::Served;
 use super::session::Session;
 use super::sessions::Sessions;
 use crate::protocol::{FromServer, MAX_SHARES, RemovedInode};
@@ -40,9 +39,8 @@ pub(super) fn check_shares(shares: &[RoomShare]) -> Result<(), FsError> {
 /// The room that clients are promised.
 #[derive(Debug)]
 pub(super) struct Room {
-    served: Served,
+    base: Base,
     sessions: Arc<Sessions>,
-    open_files: Arc<OpenFiles>,
     recall: Arc<Recall>,
     /// Recalls so far.
     recalls: AtomicU64,
@@ -57,16 +55,10 @@ pub(super) struct Room {
 }
 
 impl Room {
-    pub(super) fn new(
-        served: &Served,
-        sessions: &Arc<Sessions>,
-        open_files: &Arc<OpenFiles>,
-        recall: &Arc<Recall>,
-    ) -> Room {
+    pub(super) fn new(base: &Base, sessions: &Arc<Sessions>, recall: &Arc<Recall>) -> Room {
         Room {
-            served: served.clone(),
+            base: base.clone(),
             sessions: sessions.clone(),
-            open_files: open_files.clone(),
             recall: recall.clone(),
             recalls: AtomicU64::new(0),
             recalling: tokio::sync::Mutex::default(),
@@ -83,18 +75,18 @@ impl Room {
 
     /// Whether clients may be promised room: not while it is recalled.
     fn is_granted(&self) -> bool {
-        self.served.env.now() >= *self.refused_until.lock()
+        self.base.env.now() >= *self.refused_until.lock()
     }
 
     /// Clients are promised no room for so long.
     fn refuse_for(&self, time: Duration) {
-        *self.refused_until.lock() = self.served.env.now() + time;
+        *self.refused_until.lock() = self.base.env.now() + time;
     }
 
     /// Has all clients send what they have made by themselves and return the room that they were promised. Whether some was
     /// promised.
     pub(super) async fn recall_all(&self) -> bool {
-        let Some(table) = self.served.files.session_table() else { return false };
+        let Some(table) = self.base.files.session_table() else { return false };
         let before = self.recalls();
         let _one = self.recalling.lock().await;
         if self.recalls() > before + 1 {
@@ -106,7 +98,7 @@ impl Room {
         }
         self.recalls.fetch_add(1, Ordering::Relaxed);
         // Longer than the recall takes. Before a session counts this recall: an answer reads both in the other order.
-        self.refuse_for(2 * self.served.options.lease + self.served.options.share);
+        self.refuse_for(2 * self.base.options.lease + self.base.options.share);
         let holders = table.sessions_with_room();
         let sessions = self.sessions.matching(|it| holders.contains(&it.serial));
         let returning = sessions.iter().map(async |session| {
@@ -115,7 +107,7 @@ impl Room {
             table.release_room(session.serial);
         });
         join_all(returning).await;
-        self.refuse_for(self.served.options.share);
+        self.refuse_for(self.base.options.share);
         true
     }
 
@@ -127,7 +119,7 @@ impl Room {
         if holders.is_empty() {
             return;
         }
-        match self.served.files.attributes(ino).await {
+        match self.base.files.attributes(ino).await {
             Ok(found) if found.attributes.links == 0 => {}
             _ => return,
         }
@@ -138,7 +130,7 @@ impl Room {
         for session in others {
             // It knows the inode by an answer that may not be queued yet. A client that hears first that an inode is removed, and
             // then of it, would keep it.
-            let _ordered = session.order_answers();
+            let _ordered = session.answer_order.lock();
             session.notify("Removed", &call);
         }
     }
@@ -160,15 +152,15 @@ impl Room {
             let mut unused = self.unused.lock();
             // Sessions end without a word about each inode.
             unused.retain(|ino| self.sessions.know(*ino));
-            unused.iter().any(|ino| !self.open_files.is_open(*ino))
+            unused.iter().any(|ino| !self.base.open_files.is_open(*ino))
         };
-        waits && self.served.env.timeout(FORGET, forgotten).await.is_some()
+        waits && self.base.env.timeout(FORGET, forgotten).await.is_some()
     }
 
     /// Promises a client more room below the roots of these quotas.
     pub(super) async fn promise(&self, session: &Session, quotas: Vec<u64>) -> Vec<RoomShare> {
         let mut room = Vec::new();
-        let Some(table) = self.served.files.session_table().filter(|_| !quotas.is_empty()) else {
+        let Some(table) = self.base.files.session_table().filter(|_| !quotas.is_empty()) else {
             return room;
         };
         if !self.is_granted() {
@@ -195,7 +187,7 @@ impl Room {
 
     /// A client uses this of its promise for nothing.
     pub(super) fn give_back(&self, session: &Session, shares: &[RoomShare]) {
-        if let Some(table) = self.served.files.session_table() {
+        if let Some(table) = self.base.files.session_table() {
             table.return_room(session.serial, shares);
         }
     }

@@ -11,10 +11,9 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::{HashSet, Time};
-use thalweg_fs::session_table::SlotRecord;
 use thalweg_fs::{FsError, Ino, Lock, LockOwner};
 use thalweg_net::channel::Channel;
-use tokio::sync::{Notify, OwnedRwLockReadGuard, RwLock, oneshot};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore, oneshot};
 use uuid::Uuid;
 
 use super::counters::SessionCounters;
@@ -31,6 +30,9 @@ pub(super) use reply_cache::{Admission, ReplyCache};
 
 /// Most calls of a session that wait for levels beside its other calls.
 const MAX_LEVEL_WAITS: usize = 1 << 12;
+
+/// A call that waits for a level, until this is dropped.
+pub(super) type LevelWait = OwnedSemaphorePermit;
 
 /// A session.
 #[derive(Debug)]
@@ -52,9 +54,10 @@ pub(super) struct Session {
     state: Mutex<SessionState>,
     /// Held from where an answer is granted something until it is queued, and before a call of the server is sent. So an
     /// invalidation is sent behind the answer that it takes back.
-    answer_order: Mutex<()>,
+    pub(super) answer_order: Mutex<()>,
     /// A connection came or went, or the session has ended.
     moved: Notify,
+    level_waits: Arc<Semaphore>,
     /// Changes under way, of a client that does not see everything.
     executing: Arc<RwLock<()>>,
 }
@@ -62,20 +65,18 @@ pub(super) struct Session {
 /// What changes of a session.
 #[derive(Debug)]
 pub(super) struct SessionState {
-    channel: Option<Channel>,
+    pub(super) channel: Option<Channel>,
     /// When its client was last heard.
-    heard: Time,
-    /// It has ended, and its calls are refused.
-    has_ended: bool,
+    pub(super) heard: Time,
+    /// Its calls are refused.
+    pub(super) has_ended: bool,
     /// Its client reaches contents itself.
-    is_direct: bool,
+    pub(super) is_direct: bool,
     pub(super) known: KnownInodes,
     /// The highest version of which the client has not heard that it is durable.
     uncommitted: u64,
     /// Recalls of the room that the client was promised.
-    room_recalls: u64,
-    /// Calls that wait for a level.
-    level_waits: usize,
+    pub(super) room_recalls: u64,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
     numbers: Vec<(Range<u64>, bool)>,
 }
@@ -90,16 +91,6 @@ pub(super) struct SessionResources {
     pub(super) numbers: Vec<Range<u64>>,
     /// When its client was last heard.
     pub(super) heard: Time,
-}
-
-/// How a session is, for an administrator.
-#[derive(Debug)]
-pub(super) struct SessionUse {
-    pub(super) is_connected: bool,
-    pub(super) is_direct: bool,
-    pub(super) heard: Time,
-    pub(super) inodes: usize,
-    pub(super) open: usize,
 }
 
 impl Session {
@@ -119,7 +110,6 @@ impl Session {
             known: KnownInodes::new(root, limit),
             uncommitted: 0,
             room_recalls: 0,
-            level_waits: 0,
             numbers: Vec::new(),
         };
         Session {
@@ -136,14 +126,9 @@ impl Session {
             state: Mutex::new(state),
             answer_order: Mutex::default(),
             moved: Notify::new(),
+            level_waits: Arc::new(Semaphore::new(MAX_LEVEL_WAITS)),
             executing: Arc::default(),
         }
-    }
-
-    /// A session of the server before this one: with the last calls of its slots, and the inodes that it has lost.
-    pub(super) fn expect(&self, slots: Vec<SlotRecord>, revoked: Vec<(Ino, u64)>) {
-        self.records.expect(slots);
-        self.state.lock().known.set_revoked(revoked);
     }
 
     /// Whether its client sees a part of the filesystem only.
@@ -154,11 +139,6 @@ impl Session {
     /// Its state, for what has to be done at once.
     pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock()
-    }
-
-    /// To be locked before something is granted to the session, until the answer with that is queued.
-    pub(super) fn order_answers(&self) -> MutexGuard<'_, ()> {
-        self.answer_order.lock()
     }
 
     /// The client has a new connection: it sends its calls again. Ends the old one.
@@ -191,11 +171,6 @@ impl Session {
         state.check_connection(channel)?;
         state.heard = now;
         Ok(())
-    }
-
-    /// When its client was last heard.
-    pub(super) fn heard(&self) -> Time {
-        self.state.lock().heard
     }
 
     /// The connection for a call of the server that takes back what answers have granted: those are queued when this returns.
@@ -336,11 +311,8 @@ impl Session {
     }
 
     /// A call that waits for a level begins; `None` when there are so many that it counts as any other.
-    pub(super) fn begin_level_wait(self: &Arc<Self>) -> Option<LevelWait> {
-        let mut state = self.state.lock();
-        let is_one = state.level_waits < MAX_LEVEL_WAITS;
-        state.level_waits += usize::from(is_one);
-        is_one.then(|| LevelWait(self.clone()))
+    pub(super) fn begin_level_wait(&self) -> Option<LevelWait> {
+        self.level_waits.clone().try_acquire_owned().ok()
     }
 
     /// Inode numbers are the client's; with `is_new`, no inode ever had one.
@@ -435,29 +407,6 @@ impl Session {
         self.moved.notify_waiters();
         Some(resources)
     }
-
-    pub(super) fn uses(&self) -> SessionUse {
-        let state = self.state.lock();
-        SessionUse {
-            is_connected: state.channel.is_some(),
-            is_direct: state.is_direct,
-            heard: state.heard,
-            inodes: state.known.len(),
-            open: self.handles.len(),
-        }
-    }
-}
-
-/// A call that waits for a level, until this is dropped.
-#[derive(Debug)]
-pub(super) struct LevelWait(Arc<Session>);
-
-impl Drop for LevelWait {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        assert!(state.level_waits > 0, "a wait for a level ends twice");
-        state.level_waits -= 1;
-    }
 }
 
 impl SessionState {
@@ -475,15 +424,6 @@ impl SessionState {
             return Err("the client has connected again");
         }
         Ok(())
-    }
-
-    pub(super) fn has_ended(&self) -> bool {
-        self.has_ended
-    }
-
-    /// Recalls so far of the room that the client was promised.
-    pub(super) fn room_recalls(&self) -> u64 {
-        self.room_recalls
     }
 
     /// The client keeps a change with this version until it hears that it is durable.

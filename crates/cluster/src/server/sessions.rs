@@ -5,23 +5,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use thalweg_env::{HashMap, Time, watch};
 use thalweg_fs::session_table::SessionRecord;
 use thalweg_fs::{DirectContents, FsError, Ino};
+use thalweg_net::keys::{Access, Squash};
 use uuid::Uuid;
 
-use super::capabilities::Capabilities;
-use super::counters::{Counters, add};
-use super::inode_limit::InodeLimit;
-use super::open_files::OpenFiles;
+use super::base::{Base, resolve};
+use super::counters::add;
 use super::options::Visitor;
-use super::paths::resolve;
-use super::replay::Replay;
-use super::served::Served;
 use super::session::{Session, SessionResources};
-use super::session_info;
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug)]
@@ -35,12 +33,7 @@ pub(super) enum Ending {
 /// The sessions.
 #[derive(Debug)]
 pub(super) struct Sessions {
-    served: Served,
-    capabilities: Arc<Capabilities>,
-    open_files: Arc<OpenFiles>,
-    replay: Arc<Replay>,
-    counters: Arc<Counters>,
-    limit: Arc<InodeLimit>,
+    base: Base,
     /// The number of the last session of a filesystem without records. 0 is the machine with the filesystem.
     last: AtomicU64,
     live: Mutex<LiveSessions>,
@@ -81,21 +74,9 @@ impl LiveSessions {
 }
 
 impl Sessions {
-    pub(super) fn new(
-        served: &Served,
-        capabilities: &Arc<Capabilities>,
-        open_files: &Arc<OpenFiles>,
-        replay: &Arc<Replay>,
-        counters: &Arc<Counters>,
-        limit: &Arc<InodeLimit>,
-    ) -> Sessions {
+    pub(super) fn new(base: &Base) -> Sessions {
         Sessions {
-            served: served.clone(),
-            capabilities: capabilities.clone(),
-            open_files: open_files.clone(),
-            replay: replay.clone(),
-            counters: counters.clone(),
-            limit: limit.clone(),
+            base: base.clone(),
             last: AtomicU64::new(0),
             live: Mutex::default(),
             leaving: Mutex::default(),
@@ -144,21 +125,20 @@ impl Sessions {
         id: Uuid,
         visitor: &Visitor,
     ) -> Result<Arc<Session>, FsError> {
-        let path = resolve(&*self.served.files, &visitor.path).await?;
-        if self.live.lock().by_serial.len() >= self.served.options.sessions {
+        let path = resolve(&*self.base.files, &visitor.path).await?;
+        if self.live.lock().by_serial.len() >= self.base.options.sessions {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
-        let serial = match self.served.files.session_table() {
+        let serial = match self.base.files.session_table() {
             Some(table) => {
-                table
-                    .begin_session(session_info::encode(id, visitor, self.served.options.lease))
-                    .await?
+                let info = encode(id, visitor, self.base.options.lease);
+                table.begin_session(info).await?
             }
             None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
         };
         let session = self.add((id, serial), visitor.clone(), path);
         // A rename may have come between that did not know of the session.
-        match resolve(&*self.served.files, &visitor.path).await {
+        match resolve(&*self.base.files, &visitor.path).await {
             Ok(path) if path == session.path => {}
             found => {
                 self.end(&session, Ending::Detached);
@@ -171,8 +151,8 @@ impl Sessions {
 
     fn add(&self, numbers: (Uuid, u64), visitor: Visitor, path: Vec<Ino>) -> Arc<Session> {
         let session =
-            Arc::new(Session::new(numbers, visitor, path, self.served.env.now(), &self.limit));
-        self.served.files.reference(session.root);
+            Arc::new(Session::new(numbers, visitor, path, self.base.env.now(), &self.base.limit));
+        self.base.files.reference(session.root);
         self.live.lock().insert(session.clone());
         session
     }
@@ -184,7 +164,8 @@ impl Sessions {
         record: SessionRecord,
     ) {
         let session = self.add((id, record.session), visitor, path);
-        session.expect(record.slots, record.revoked);
+        session.records.expect(record.slots);
+        session.lock().known.set_revoked(record.revoked);
     }
 
     /// Ends a session, and releases what it holds.
@@ -205,11 +186,11 @@ impl Sessions {
         if let Some(channel) = resources.channel.take() {
             channel.close(why);
         }
-        add(&self.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
+        add(&self.base.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
         let Visitor { name, path, .. } = &session.visitor;
         tracing::info!(client = name, path, why, "a session ended");
         self.live.lock().remove(session);
-        self.replay.forget(session.serial);
+        self.base.replay.forget(session.serial);
         let (sessions, serial) = (self.clone(), session.serial);
         let leaving = async move {
             sessions.release(serial, how, resources).await;
@@ -217,20 +198,20 @@ impl Sessions {
             assert!(left.is_some(), "a session leaves twice");
             drop(leaves);
         };
-        self.served.env.spawn(leaving).detach();
+        self.base.env.spawn(leaving).detach();
     }
 
     /// Releases what an ended session held; returns when its client uses nothing of its cache.
     async fn release(&self, serial: u64, how: Ending, resources: SessionResources) {
         let SessionResources { files, inodes, numbers, heard, .. } = resources;
         let until = match how {
-            Ending::Detached => self.served.env.now(),
+            Ending::Detached => self.base.env.now(),
             Ending::Evicted(_) => {
                 self.shut_out(&[serial]).await;
                 self.lease_end(heard)
             }
         };
-        if let Some(table) = self.served.files.session_table() {
+        if let Some(table) = self.base.files.session_table() {
             // Before anything is released, so that a client cannot reclaim what another one gets now.
             if let Err(error) = table.end_sessions(&[serial]).await {
                 tracing::error!(%error, "the record of a client's session stays");
@@ -238,23 +219,23 @@ impl Sessions {
             table.release_room(serial);
         }
         for file in files {
-            self.open_files.close(serial, file).await;
+            self.base.open_files.close(serial, file).await;
         }
-        inodes.into_iter().for_each(|ino| self.served.files.unreference(ino, 1));
-        if let Some(table) = self.served.files.session_table() {
+        inodes.into_iter().for_each(|ino| self.base.files.unreference(ino, 1));
+        if let Some(table) = self.base.files.session_table() {
             for range in numbers {
                 if let Err(error) = table.return_numbers(range).await {
                     tracing::debug!(%error, "inode numbers stay unused");
                 }
             }
         }
-        self.served.env.sleep_until(until).await;
-        self.capabilities.drop_session(serial);
+        self.base.env.sleep_until(until).await;
+        self.base.capabilities.drop_session(serial);
     }
 
     /// When a client that was last heard then cannot use what it caches any more. Clocks differ by less than an eighth.
     fn lease_end(&self, heard: Time) -> Time {
-        heard + self.served.options.lease + self.served.options.lease / 8
+        heard + self.base.options.lease + self.base.options.lease / 8
     }
 
     /// Returns when an ended session has left.
@@ -267,8 +248,8 @@ impl Sessions {
 
     /// Ends the sessions of clients that are silent for too long.
     pub(super) fn expire(self: &Arc<Self>) {
-        let now = self.served.env.now();
-        let lost = self.matching(|it| now.since(it.heard()) > self.served.options.expire);
+        let now = self.base.env.now();
+        let lost = self.matching(|it| now.since(it.lock().heard) > self.base.options.expire);
         for session in &lost {
             self.end(session, Ending::Evicted("its client was silent for too long"));
         }
@@ -285,18 +266,18 @@ impl Sessions {
 
     /// Asks the clients that know most to forget inodes, if the clients know too many.
     pub(super) fn request_release(&self) {
-        if !self.limit.may_ask(self.served.env.now()) {
+        if !self.base.limit.may_ask(self.base.env.now()) {
             return;
         }
         let sessions = self.all();
-        let counts = sessions.iter().map(|session| session.uses().inodes).collect();
-        let request = self.limit.request(counts, self.served.env.now());
+        let counts = sessions.iter().map(|session| session.lock().known.len()).collect();
+        let request = self.base.limit.request(counts, self.base.env.now());
         sessions.iter().for_each(|session| session.request_release(request));
     }
 
     /// What clients need that reach contents themselves.
     pub(super) fn direct(&self) -> Option<&dyn DirectContents> {
-        self.served.files.session_table()?.direct()
+        self.base.files.session_table()?.direct()
     }
 
     /// Nothing of these sessions changes contents any more when this returns. Before that nothing that they had is another
@@ -305,7 +286,33 @@ impl Sessions {
         let Some(direct) = self.direct() else { return };
         while let Err(error) = direct.shut_out(sessions).await {
             tracing::error!(%error, "a client cannot be shut out of the contents; it is tried again");
-            self.served.env.sleep(self.served.options.lease / 4).await;
+            self.base.env.sleep(self.base.options.lease / 4).await;
         }
     }
+}
+
+/// What the filesystem's record of a session says.
+#[derive(Serialize, Deserialize)]
+struct SessionInfo {
+    id: Uuid,
+    name: String,
+    path: String,
+    writes: bool,
+    squash: Squash,
+    /// Milliseconds for which its client may use what it caches.
+    lease: u64,
+}
+
+fn encode(id: Uuid, visitor: &Visitor, lease: Duration) -> Bytes {
+    let Visitor { name, path, access, squash } = visitor.clone();
+    let (writes, lease) = (access == Access::Write, lease.as_millis() as u64);
+    let info = SessionInfo { id, name, path, writes, squash, lease };
+    postcard::to_allocvec(&info).expect("a record in memory encodes").into()
+}
+
+/// The session of a record: `None` for one that does not decode.
+pub(super) fn decode(info: &[u8]) -> Option<(Uuid, Visitor, Duration)> {
+    let SessionInfo { id, name, path, writes, squash, lease } = postcard::from_bytes(info).ok()?;
+    let access = if writes { Access::Write } else { Access::Read };
+    Some((id, Visitor { name, path, access, squash }, Duration::from_millis(lease)))
 }

@@ -7,8 +7,10 @@ use thalweg_fs::Filesystem;
 use uuid::Uuid;
 
 use super::authorize::Authorize;
+use super::base::Base;
 use super::capabilities::Capabilities;
 use super::commit_on_share::CommitOnShare;
+use super::context::RequestContext;
 use super::counters::Counters;
 use super::grace_period::GracePeriod;
 use super::inode_limit::InodeLimit;
@@ -18,7 +20,6 @@ use super::options::Options;
 use super::recall::Recall;
 use super::replay::Replay;
 use super::room::Room;
-use super::served::Served;
 use super::sessions::Sessions;
 
 /// What the calls of all connections have in common.
@@ -44,46 +45,40 @@ pub(super) struct Stages {
     pub(super) moves: Moves,
 }
 
+/// A call that is carried out, and the stages that it uses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Op<'a> {
+    pub(super) ctx: &'a RequestContext<'a>,
+    pub(super) stages: &'a Stages,
+}
+
 impl Stages {
     pub(super) fn new(env: &Env, files: Arc<dyn Filesystem>, options: Options) -> Stages {
-        let served = &Served { env: env.clone(), files, options: Arc::new(options) };
-        let Served { files, options, .. } = served;
-        let counters = Arc::new(Counters::default());
-        let limit = Arc::new(InodeLimit::new(options.known, options.lease));
-        let capabilities = Arc::new(Capabilities::new(env, 4 * options.lease));
-        let open_files = Arc::new(OpenFiles::new(files));
-        let replay = Arc::new(Replay::new(files));
-        let sessions =
-            Sessions::new(served, &capabilities, &open_files, &replay, &counters, &limit);
-        let sessions = Arc::new(sessions);
-        let commit_on_share = Arc::new(CommitOnShare::new(served, &sessions));
-        let recall = Arc::new(Recall::new(served, &capabilities, &sessions, &commit_on_share));
-        let grace_period = Arc::new(GracePeriod::new(served, &sessions, &replay));
-        let moves = Moves::new(
-            served,
-            &sessions,
-            &capabilities,
-            &open_files,
-            &recall,
-            &commit_on_share,
-            &grace_period,
-        );
+        let base = Base::new(env, files, options);
+        let sessions = Arc::new(Sessions::new(&base));
+        let commit_on_share = Arc::new(CommitOnShare::new(&base, &sessions));
+        let recall = Arc::new(Recall::new(&base, &sessions, &commit_on_share));
+        let grace_period = Arc::new(GracePeriod::new(&base, &sessions));
+        let moves = Moves::new(&base, &sessions, &recall, &commit_on_share, &grace_period);
+        let room = Room::new(&base, &sessions, &recall);
+        let authorize = Authorize::new(&base);
+        let Base { env, files, options, counters, limit, capabilities, open_files, replay } = base;
         Stages {
-            env: env.clone(),
-            files: files.clone(),
-            options: options.clone(),
             incarnation: env.uuid(),
             started: env.now(),
-            authorize: Authorize::new(files, &open_files),
-            room: Room::new(served, &sessions, &open_files, &recall),
+            env,
+            files,
+            options,
             counters,
             limit,
             capabilities,
             open_files,
             replay,
             sessions,
+            authorize,
             commit_on_share,
             recall,
+            room,
             grace_period,
             moves,
         }

@@ -96,8 +96,7 @@ pub struct ServerStatus {
 pub(super) fn status_of(stages: &Stages) -> ServerStatus {
     let (now, counters) = (stages.env.now(), &stages.counters);
     let clients = sessions_of(stages);
-    let (pending, oldest) = stages.recall.pending();
-    let counts = stages.recall.counts();
+    let recalls = stages.recall.running();
     ServerStatus {
         age_ms: millis(now, stages.started),
         expected: stages.grace_period.missing(),
@@ -109,11 +108,11 @@ pub(super) fn status_of(stages: &Stages) -> ServerStatus {
         refused_changes: value(&counters.refused),
         room_recalls: stages.room.recalls(),
         invalidations: InvalidationCounts {
-            pending,
-            oldest_ms: oldest.map(|since| millis(now, since)),
-            sent: value(&counts.sent),
-            answered: value(&counts.answered),
-            timed_out: value(&counts.timed_out),
+            pending: recalls.len(),
+            oldest_ms: recalls.first().map(|recall| millis(now, recall.since)),
+            sent: value(&counters.recalls_sent),
+            answered: value(&counters.recalls_answered),
+            timed_out: value(&counters.recalls_timed_out),
         },
         received_bytes: value(&counters.received),
         sent_bytes: value(&counters.sent),
@@ -130,17 +129,17 @@ pub(super) fn sessions_of(stages: &Stages) -> Vec<SessionStatus> {
     };
     let now = stages.env.now();
     let status = |session: Arc<Session>| {
-        let uses = session.uses();
+        let state = session.lock();
         SessionStatus {
             client: session.visitor.name.clone(),
             path: session.visitor.path.clone(),
             read_only: session.visitor.access == Access::Read,
-            connected: uses.is_connected,
-            direct: uses.is_direct,
-            silent_ms: millis(now, uses.heard),
-            inodes: uses.inodes,
+            connected: state.channel.is_some(),
+            direct: state.is_direct,
+            silent_ms: millis(now, state.heard),
+            inodes: state.known.len(),
             cached: of(&cached, &session),
-            open: uses.open,
+            open: session.handles.len(),
             running: session.replies.running(),
             undurable: of(&undurable, &session),
             calls: value(&session.counters.calls),

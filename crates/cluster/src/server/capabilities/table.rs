@@ -5,7 +5,7 @@ use thalweg_env::{HashMap, Time};
 use thalweg_fs::Ino;
 
 use super::pages::PageChanges;
-use crate::protocol::Changed;
+use crate::protocol::{Changed, Grants};
 
 /// What is to be dropped, for each session.
 pub(in crate::server) type Drops = Vec<(u64, Vec<Changed>)>;
@@ -15,44 +15,18 @@ const SLOTS: usize = 4096;
 /// Directories of which it is remembered that several sessions use them.
 const MAX_SHARED: usize = 65536;
 
-/// What a session may cache of an inode.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::server) struct Held {
-    /// Its attributes.
-    pub(in crate::server) attributes: bool,
-    /// Names in the directory.
-    pub(in crate::server) names: bool,
-    /// Its pages.
-    pub(in crate::server) content: bool,
-    /// The directory is the session's alone.
-    pub(in crate::server) delegation: bool,
-}
-
-impl Held {
-    const NOTHING: Held =
-        Held { attributes: false, names: false, content: false, delegation: false };
-    pub(super) const ATTRIBUTES: Held = Held { attributes: true, ..Held::NOTHING };
-    pub(super) const NAMES: Held = Held { names: true, ..Held::NOTHING };
-    pub(super) const CONTENT: Held = Held { content: true, ..Held::NOTHING };
-    const EXCLUSIVE: Held = Held { delegation: true, ..Held::NOTHING };
-
-    fn add(&mut self, more: Held) {
-        self.attributes |= more.attributes;
-        self.names |= more.names;
-        self.content |= more.content;
-        self.delegation |= more.delegation;
-    }
-
-    pub(super) fn is_nothing(self) -> bool {
-        self == Held::NOTHING
-    }
-}
+pub(super) const NOTHING: Grants =
+    Grants { attributes: false, names: false, content: false, delegation: false };
+pub(super) const ATTRIBUTES: Grants = Grants { attributes: true, ..NOTHING };
+pub(super) const NAMES: Grants = Grants { names: true, ..NOTHING };
+pub(super) const CONTENT: Grants = Grants { content: true, ..NOTHING };
+const DELEGATION: Grants = Grants { delegation: true, ..NOTHING };
 
 /// What a session may cache of an inode, and since when.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holder {
     pub(super) session: u64,
-    pub(super) held: Held,
+    pub(super) held: Grants,
     pub(super) since: Time,
     /// The stamp when it last read pages.
     pub(super) read: u64,
@@ -69,9 +43,9 @@ pub(super) struct Table {
     /// Directories and files that are or were taken back from a session, and when they may be one session's alone again.
     shared: HashMap<Ino, Time>,
     /// Changes of quotas under way.
-    quota_changes: u32,
+    pub(super) quota_changes: u32,
     /// The stamp when the last one began or ended.
-    quotas_changed: u64,
+    pub(super) quotas_changed: u64,
     /// Changes of bytes.
     pub(super) pages: PageChanges,
 }
@@ -112,7 +86,7 @@ impl Table {
     pub(super) fn reduce(&mut self, ino: Ino, session: u64, keeps: impl Fn(&mut Holder)) {
         let Some(holders) = self.holders.get_mut(&ino) else { return };
         holders.iter_mut().filter(|it| it.session == session).for_each(keeps);
-        holders.retain(|it| !it.held.is_nothing());
+        holders.retain(|it| it.held != NOTHING);
         if holders.is_empty() {
             self.holders.remove(&ino);
         }
@@ -147,7 +121,7 @@ impl Table {
         &mut self,
         session: u64,
         ino: Ino,
-        what: Held,
+        what: Grants,
         (since, now): (u64, Time),
     ) -> bool {
         let is_early = what.attributes && self.pages.has_outdated(session, ino);
@@ -158,34 +132,19 @@ impl Table {
         true
     }
 
-    /// A quota begins to change.
-    pub(super) fn begin_quota_change(&mut self, stamp: u64) {
-        self.quota_changes += 1;
-        self.quotas_changed = stamp;
-    }
-
-    /// A quota has changed.
-    pub(super) fn end_quota_change(&mut self, stamp: u64) {
-        assert!(self.quota_changes > 0, "a change of a quota ends that has not begun");
-        self.quota_changes -= 1;
-        self.quotas_changed = stamp;
-    }
-
     /// Makes a directory or file a session's alone, if no other one caches or changes something of it, and no quota has changed
     /// since the stamp `since`; whether it did. While a quota changes, none is: it is not recalled any more, and what was read of
     /// quotas may not count.
     pub(super) fn delegate(&mut self, session: u64, ino: Ino, (since, now): (u64, Time)) -> bool {
-        if self.quota_changes > 0 || self.quotas_changed > since {
-            return false;
-        }
-        if !self.is_free(ino, session, now) {
+        let are_quotas_steady = self.quota_changes == 0 && self.quotas_changed <= since;
+        if !are_quotas_steady || !self.is_free(ino, session, now) {
             return false;
         }
         let mut others = self.holders.get(&ino).into_iter().flatten();
         if self.slots[slot(ino)].running > 0 || others.any(|it| it.session != session) {
             return false;
         }
-        self.add(session, ino, Held::EXCLUSIVE, now);
+        self.add(session, ino, DELEGATION, now);
         true
     }
 
@@ -203,10 +162,15 @@ impl Table {
         holders.find(|it| it.held.delegation && it.session != session).map(|it| it.session)
     }
 
-    pub(super) fn add(&mut self, session: u64, ino: Ino, what: Held, since: Time) {
+    pub(super) fn add(&mut self, session: u64, ino: Ino, what: Grants, since: Time) {
         let holders = self.holders.entry(ino).or_default();
         match holders.iter_mut().find(|it| it.session == session) {
-            Some(holder) => holder.held.add(what),
+            Some(Holder { held, .. }) => {
+                held.attributes |= what.attributes;
+                held.names |= what.names;
+                held.content |= what.content;
+                held.delegation |= what.delegation;
+            }
             None => holders.push(Holder { session, held: what, since, read: 0 }),
         }
     }

@@ -4,62 +4,44 @@ use bytes::Bytes;
 use thalweg_fs::{AttributeChange, FsError, Ino, SetXattr};
 
 use super::super::capabilities::GrantRequest;
-use super::super::context::RequestContext;
 use super::super::response::{Answered, Response};
-use super::super::stages::Stages;
-use super::growth::Growth;
+use super::super::stages::{Op, Stages};
+use super::content::{notify_growth, size_for_others};
 use crate::protocol::{Answer, MAX_PAYLOAD, encode_list};
 
 /// Bytes of the length of a name, or of a list of names, in a message at most.
 const LENGTH_OF_NAME: usize = 10;
 
-pub(super) async fn attributes(
-    ctx: &RequestContext<'_>,
-    Stages { capabilities, commit_on_share, .. }: &Stages,
-    ino: Ino,
-) -> Answered {
-    let since = capabilities.now();
+pub(super) async fn attributes(Op { ctx, stages }: Op<'_>, ino: Ino) -> Answered {
+    let since = stages.capabilities.now();
     let found = ctx.files.attributes(ino).await;
-    commit_on_share.saw(ctx, [ino]);
+    stages.commit_on_share.saw(ctx, [ino]);
     let wants = GrantRequest { since, attributes: Some(ino), ..GrantRequest::default() };
     Ok(Response { wants, ..Response::of(Answer::Inode(found?.attributes)) })
 }
 
-pub(super) async fn set_attributes(
-    ctx: &RequestContext<'_>,
-    Stages { recall, open_files, replay, .. }: &Stages,
-    ino: Ino,
-    change: &AttributeChange,
-) -> Answered {
+pub(super) async fn set_attributes(op: Op<'_>, ino: Ino, change: &AttributeChange) -> Answered {
+    let Op { ctx, stages: Stages { recall, replay, .. } } = op;
     let _change = recall.begin(ctx).await?;
-    let growth = match change.size {
-        Some(_) => Growth::watch(ctx, open_files, ino).await,
+    let before = match change.size {
+        Some(_) => size_for_others(op, ino).await,
         None => None,
     };
     let set = replay.set_attributes(ctx, ino, change).await?;
-    Growth::notify(growth).await;
+    notify_growth(op, ino, before).await;
     Ok(Response::of(Answer::Inode(set.attributes)))
 }
 
-pub(super) async fn xattr(
-    ctx: &RequestContext<'_>,
-    Stages { commit_on_share, .. }: &Stages,
-    ino: Ino,
-    name: &[u8],
-) -> Answered {
+pub(super) async fn xattr(Op { ctx, stages }: Op<'_>, ino: Ino, name: &[u8]) -> Answered {
     let value = ctx.files.xattr(ino, name).await;
-    commit_on_share.saw(ctx, [ino]);
+    stages.commit_on_share.saw(ctx, [ino]);
     Ok(Response::with(Answer::Bytes, vec![value?]))
 }
 
-pub(super) async fn xattrs(
-    ctx: &RequestContext<'_>,
-    Stages { authorize, commit_on_share, .. }: &Stages,
-    ino: Ino,
-) -> Answered {
+pub(super) async fn xattrs(Op { ctx, stages }: Op<'_>, ino: Ino) -> Answered {
     let names = ctx.files.xattrs(ino).await;
-    commit_on_share.saw(ctx, [ino]);
-    let names = authorize.known_names(ctx, names?);
+    stages.commit_on_share.saw(ctx, [ino]);
+    let names = stages.authorize.known_names(ctx, names?);
     let bytes: usize = names.iter().map(|name| name.len() + LENGTH_OF_NAME).sum();
     if bytes + LENGTH_OF_NAME > MAX_PAYLOAD {
         return Err(FsError::AttributeTooLarge);
@@ -69,35 +51,31 @@ pub(super) async fn xattrs(
 
 /// The value is the payload.
 pub(super) async fn set_xattr(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    (ino, name): (Ino, &[u8]),
+    op: Op<'_>,
+    ino: Ino,
+    name: &[u8],
     value: Bytes,
     how: SetXattr,
 ) -> Answered {
+    let Op { ctx, stages } = op;
     let _change = stages.recall.begin(ctx).await?;
     stages.authorize.lose_group(ctx, ino, name).await?;
-    changing_quota(ctx, stages, name, ctx.files.set_xattr(ino, name, value, how)).await
+    changing_quota(op, name, ctx.files.set_xattr(ino, name, value, how)).await
 }
 
-pub(super) async fn remove_xattr(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    ino: Ino,
-    name: &[u8],
-) -> Answered {
-    let _change = stages.recall.begin(ctx).await?;
-    changing_quota(ctx, stages, name, ctx.files.remove_xattr(ino, name)).await
+pub(super) async fn remove_xattr(op: Op<'_>, ino: Ino, name: &[u8]) -> Answered {
+    let _change = op.stages.recall.begin(op.ctx).await?;
+    changing_quota(op, name, op.ctx.files.remove_xattr(ino, name)).await
 }
 
 /// Changes an extended attribute. Before one that is a limit of a quota is changed, the clients send what they have made by
 /// themselves, and release all directories and files: with these they learn for which quota they count.
 async fn changing_quota(
-    ctx: &RequestContext<'_>,
-    Stages { capabilities, recall, .. }: &Stages,
+    op: Op<'_>,
     name: &[u8],
     change: impl Future<Output = Result<(), FsError>>,
 ) -> Answered {
+    let Op { ctx, stages: Stages { capabilities, recall, .. } } = op;
     let changed = if thalweg_fs::is_quota_attribute(name) {
         recall.invalidate(ctx, capabilities.begin_quota_change()).await;
         let changed = change.await;

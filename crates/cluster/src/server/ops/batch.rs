@@ -5,14 +5,12 @@ use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::RoomShare;
 use thalweg_fs::{FsError, Node};
 
-use super::super::context::RequestContext;
 use super::super::counters::add;
 use super::super::response::{Answered, Response};
 use super::super::room::check_shares;
-use super::super::stages::Stages;
+use super::super::stages::Op;
 use crate::protocol::{Answer, MAX_MUTATIONS, changed_by_mutations, decode_list};
 
-/// The mutations of a call.
 fn decode(payload: &[u8]) -> Result<Vec<Mutation>, FsError> {
     decode_list(payload, MAX_MUTATIONS)
 }
@@ -29,24 +27,19 @@ fn made_by(mutations: &[Mutation]) -> Response {
 }
 
 /// The response to a batch that the server before this one has carried out without answering it.
-pub(super) fn made_before(
-    ctx: &RequestContext<'_>,
-    Stages { room, .. }: &Stages,
-    payload: &[u8],
-    charged: &[RoomShare],
-) -> Answered {
-    room.give_back(ctx.session, charged);
+pub(super) fn made_before(op: Op<'_>, payload: &[u8], charged: &[RoomShare]) -> Answered {
+    op.stages.room.give_back(op.ctx.session, charged);
     Ok(made_by(&decode(payload)?))
 }
 
 /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
 pub(super) async fn apply(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
+    op: Op<'_>,
     payload: &Bytes,
     sync: bool,
     charged: &[RoomShare],
 ) -> Answered {
+    let Op { ctx, stages } = op;
     check_shares(charged)?;
     let mutations = decode(payload)?;
     let changes = mutations.iter().map(|it| (it.kind.ino(), it.kind.made()));
@@ -59,7 +52,7 @@ pub(super) async fn apply(
     if let Err(error) = applied {
         // Its client sends each half again.
         if let [mutation] = &mutations[..] {
-            report_lost(ctx, stages, mutation, &error).await;
+            report_lost(op, mutation, &error).await;
         }
         return Err(error);
     }
@@ -72,13 +65,8 @@ pub(super) async fn apply(
 }
 
 /// A change that a client had made by itself is lost: counts it, and says in the log of which file.
-async fn report_lost(
-    ctx: &RequestContext<'_>,
-    Stages { counters, .. }: &Stages,
-    mutation: &Mutation,
-    error: &FsError,
-) {
-    add(&counters.refused, 1);
+async fn report_lost(Op { ctx, stages }: Op<'_>, mutation: &Mutation, error: &FsError) {
+    add(&stages.counters.refused, 1);
     let client = &ctx.session.visitor.name;
     let path = match ctx.files.session_table() {
         Some(table) => table.path_of(mutation.kind.ino()).await.unwrap_or_default(),

@@ -1,53 +1,42 @@
-//! Bytes of files.
+//! Bytes of files, also of those that clients store themselves.
 
 use bytes::Bytes;
-use thalweg_fs::{Allocation, Ino, Seek, WriteAt, WriteHow};
+use thalweg_fs::{Allocation, DirectContents, FsError, Ino, Seek, WriteAt, WriteHow};
 
-use super::super::context::RequestContext;
+use super::super::capabilities::Late;
 use super::super::replay::Replacement;
 use super::super::response::{Answered, Response};
-use super::super::stages::Stages;
-use super::growth::Growth;
-use crate::protocol::{Answer, MAX_PAYLOAD};
+use super::super::stages::{Op, Stages};
+use crate::protocol::{Answer, Changed, MAX_PAYLOAD};
 
-pub(super) async fn read(
-    ctx: &RequestContext<'_>,
-    Stages { recall, commit_on_share, .. }: &Stages,
-    ino: Ino,
-    (offset, len): (u64, u32),
-    pages: bool,
-) -> Answered {
+pub(super) async fn read(op: Op<'_>, ino: Ino, offset: u64, len: u32, pages: bool) -> Answered {
     let len = (len as usize).min(MAX_PAYLOAD);
     if pages {
-        recall.hold_pages(ctx, ino, offset..offset.saturating_add(len as u64)).await;
+        let range = offset..offset.saturating_add(len as u64);
+        op.stages.recall.hold_pages(op.ctx, ino, range).await;
     }
-    let read = ctx.files.read(ino, offset, len).await;
-    commit_on_share.saw(ctx, [ino]);
+    let read = op.ctx.files.read(ino, offset, len).await;
+    op.stages.commit_on_share.saw(op.ctx, [ino]);
     Ok(Response::with(Answer::Bytes, read?))
 }
 
-pub(super) async fn seek(
-    ctx: &RequestContext<'_>,
-    Stages { commit_on_share, .. }: &Stages,
-    ino: Ino,
-    offset: u64,
-    what: Seek,
-) -> Answered {
-    let found = ctx.files.seek(ino, offset, what).await;
-    commit_on_share.saw(ctx, [ino]);
+pub(super) async fn seek(op: Op<'_>, ino: Ino, offset: u64, what: Seek) -> Answered {
+    let found = op.ctx.files.seek(ino, offset, what).await;
+    op.stages.commit_on_share.saw(op.ctx, [ino]);
     Ok(Response::number(found?))
 }
 
 /// The bytes are the payload.
 pub(super) async fn write(
-    ctx: &RequestContext<'_>,
-    Stages { recall, open_files, replay, .. }: &Stages,
-    (ino, at): (Ino, WriteAt),
+    op: Op<'_>,
+    ino: Ino,
+    at: WriteAt,
     data: Bytes,
     how: WriteHow,
 ) -> Answered {
+    let Op { ctx, stages: Stages { recall, replay, .. } } = op;
     let _change = recall.begin(ctx).await?;
-    let growth = Growth::watch(ctx, open_files, ino).await;
+    let before = size_for_others(op, ino).await;
     let offset = match at {
         WriteAt::End => replay.append(ctx, ino, data, how).await?,
         WriteAt::Offset(offset) => {
@@ -56,37 +45,83 @@ pub(super) async fn write(
             offset
         }
     };
-    Growth::notify(growth).await;
+    notify_growth(op, ino, before).await;
     Ok(Response::number(offset))
 }
 
 pub(super) async fn allocate(
-    ctx: &RequestContext<'_>,
-    Stages { recall, open_files, replay, .. }: &Stages,
-    (ino, offset, len): (Ino, u64, u64),
+    op: Op<'_>,
+    ino: Ino,
+    offset: u64,
+    len: u64,
     how: Allocation,
 ) -> Answered {
+    let Op { ctx, stages: Stages { recall, replay, .. } } = op;
     let _change = recall.begin(ctx).await?;
-    let growth = Growth::watch(ctx, open_files, ino).await;
+    let before = size_for_others(op, ino).await;
     let range = offset..offset.saturating_add(len);
     replay.replace(ctx, (ino, range), &Replacement::Space(how)).await?;
-    Growth::notify(growth).await;
+    notify_growth(op, ino, before).await;
     Ok(Response::done())
 }
 
 pub(super) async fn copy(
-    ctx: &RequestContext<'_>,
-    Stages { recall, open_files, replay, commit_on_share, .. }: &Stages,
+    op: Op<'_>,
     from: (Ino, u64),
     (ino, offset): (Ino, u64),
     len: u64,
 ) -> Answered {
+    let Op { ctx, stages: Stages { recall, replay, commit_on_share, .. } } = op;
     let _change = recall.begin(ctx).await?;
-    let growth = Growth::watch(ctx, open_files, ino).await;
+    let before = size_for_others(op, ino).await;
     let range = offset..offset.saturating_add(len);
     let copied = replay.replace(ctx, (ino, range), &Replacement::Copy(from.0, from.1)).await;
     // Also a copy that has failed may be one in part.
-    Growth::notify(growth).await;
+    notify_growth(op, ino, before).await;
     commit_on_share.saw(ctx, [from.0]);
     Ok(Response::number(copied?))
+}
+
+/// The size of a file that other clients have open: their programs may map it without asking for its size, so they are told when
+/// it has grown.
+pub(super) async fn size_for_others(Op { ctx, stages }: Op<'_>, ino: Ino) -> Option<u64> {
+    if !stages.open_files.is_open_by_others(ctx.session.serial, ino) {
+        return None;
+    }
+    Some(ctx.files.attributes(ino).await.ok()?.attributes.size)
+}
+
+/// A change was carried out; `before` is what [`size_for_others`] was then.
+pub(super) async fn notify_growth(op: Op<'_>, ino: Ino, before: Option<u64>) {
+    let Some(before) = before else { return };
+    let Some(size) = size_for_others(op, ino).await.filter(|size| *size > before) else { return };
+    op.ctx.wait_for_others();
+    let others = op.stages.open_files.others(op.ctx.session.serial, ino).into_iter();
+    let late = |session| Late { number: 0, session, change: Changed::Size { ino, size } };
+    op.ctx.add_late(others.map(late));
+}
+
+fn direct(stages: &Stages) -> Result<&dyn DirectContents, FsError> {
+    stages.sessions.direct().ok_or(FsError::NotSupported)
+}
+
+pub(super) async fn reach_contents(Op { ctx, stages }: Op<'_>, address: &str) -> Answered {
+    direct(stages)?.admit(ctx.session.serial, address).await?;
+    ctx.session.set_direct(!address.is_empty());
+    Ok(Response::done())
+}
+
+pub(super) async fn extend_write_bound(stages: &Stages, ino: Ino, end: u64) -> Answered {
+    let (direct, commit_on_share) = (direct(stages)?, &stages.commit_on_share);
+    // As after an open: bytes that a client wrote again after a crash would replace those that it stores from now on.
+    if commit_on_share.has_new_content(ino) {
+        commit_on_share.make_durable().await?;
+    }
+    Ok(Response::number(direct.extend_write_bound(ino, end).await?))
+}
+
+pub(super) async fn keep_size_record(op: Op<'_>, ino: Ino, instead_of: Option<Ino>) -> Answered {
+    let serial = op.ctx.session.serial;
+    let keeps = direct(op.stages)?.keep_size_record(serial, ino, instead_of).await?;
+    Ok(Response::number(keeps.into()))
 }

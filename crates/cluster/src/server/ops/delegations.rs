@@ -8,7 +8,7 @@ use thalweg_net::keys::Access;
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
 use super::super::response::{Answered, Response};
-use super::super::stages::Stages;
+use super::super::stages::Op;
 use super::attributes::attributes;
 use crate::protocol::{Answer, Changed, MAX_NUMBERS};
 
@@ -18,7 +18,8 @@ const MAX_RANGES: usize = 4;
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// Makes a directory a client's alone, unless another one has used it lately.
-pub(super) async fn request(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino) -> Answered {
+pub(super) async fn request(op: Op<'_>, ino: Ino) -> Answered {
+    let Op { ctx, stages } = op;
     // A client does not know the lists that what it makes would inherit. Without records its mutations could be lost or
     // applied twice.
     let may_be = stages.capabilities.is_free(ino, ctx.session.serial)
@@ -26,12 +27,12 @@ pub(super) async fn request(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino)
         && ctx.files.session_table().is_some()
         && !inherits(ctx, ino).await?;
     if !may_be {
-        return attributes(ctx, stages, ino).await;
+        return attributes(op, ino).await;
     }
     // The other clients drop what they cache of it.
     let changes = vec![Changed::Attributes(ino), Changed::Names(ino)];
     drop(stages.recall.begin_with(ctx, changes, &[]).await?);
-    let found = attributes(ctx, stages, ino).await?;
+    let found = attributes(op, ino).await?;
     match &found.answer {
         Answer::Inode(it) if it.kind == Kind::Directory && it.links > 0 => {
             let wants = GrantRequest { delegation: Some(ino), ..found.wants };

@@ -6,28 +6,24 @@ use thalweg_fs::{Ino, Level};
 
 use super::super::context::RequestContext;
 use super::super::response::{Answered, Response};
-use super::super::stages::Stages;
+use super::super::stages::{Op, Stages};
 use crate::protocol::Answer;
 
 /// The server waits for replicas no longer than this in one call; the client asks again.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
-pub(super) async fn sync(
-    ctx: &RequestContext<'_>,
-    Stages { commit_on_share, .. }: &Stages,
-    ino: Ino,
-    content_only: bool,
-) -> Answered {
+pub(super) async fn sync(op: Op<'_>, ino: Ino, content_only: bool) -> Answered {
+    let commit_on_share = &op.stages.commit_on_share;
     if commit_on_share.has_changed(ino) {
         commit_on_share.make_durable().await?;
     } else {
-        ctx.files.sync(ino, content_only).await?;
+        op.ctx.files.sync(ino, content_only).await?;
     }
     Ok(Response::done())
 }
 
-pub(super) async fn sync_all(Stages { commit_on_share, .. }: &Stages) -> Answered {
-    commit_on_share.make_durable().await.map(|()| Response::done())
+pub(super) async fn sync_all(stages: &Stages) -> Answered {
+    stages.commit_on_share.make_durable().await.map(|()| Response::done())
 }
 
 /// How far an inode has come, after a wait for a level of at most so many milliseconds.

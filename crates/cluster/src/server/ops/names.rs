@@ -6,13 +6,13 @@ use thalweg_fs::{Cookie, FsError, Ino, Kind, Lookup, NewNode, Node, Rename};
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
 use super::super::response::{Answered, Response};
-use super::super::stages::Stages;
+use super::super::stages::{Op, Stages};
 use super::attributes::attributes;
 use crate::protocol::{Answer, ListedEntry, MAX_ENTRIES, RemovedInode};
 
 /// The inodes behind the names that a call writes of which its client does not know that.
 fn surprising(ctx: &RequestContext<'_>, targets: &[Option<Ino>]) -> Vec<Ino> {
-    let pairs = ctx.footprint.names.iter().zip(targets);
+    let pairs = ctx.footprint.names.iter().flatten().zip(targets);
     pairs.filter_map(|((.., expected), target)| target.filter(|_| target != expected)).collect()
 }
 
@@ -58,7 +58,7 @@ pub(super) async fn look_up(
 
 /// The attributes of a directory that the client knows.
 async fn directory(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino) -> Answered {
-    let response = attributes(ctx, stages, ino).await?;
+    let response = attributes(Op { ctx, stages }, ino).await?;
     match &response.answer {
         Answer::Inode(found) if found.kind != Kind::Directory => Err(FsError::NotDirectory),
         _ => Ok(response),

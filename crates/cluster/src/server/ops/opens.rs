@@ -1,26 +1,28 @@
-//! Open files.
+//! Open files, and locks that are taken through them.
 
-use thalweg_fs::{Caller, FsError, Handle, Ino, Kind, LockOwner, OpenFlags, PageCache};
+use thalweg_fs::{
+    Caller, FsError, Handle, Ino, Kind, Lock, LockKind, LockOwner, LockRange, OpenFlags, PageCache,
+};
 use thalweg_net::keys::Access;
 
 use super::super::capabilities::GrantRequest;
 use super::super::context::RequestContext;
 use super::super::response::{Answered, Response};
-use super::super::session::OpenFile;
-use super::super::stages::Stages;
+use super::super::session::{OpenFile, Session};
+use super::super::stages::{Op, Stages};
 use super::delegations::with_quota;
 use crate::protocol::{Answer, Changed};
 
 /// Opens a file, with a delegation if the client would like one and it can be.
 pub(super) async fn open(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    (caller, handle): (&Caller, Handle),
+    op: Op<'_>,
+    opener: (&Caller, Handle),
     (ino, flags): (Ino, OpenFlags),
     (late, delegation): (bool, bool),
 ) -> Answered {
-    let delegates = delegation && prepare_delegation(ctx, stages, ino).await?;
-    let mut opened = open_shared(ctx, stages, (caller, handle), (ino, flags), late).await?;
+    let Op { ctx, stages } = op;
+    let delegates = delegation && prepare_delegation(op, ino).await?;
+    let mut opened = open_shared(op, opener, (ino, flags), late).await?;
     if !delegates {
         return Ok(opened);
     }
@@ -42,12 +44,12 @@ pub(super) async fn open(
 }
 
 async fn open_shared(
-    ctx: &RequestContext<'_>,
-    Stages { env, capabilities, open_files, .. }: &Stages,
+    Op { ctx, stages }: Op<'_>,
     (caller, handle): (&Caller, Handle),
     (ino, flags): (Ino, OpenFlags),
     late: bool,
 ) -> Answered {
+    let Stages { env, capabilities, open_files, .. } = stages;
     if ctx.session.handles.contains(handle) {
         return Err(FsError::Invalid("the client has another file open under this handle"));
     }
@@ -76,11 +78,8 @@ async fn open_shared(
 }
 
 /// Has other clients drop what they cache of a file that is to be one client's alone; whether it may be.
-async fn prepare_delegation(
-    ctx: &RequestContext<'_>,
-    Stages { capabilities, open_files, recall, .. }: &Stages,
-    ino: Ino,
-) -> Result<bool, FsError> {
+async fn prepare_delegation(Op { ctx, stages }: Op<'_>, ino: Ino) -> Result<bool, FsError> {
+    let Stages { capabilities, open_files, recall, .. } = stages;
     let serial = ctx.session.serial;
     let is_free = capabilities.is_free(ino, serial)
         && !open_files.is_open_by_others(serial, ino)
@@ -89,7 +88,7 @@ async fn prepare_delegation(
     if !is_free || ctx.files.attributes(ino).await?.attributes.kind != Kind::File {
         return Ok(false);
     }
-    if capabilities.is_held_by_others(serial, ino) {
+    if capabilities.holders(ino).iter().any(|(holder, ..)| *holder != serial) {
         let changes = vec![Changed::Attributes(ino), Changed::Pages(ino)];
         drop(recall.begin_with(ctx, changes, &[]).await?);
     }
@@ -98,10 +97,8 @@ async fn prepare_delegation(
 
 /// A file that the client had open is open again.
 pub(super) async fn reclaim(
-    ctx: &RequestContext<'_>,
-    Stages { env, authorize, open_files, .. }: &Stages,
-    handle: Handle,
-    caller: &Caller,
+    Op { ctx, stages }: Op<'_>,
+    (caller, handle): (&Caller, Handle),
     (ino, flags): (Ino, OpenFlags),
 ) -> Result<(), FsError> {
     let session = ctx.session;
@@ -109,17 +106,17 @@ pub(super) async fn reclaim(
     if session.handles.get(handle, ino).is_ok() {
         return Ok(());
     }
-    match authorize.open(ctx, ino, flags).await {
+    match stages.authorize.open(ctx, ino, flags).await {
         // The client itself makes it again, later: another one would not know of it.
         Ok(()) | Err(FsError::Stale) => {}
         Err(error) => return Err(error),
     }
     let opened = ctx.files.open(caller, ino, flags).await?;
-    open_files.open(session.serial, ino, flags);
-    let file = OpenFile { ino, flags, at: opened.handle, since: env.now(), locked: None };
-    let displaced = session.handles.open(handle, file);
-    if let Some(file) = displaced {
-        open_files.close(session.serial, file).await;
+    stages.open_files.open(session.serial, ino, flags);
+    let since = stages.env.now();
+    let file = OpenFile { ino, flags, at: opened.handle, since, locked: None };
+    if let Some(displaced) = session.handles.open(handle, file) {
+        stages.open_files.close(session.serial, displaced).await;
     }
     Ok(())
 }
@@ -135,15 +132,74 @@ pub(super) async fn flush(
     Ok(Response::done())
 }
 
-pub(super) async fn release(
-    ctx: &RequestContext<'_>,
-    Stages { open_files, .. }: &Stages,
-    ino: Ino,
-    handle: Handle,
-) -> Answered {
+pub(super) async fn release(Op { ctx, stages }: Op<'_>, ino: Ino, handle: Handle) -> Answered {
     ctx.session.handles.get(handle, ino)?;
     if let Some(file) = ctx.session.handles.close(handle) {
-        open_files.close(ctx.session.serial, file).await;
+        stages.open_files.close(ctx.session.serial, file).await;
     }
     Ok(Response::done())
+}
+
+/// A lock of a client, as the filesystem knows it.
+fn known_here(session: &Session, ino: Ino, lock: &Lock) -> Result<Lock, FsError> {
+    let file = session.handles.get(lock.handle, ino)?;
+    Ok(Lock { handle: file.at, owner: session.owner_of(lock.owner), ..*lock })
+}
+
+pub(super) async fn lock(
+    Op { ctx, stages }: Op<'_>,
+    ino: Ino,
+    lock: &Lock,
+    wait: bool,
+) -> Answered {
+    let (session, number) = (ctx.session, ctx.place.number);
+    let lock = known_here(session, ino, lock)?;
+    if wait {
+        let cancelled = session.wait(number, (ino, lock), stages.env.now())?;
+        let locked = tokio::select! {
+            biased;
+            locked = ctx.files.lock(ino, &lock, true) => locked,
+            // By its caller, or since the file was moved out of the client's root.
+            _ = cancelled => Err(session.knows(ino).err().unwrap_or(FsError::Locked)),
+        };
+        session.lock_waits.end(&[number]);
+        locked?;
+    } else {
+        ctx.files.lock(ino, &lock, false).await?;
+    }
+    let (is_open, goes_on) = session.handles.locked(lock.handle, stages.env.now());
+    // The file may have been closed while the call waited; the session may have ended, and released its locks.
+    if !goes_on || wait && !is_open {
+        ctx.files.release(ino, lock.handle).await;
+        return Err(FsError::Stale);
+    }
+    Ok(Response::done())
+}
+
+/// The client has a lock again that it had.
+pub(super) async fn reclaim_lock(
+    Op { ctx, stages }: Op<'_>,
+    ino: Ino,
+    lock: &Lock,
+) -> Result<(), FsError> {
+    let known = known_here(ctx.session, ino, lock)?;
+    ctx.files.lock(ino, &known, false).await?;
+    ctx.session.handles.locked(known.handle, stages.env.now());
+    Ok(())
+}
+
+pub(super) async fn unlock(
+    ctx: &RequestContext<'_>,
+    ino: Ino,
+    (kind, owner): (LockKind, LockOwner),
+    range: LockRange,
+) -> Answered {
+    ctx.files.unlock(ino, kind, ctx.session.owner_of(owner), range).await?;
+    Ok(Response::done())
+}
+
+pub(super) async fn conflicting(ctx: &RequestContext<'_>, ino: Ino, lock: &Lock) -> Answered {
+    let lock = Lock { owner: ctx.session.owner_of(lock.owner), ..*lock };
+    let found = ctx.files.conflicting_lock(ino, &lock).await?;
+    Ok(Response::of(Answer::Lock(found)))
 }

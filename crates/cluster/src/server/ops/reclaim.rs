@@ -8,8 +8,8 @@ use thalweg_fs::{Credentials, FsError};
 use super::super::context::{Place, RequestContext};
 use super::super::room::check_shares;
 use super::super::session::{MAX_RECLAIMED, Session};
-use super::super::stages::Stages;
-use super::{delegations, locks, opens};
+use super::super::stages::{Op, Stages};
+use super::{delegations, opens};
 use crate::protocol::{MAX_CLAIMS, Reclaim, Request, decode_list};
 
 /// Carries out a call by which a client reclaims what it held. One that it has reclaimed before, and may not know that, is
@@ -29,12 +29,13 @@ pub(in crate::server) async fn reclaim(
     }
     let (files, place) = (&stages.files, Place { number: 0, slot: 0 });
     let ctx = &RequestContext::new(files, session, place, user, (request, payload.len()), None);
+    let op = Op { ctx, stages };
     match request {
-        Request::Reclaim => inodes(ctx, stages, payload),
+        Request::Reclaim => inodes(op, payload),
         Request::ReclaimOpen { handle, caller, ino, flags } => {
-            opens::reclaim(ctx, stages, *handle, caller, (*ino, *flags)).await
+            opens::reclaim(op, (caller, *handle), (*ino, *flags)).await
         }
-        Request::ReclaimLock { ino, lock } => locks::reclaim(ctx, stages, *ino, lock).await,
+        Request::ReclaimLock { ino, lock } => opens::reclaim_lock(op, *ino, lock).await,
         Request::ReclaimNumbers { first, count, inode_token } => {
             delegations::reclaim_numbers(ctx, (*first, *count), *inode_token)
         }
@@ -47,10 +48,6 @@ pub(in crate::server) async fn reclaim(
         }
         Request::Reclaimed => {
             stages.replay.reclaim(session, payload)?;
-            // The end of a session removes its calls once, and may have come before these.
-            if session.lock().has_ended() {
-                stages.replay.forget(session.serial);
-            }
             stages.grace_period.is_gone(session.serial);
             Ok(())
         }
@@ -59,11 +56,7 @@ pub(in crate::server) async fn reclaim(
 }
 
 /// The client knows these inodes, and what it caches of them has not changed since the server before this one stopped.
-fn inodes(
-    ctx: &RequestContext<'_>,
-    Stages { capabilities, .. }: &Stages,
-    payload: &[u8],
-) -> Result<(), FsError> {
+fn inodes(Op { ctx, stages }: Op<'_>, payload: &[u8]) -> Result<(), FsError> {
     let (session, files) = (ctx.session, &ctx.files);
     let reclaims: Vec<Reclaim> = decode_list(payload, MAX_CLAIMS)?;
     let table = files.session_table().ok_or(FsError::NotSupported)?;
@@ -82,7 +75,7 @@ fn inodes(
                 files.reference(ino);
             }
         }
-        capabilities.reclaim(session.serial, ino, held);
+        stages.capabilities.reclaim(session.serial, ino, held);
     }
     Ok(())
 }

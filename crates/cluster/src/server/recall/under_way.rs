@@ -1,7 +1,6 @@
 //! The invalidations under way, for an administrator.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use thalweg_env::Time;
@@ -12,17 +11,6 @@ use super::super::context::RequestContext;
 /// The invalidations under way, by number.
 #[derive(Debug, Default)]
 pub(super) struct RecallsUnderWay(Mutex<Running>);
-
-/// Counts since the server started.
-#[derive(Debug, Default)]
-pub(in crate::server) struct RecallCounts {
-    /// Messages to clients.
-    pub(in crate::server) sent: AtomicU64,
-    /// Clients' answers.
-    pub(in crate::server) answered: AtomicU64,
-    /// Clients that were evicted because they did not answer.
-    pub(in crate::server) timed_out: AtomicU64,
-}
 
 #[derive(Debug, Default)]
 struct Running {
@@ -87,11 +75,5 @@ impl RecallsUnderWay {
     /// Those under way, the oldest first.
     pub(super) fn running(&self) -> Vec<RecallReport> {
         self.0.lock().recalls.values().cloned().collect()
-    }
-
-    /// How many are under way, and since when the first of them is.
-    pub(super) fn pending(&self) -> (usize, Option<Time>) {
-        let running = self.0.lock();
-        (running.recalls.len(), running.recalls.values().next().map(|recall| recall.since))
     }
 }

@@ -15,7 +15,7 @@ pub(in crate::server) struct CallRecords {
 
 impl CallRecords {
     /// The records of an earlier incarnation.
-    pub(super) fn expect(&self, slots: Vec<SlotRecord>) {
+    pub(in crate::server) fn expect(&self, slots: Vec<SlotRecord>) {
         *self.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
         *self.replayed.lock() = Some(HashMap::default());
     }

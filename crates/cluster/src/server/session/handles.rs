@@ -85,7 +85,7 @@ impl Handles {
         files.filter(|file| file.ino == ino).copied().collect()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::server) fn len(&self) -> usize {
         self.0.lock().as_ref().map_or(0, HashMap::len)
     }
 

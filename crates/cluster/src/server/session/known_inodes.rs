@@ -23,13 +23,13 @@ pub(in crate::server) struct KnownInodes {
     /// Inodes that were moved out of the client's root, and the generation in which each was: it may have been told of some again.
     revoked: HashMap<Ino, u64>,
     /// How often that happened here.
-    lost: u64,
+    pub(in crate::server) lost: u64,
     /// What was moved out of the client's root, and is: for each top, [`Self::moves`] when it had left.
     leaving: HashMap<Ino, u64>,
     /// How often such a move began or ended here.
-    moves: u64,
+    pub(in crate::server) moves: u64,
     /// The client was asked to forget inodes, and still knows too many.
-    asked: Option<ReleaseRequest>,
+    pub(in crate::server) asked: Option<ReleaseRequest>,
     limit: Arc<InodeLimit>,
 }
 
@@ -124,11 +124,6 @@ impl KnownInodes {
         }
     }
 
-    /// How often a move out of the client's root began or ended here.
-    pub(in crate::server) fn moves(&self) -> u64 {
-        self.moves
-    }
-
     /// Whether the client must not be told of an inode by a call that began after so many [`Self::moves`].
     pub(in crate::server) fn is_leaving(&self, ino: Ino, moves: u64) -> bool {
         self.leaving.get(&ino).is_some_and(|left| *left > moves)
@@ -142,7 +137,7 @@ impl KnownInodes {
     }
 
     /// Of each inode that an earlier server has revoked, the generation.
-    pub(super) fn set_revoked(&mut self, revoked: Vec<(Ino, u64)>) {
+    pub(in crate::server) fn set_revoked(&mut self, revoked: Vec<(Ino, u64)>) {
         assert!(self.revoked.is_empty(), "the record of a session is read once");
         self.stamp = revoked.iter().map(|(_, generation)| *generation).fold(self.stamp, u64::max);
         self.revoked = revoked.into_iter().collect();
@@ -162,11 +157,6 @@ impl KnownInodes {
         self.revoked.contains_key(&ino) && !self.told.contains_key(&ino)
     }
 
-    /// How often an inode was revoked by this server.
-    pub(in crate::server) fn lost(&self) -> u64 {
-        self.lost
-    }
-
     /// The generation in which an inode was last revoked; 0 if it never was. Inode tokens are of a generation.
     pub(in crate::server) fn generation(&self, ino: Ino) -> u64 {
         self.revoked.get(&ino).copied().unwrap_or_default()
@@ -178,10 +168,6 @@ impl KnownInodes {
         let since = self.asked.map_or(request.since, |asked| asked.since);
         self.asked = (!is_met).then_some(ReleaseRequest { since, ..request });
         !is_met
-    }
-
-    pub(in crate::server) fn asked(&self) -> Option<ReleaseRequest> {
-        self.asked
     }
 
     /// The session ends: the inodes that its client knew.

@@ -347,7 +347,7 @@ pub struct Reclaim {
 }
 
 /// A server's answer.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reply {
     /// Answers of a session that name inodes have growing stamps.
     pub stamp: u64,
@@ -366,7 +366,7 @@ pub struct Reply {
 }
 
 /// What a server answers.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub enum Answer {
     /// The session goes on.
     Attached {
@@ -390,6 +390,7 @@ pub enum Answer {
     /// The server has ended the session, or does not know it.
     Evicted,
     /// Success.
+    #[default]
     Done,
     /// An inode.
     Inode(Attributes),

@@ -1,7 +1,7 @@
 //! A filesystem, served to clients on other machines.
 //!
 //! The server keeps nothing about names or inodes: that is the [`Filesystem`]'s. A call passes through stages, of which each owns
-//! its state and its lock (`stages`):
+//! its state and its lock (`stages`; `base` has what all of them know):
 //!
 //! - `connection`: the calls of a connection; `session`, `sessions`: a client's session, with the inodes that it knows, its open
 //!   files, and the answers to its calls that are carried out once;
@@ -13,7 +13,7 @@
 //!
 //! Beside these: `grace_period`: the sessions of the server before this one go on; `moves`: what is moved out of the directory
 //! that a client sees; `room`: what clients are promised; `inode_limit`: clients that know too much are asked to forget some of
-//! it; `status`, `report`, `counters`: what an administrator sees.
+//! it; `report`, `counters`: what an administrator sees.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
 //! answer, it is evicted then: its session ends, and what it held is released. Otherwise its session goes on for
@@ -42,7 +42,6 @@ mod room;
 mod session;
 mod sessions;
 mod stages;
-mod status;
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -57,9 +56,11 @@ use base::resolve;
 use connection::Connection;
 pub use counters::CallCounts;
 pub use options::{KNOWN_BYTES, Options, Visitor};
-pub use report::{HolderReport, InodeReport, InvalidationReport, LockReport};
+pub use report::{
+    HolderReport, InodeReport, InvalidationCounts, InvalidationReport, LockReport, ServerStatus,
+    SessionStatus,
+};
 use stages::Stages;
-pub use status::{InvalidationCounts, ServerStatus, SessionStatus};
 
 /// Serves a filesystem. Clones are the same server; the sessions end with the last of them.
 #[derive(Clone, Debug)]
@@ -149,12 +150,12 @@ impl Server {
 
     /// The server and its sessions.
     pub fn status(&self) -> ServerStatus {
-        status::status_of(&self.stages)
+        report::status_of(&self.stages)
     }
 
     /// The sessions, by the names of their clients.
     pub fn sessions(&self) -> Vec<SessionStatus> {
-        status::sessions_of(&self.stages)
+        report::sessions_of(&self.stages)
     }
 
     /// The holders of the inode of a path. The path is one from the filesystem's root; a symbolic link at its end is

@@ -12,7 +12,6 @@ use super::open_files::OpenFiles;
 use super::options::Options;
 use super::replay::Replay;
 
-/// What all stages know.
 #[derive(Clone, Debug)]
 pub(super) struct Base {
     pub(super) env: Env,

@@ -25,7 +25,6 @@ use pages::content_of;
 pub(super) use table::Drops;
 use table::{ATTRIBUTES, CONTENT, Holder, NAMES, NOTHING, Table, add_change};
 
-/// What the sessions may cache.
 #[derive(Debug)]
 pub(super) struct Capabilities {
     env: Env,
@@ -43,19 +42,14 @@ pub(super) struct Capabilities {
 pub(super) struct GrantRequest {
     /// The stamp when its call began to read.
     pub(super) since: u64,
-    /// The attributes in the answer.
     pub(super) attributes: Option<Ino>,
-    /// Names in this directory.
     pub(super) names: Option<Ino>,
-    /// Pages of this file.
     pub(super) content: Option<Ino>,
     /// Pages of this file are cached already.
     pub(super) cached: Option<Ino>,
-    /// A delegation of this directory or file.
     pub(super) delegation: Option<Ino>,
 }
 
-/// What an answer has granted.
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     pub(super) grants: Grants,
@@ -63,17 +57,6 @@ pub(super) struct Granted {
     pub(super) listed: Vec<bool>,
     /// Nothing of what is delegated has changed since the call began to read.
     pub(super) is_steady: bool,
-}
-
-/// Changes that begin.
-#[derive(Debug)]
-pub(super) struct Begun {
-    /// Grows from change to change.
-    pub(super) number: u64,
-    /// What is to be dropped first.
-    pub(super) invalid: Drops,
-    /// What is dropped as soon as earlier calls are answered that hold it.
-    pub(super) held: Drops,
 }
 
 /// A change of bytes until its call is answered.
@@ -130,11 +113,16 @@ impl Capabilities {
         self.env.now() + self.recall
     }
 
-    /// Changes by a session begin: what each other session has to drop first, and what this one has to drop of
-    /// `surprising` inodes. [`Capabilities::end`] must follow.
-    pub(super) fn begin(&self, by: u64, changes: &[Changed], surprising: &[Ino]) -> Begun {
-        let mut table = self.table.lock();
-        let table = &mut *table;
+    /// Changes by a session begin. Returns their number, which grows from change to change; what each other session has to drop
+    /// first, and this one of `surprising` inodes; and what is dropped as soon as earlier calls are answered that hold it.
+    /// [`Capabilities::end`] must follow.
+    pub(super) fn begin(
+        &self,
+        by: u64,
+        changes: &[Changed],
+        surprising: &[Ino],
+    ) -> (u64, Drops, Drops) {
+        let table = &mut *self.table.lock();
         let number = self.advance(table);
         let mut invalid: Drops = Vec::new();
         for change in changes {
@@ -152,13 +140,12 @@ impl Capabilities {
             }
             invalid.retain(|(_, changes)| !changes.is_empty());
         }
-        Begun { number, invalid, held }
+        (number, invalid, held)
     }
 
     /// The changes have ended: the pages that were read meanwhile.
     pub(super) fn end(&self, number: u64, changes: &[Changed]) -> Vec<Late> {
-        let mut table = self.table.lock();
-        let table = &mut *table;
+        let table = &mut *self.table.lock();
         let mut outdated = Vec::new();
         for ino in changes.iter().filter_map(content_of) {
             for (session, range) in table.pages.carried_out(number, ino) {
@@ -186,8 +173,7 @@ impl Capabilities {
     /// A session has dropped what is about to change, which began with this number. It may still cache other names of a directory,
     /// and other pages. A directory that it has released stays shared until `until`.
     pub(super) fn dropped(&self, session: u64, number: u64, changes: &[Changed], until: Time) {
-        let mut table = self.table.lock();
-        let table = &mut *table;
+        let table = &mut *self.table.lock();
         for change in changes {
             let ino = change.ino();
             let is_held = table.holders.contains_key(&ino);
@@ -251,8 +237,7 @@ impl Capabilities {
     /// A session is about to cache pages of a file, and is told of changes from here on. Whether it is, which is so unless the file
     /// is another session's alone.
     pub(super) fn read_pages(&self, session: u64, ino: Ino, range: &Range<u64>) -> bool {
-        let mut table = self.table.lock();
-        let table = &mut *table;
+        let table = &mut *self.table.lock();
         if table.delegation(ino, session).is_some() {
             return false;
         }
@@ -321,7 +306,6 @@ impl Capabilities {
         recalls
     }
 
-    /// What a session has to release so that nothing is its alone.
     pub(super) fn recalls_from(&self, session: u64) -> Vec<Changed> {
         let mut table = self.table.lock();
         let is_owner = |it: &Holder| it.session == session && it.held.delegation;
@@ -335,8 +319,7 @@ impl Capabilities {
 
     /// A quota begins to change: what was read of quotas before does not count any more. Returns the delegations of each session.
     pub(super) fn begin_quota_change(&self) -> Drops {
-        let mut table = self.table.lock();
-        let table = &mut *table;
+        let table = &mut *self.table.lock();
         table.quota_changes += 1;
         table.quotas_changed = self.advance(table);
         let mut recalls = Drops::new();
@@ -357,12 +340,10 @@ impl Capabilities {
         table.quotas_changed = self.advance(&mut table);
     }
 
-    /// A session caches nothing of an inode.
     pub(super) fn forget(&self, session: u64, ino: Ino) {
         self.table.lock().reduce(ino, session, |holder| holder.held = NOTHING);
     }
 
-    /// A session has ended.
     pub(super) fn drop_session(&self, session: u64) {
         self.table.lock().holders.retain(|_, holders| {
             holders.retain(|it| it.session != session);
@@ -370,7 +351,6 @@ impl Capabilities {
         });
     }
 
-    /// The sessions that cache something of an inode: what, and since when.
     pub(super) fn holders(&self, ino: Ino) -> SmallVec<[(u64, Grants, Time); 2]> {
         let table = self.table.lock();
         let holders = table.holders.get(&ino).into_iter().flatten();

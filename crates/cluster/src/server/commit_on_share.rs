@@ -17,12 +17,10 @@ use super::context::RequestContext;
 use super::sessions::Sessions;
 use crate::protocol::Changed;
 
-/// Something that is changed or seen.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Dependency {
     /// An inode: attributes, bytes, or all names of a directory.
     Inode(Ino),
-    /// A name of a directory.
     Name(Ino, Bytes),
     /// The bytes of a file, beside its inode.
     Content(Ino),
@@ -55,9 +53,7 @@ struct Changes {
     recent: HashMap<Dependency, u64>,
     /// Changes that the sync under way makes durable.
     syncing: HashMap<Dependency, u64>,
-    /// The highest version of a change.
     committed: u64,
-    /// Changes up to this version are durable.
     durable: u64,
 }
 
@@ -72,40 +68,6 @@ impl Changes {
         if *last != maker {
             *last = SEVERAL;
         }
-    }
-
-    /// A change has ended, and has become this version if it has committed. Whether its result depends on changes of others.
-    fn end(
-        &mut self,
-        by: u64,
-        dependencies: Dependencies,
-        parents: &[Ino],
-        committed: Option<u64>,
-        waits: bool,
-    ) -> bool {
-        let commutes = |dependency: &Dependency| {
-            committed.is_some()
-                && matches!(dependency, Dependency::Inode(ino) if parents.contains(ino))
-        };
-        let depends = dependencies
-            .iter()
-            .any(|dependency| !commutes(dependency) && self.is_of_another(by, dependency));
-        let maker = if waits || depends { SEVERAL } else { by };
-        for dependency in dependencies {
-            let running = self.running.get_mut(&dependency);
-            let running = running.expect("a change ends that has not begun");
-            let own = running.iter().position(|session| *session == by);
-            running
-                .swap_remove(own.expect("a change is ended by another session than has begun it"));
-            if running.is_empty() {
-                self.running.remove(&dependency);
-            }
-            if committed.is_some() {
-                self.changed(dependency, maker);
-            }
-        }
-        self.committed = self.committed.max(committed.unwrap_or_default());
-        depends
     }
 
     /// Whether another session has changed it, or is about to.
@@ -168,7 +130,29 @@ impl CommitOnShare {
     pub(super) fn end(&self, ctx: &RequestContext<'_>, undurable: Undurable, parents: &[Ino]) {
         let committed = ctx.committed().map(|it| it.version);
         let (by, waits) = (ctx.session.serial, ctx.is_answered_later());
-        if self.changes.lock().end(by, undurable.0, parents, committed, waits) {
+        let commutes = |dependency: &Dependency| {
+            committed.is_some()
+                && matches!(dependency, Dependency::Inode(ino) if parents.contains(ino))
+        };
+        let changes = &mut *self.changes.lock();
+        let Undurable(dependencies) = undurable;
+        let depends = dependencies.iter().any(|it| !commutes(it) && changes.is_of_another(by, it));
+        let maker = if waits || depends { SEVERAL } else { by };
+        for dependency in dependencies {
+            let running = changes.running.get_mut(&dependency);
+            let running = running.expect("a change ends that has not begun");
+            let own = running.iter().position(|session| *session == by);
+            running
+                .swap_remove(own.expect("a change is ended by another session than has begun it"));
+            if running.is_empty() {
+                changes.running.remove(&dependency);
+            }
+            if committed.is_some() {
+                changes.changed(dependency, maker);
+            }
+        }
+        changes.committed = changes.committed.max(committed.unwrap_or_default());
+        if depends {
             ctx.depend();
         }
     }
@@ -181,17 +165,14 @@ impl CommitOnShare {
         ctx.saw(ino, depends);
     }
 
-    /// A call has seen inodes.
     pub(super) fn saw(&self, ctx: &RequestContext<'_>, inodes: impl IntoIterator<Item = Ino>) {
         inodes.into_iter().for_each(|ino| self.see(ctx, ino, || Dependency::Inode(ino)));
     }
 
-    /// A call has seen what a name of a directory leads to.
     pub(super) fn saw_name(&self, ctx: &RequestContext<'_>, parent: Ino, name: &Bytes) {
         self.see(ctx, parent, || Dependency::Name(parent, name.clone()));
     }
 
-    /// Changes up to this version are durable.
     pub(super) fn durable(&self) -> u64 {
         self.changes.lock().durable
     }
@@ -224,9 +205,6 @@ impl CommitOnShare {
     }
 
     /// Returns when all changes before this call are durable. The clients that have to know are told.
-    ///
-    /// # Errors
-    /// Those of the filesystem.
     pub(super) async fn make_durable(&self) -> Result<(), FsError> {
         if let Some(version) = self.sync().await? {
             self.sessions.all().iter().for_each(|session| session.notify_durable(version));

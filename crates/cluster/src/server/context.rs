@@ -21,25 +21,19 @@ pub(super) struct Place {
     pub(super) slot: u16,
 }
 
-/// A call of a session.
 #[derive(Debug)]
 pub(super) struct RequestContext<'a> {
     pub(super) session: &'a Session,
     pub(super) place: Place,
-    /// What kind of call it is, for an administrator.
     pub(super) kind: &'static str,
     /// The user that it counts for; `None` if the client is trusted to have checked what its users may do.
     pub(super) user: Option<Credentials>,
-    /// What it reads and writes.
     pub(super) footprint: Footprint<'a>,
     /// The filesystem, which records changes that are made through it as those of this call.
     pub(super) files: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
-    /// Its answer depends on what may not survive a crash.
     depends: AtomicBool,
-    /// The inodes that it has seen.
     seen: Mutex<SmallVec<[Ino; 4]>>,
-    /// The changes of bytes that it makes.
     turns: Mutex<SmallVec<[PageTurn; 1]>>,
     /// What other sessions have to drop or to know before it is answered.
     late: Mutex<Vec<Late>>,
@@ -57,15 +51,13 @@ impl<'a> RequestContext<'a> {
         before: Option<Committed>,
     ) -> RequestContext<'a> {
         let footprint = request.footprint(payload);
-        let table = files.session_table().filter(|_| footprint.is_change());
-        let recording = table.map(|table| {
-            let Place { number, slot } = place;
-            let call = RecordedCall { session: session.serial, slot, number, before };
-            let recorder = Arc::new(Recorder::new(call));
-            (table.recording(recorder.clone()), recorder)
-        });
-        let (files, recorder) = match recording {
-            Some((files, recorder)) => (files, Some(recorder)),
+        let (files, recorder) = match files.session_table().filter(|_| footprint.is_change()) {
+            Some(table) => {
+                let Place { number, slot } = place;
+                let call = RecordedCall { session: session.serial, slot, number, before };
+                let recorder = Arc::new(Recorder::new(call));
+                (table.recording(recorder.clone()), Some(recorder))
+            }
             None => (files.clone(), None),
         };
         RequestContext {
@@ -95,7 +87,6 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Whether it was made before a crash.
     pub(super) fn is_replay(&self) -> bool {
         self.recorder.as_ref().is_some_and(|recorder| recorder.call.before.is_some())
     }
@@ -108,7 +99,6 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// What it has seen since it was last asked.
     pub(super) fn drain_seen(&self) -> SmallVec<[Ino; 4]> {
         std::mem::take(&mut *self.seen.lock())
     }
@@ -123,12 +113,10 @@ impl<'a> RequestContext<'a> {
         self.turns.lock().iter().for_each(PageTurn::wait);
     }
 
-    /// Before it is answered, sessions have to drop or to know something.
     pub(super) fn add_late(&self, late: impl IntoIterator<Item = Late>) {
         self.late.lock().extend(late);
     }
 
-    /// What sessions have to drop or to know before it is answered.
     pub(super) fn drain_late(&self) -> Vec<Late> {
         std::mem::take(&mut *self.late.lock())
     }
@@ -138,12 +126,10 @@ impl<'a> RequestContext<'a> {
         self.depends() || !self.late.lock().is_empty()
     }
 
-    /// Its answer depends on what may not survive a crash.
     pub(super) fn depend(&self) {
         self.depends.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it does.
     pub(super) fn depends(&self) -> bool {
         self.depends.load(Ordering::Relaxed)
     }

@@ -11,17 +11,13 @@ use thalweg_store::latency::{Histogram, Latency};
 /// Counts of a server, since it started.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// By the kinds of calls.
     kinds: RwLock<BTreeMap<&'static str, Arc<KindCounters>>>,
     /// Sessions that the server has ended.
     pub(super) evictions: AtomicU64,
     /// Changes that clients had made by themselves, and that were refused.
     pub(super) refused: AtomicU64,
-    /// Connections that are open.
     pub(super) connections: AtomicU64,
-    /// Bytes of the payloads of calls.
     pub(super) received: AtomicU64,
-    /// Bytes of the payloads of answers.
     pub(super) sent: AtomicU64,
     /// Recalls that were sent to clients.
     pub(super) recalls_sent: AtomicU64,
@@ -70,24 +66,20 @@ pub struct CallCounts {
     pub cumulative: Vec<(u64, u64)>,
 }
 
-/// Adds to a counter.
 pub(super) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
-/// The value of a counter.
 pub(super) fn value(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
 impl Counters {
-    /// A connection has come.
     pub(super) fn connected(&self) -> OpenConnection<'_> {
         add(&self.connections, 1);
         OpenConnection(self)
     }
 
-    /// A call of this kind was answered.
     pub(super) fn answered(&self, kind: &'static str, took: Duration, failed: bool) {
         let counters = self.kind(kind);
         counters.latency.add(took);
@@ -101,7 +93,6 @@ impl Counters {
         self.kinds.write().entry(kind).or_default().clone()
     }
 
-    /// All kinds of calls that were answered.
     pub(super) fn calls(&self) -> Vec<CallCounts> {
         let kinds = self.kinds.read();
         let count = |(call, counters): (&&'static str, &Arc<KindCounters>)| CallCounts {

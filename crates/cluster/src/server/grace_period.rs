@@ -6,25 +6,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use thalweg_env::{HashSet, Time, watch};
+use thalweg_fs::FsError;
 use thalweg_fs::session_table::SessionRecord;
-use thalweg_fs::{FsError, SessionTable};
-use tokio::sync::Notify;
 
 use super::base::{Base, resolve};
 use super::session::Session;
 use super::sessions::{Ending, Sessions, decode};
 
-/// The clients that are expected back.
 #[derive(Debug)]
 pub(super) struct GracePeriod {
     base: Base,
     sessions: Arc<Sessions>,
     /// The sessions that have not reclaimed what they held yet.
-    expected: Mutex<HashSet<u64>>,
-    /// One is back.
-    moved: Notify,
+    expected: watch::Sender<HashSet<u64>>,
     is_over: watch::Sender<bool>,
 }
 
@@ -33,32 +28,26 @@ impl GracePeriod {
         GracePeriod {
             base: base.clone(),
             sessions: sessions.clone(),
-            expected: Mutex::default(),
-            moved: Notify::new(),
+            expected: watch::Sender::new(HashSet::default()),
             is_over: watch::Sender::new(true),
         }
     }
 
-    /// Whether a session has not reclaimed what it held yet.
     pub(super) fn expects(&self, session: u64) -> bool {
-        self.expected.lock().contains(&session)
+        self.expected.borrow().contains(&session)
     }
 
-    /// How many are expected.
     pub(super) fn missing(&self) -> usize {
-        self.expected.lock().len()
+        self.expected.borrow().len()
     }
 
     /// A session has reclaimed what it held, or has ended.
     pub(super) fn is_gone(&self, session: u64) {
-        self.expected.lock().remove(&session);
-        self.moved.notify_waiters();
+        self.expected.send_if_modified(|expected| expected.remove(&session));
     }
 
-    /// Whether a client that reclaims something has reclaimed everything before, and may not know that.
-    ///
-    /// # Errors
-    /// [`FsError::Invalid`] when the client is not expected.
+    /// Whether a client that reclaims something has reclaimed everything before, and may not know that. Fails when the client is
+    /// not expected.
     pub(super) fn has_reclaimed(&self, session: &Session) -> Result<bool, FsError> {
         match (self.expects(session.serial), session.records.may_replay()) {
             (true, _) => Ok(false),
@@ -71,18 +60,6 @@ impl GracePeriod {
     pub(super) async fn over(&self) {
         if !*self.is_over.borrow() {
             let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
-        }
-    }
-
-    async fn all_back(&self) {
-        loop {
-            let moved = self.moved.notified();
-            tokio::pin!(moved);
-            moved.as_mut().enable();
-            if self.expected.lock().is_empty() {
-                return;
-            }
-            moved.await;
         }
     }
 
@@ -128,7 +105,7 @@ impl GracePeriod {
             }
             Err(error) => return Err(error),
         };
-        self.expected.lock().insert(record.session);
+        self.expected.send_if_modified(|expected| expected.insert(record.session));
         self.sessions.resume((id, visitor, path), record);
         Ok(Some(granted))
     }
@@ -136,29 +113,26 @@ impl GracePeriod {
     /// Waits for the clients, and ends the sessions of those that do not come.
     pub(super) async fn run(&self, until: Time) {
         let patience = until.since(self.base.env.now());
-        let _ = self.base.env.timeout(patience, self.all_back()).await;
+        let mut expected = self.expected.subscribe();
+        let _ = self.base.env.timeout(patience, expected.wait_for(HashSet::is_empty)).await;
         let lost = self.sessions.matching(|session| self.expects(session.serial));
         if let Some(table) = self.base.files.session_table() {
-            self.end_records(table, &lost).await;
+            let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
+            self.sessions.shut_out(&numbers).await;
+            if let Err(error) = table.end_sessions(&numbers).await {
+                tracing::error!(%error, "the records of lost clients stay");
+            }
+            if let Err(error) = table.release_orphans().await {
+                tracing::error!(%error, "files without names stay");
+            }
         }
         for session in &lost {
             let why = "its client did not come back to this server";
             self.sessions.end(session, Ending::Evicted(why));
         }
-        self.expected.lock().clear();
+        self.expected.send_replace(HashSet::default());
         self.base.replay.complete();
         self.is_over.send_replace(true);
         tracing::info!(lost = lost.len(), "the server goes on");
-    }
-
-    async fn end_records(&self, table: &dyn SessionTable, lost: &[Arc<Session>]) {
-        let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
-        self.sessions.shut_out(&numbers).await;
-        if let Err(error) = table.end_sessions(&numbers).await {
-            tracing::error!(%error, "the records of lost clients stay");
-        }
-        if let Err(error) = table.release_orphans().await {
-            tracing::error!(%error, "files without names stay");
-        }
     }
 }

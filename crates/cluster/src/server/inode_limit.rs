@@ -18,19 +18,15 @@ const ASKS: u32 = 16;
 /// The part of a lease that a client has for it.
 const PATIENCE: u32 = 4;
 
-/// What the sessions know.
 #[derive(Debug)]
 pub(super) struct InodeLimit {
-    /// They are to know so many at most.
     most: usize,
     lease: Duration,
     /// Inodes, counted for each session.
     known: AtomicUsize,
-    /// When clients were asked last.
     asked: Mutex<Option<Time>>,
 }
 
-/// A session is asked to forget inodes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReleaseRequest {
     /// It is to know so many at most.
@@ -39,24 +35,15 @@ pub(super) struct ReleaseRequest {
     pub(super) since: Time,
 }
 
-impl ReleaseRequest {
-    /// Whether a session that knows so many inodes does what it was asked for.
-    pub(super) fn is_met(&self, known: usize) -> bool {
-        known <= self.most
-    }
-}
-
 impl InodeLimit {
     pub(super) fn new(most: usize, lease: Duration) -> InodeLimit {
         InodeLimit { most, lease, known: AtomicUsize::new(0), asked: Mutex::default() }
     }
 
-    /// A session knows more inodes.
     pub(super) fn add(&self, inodes: usize) {
         self.known.fetch_add(inodes, Ordering::Relaxed);
     }
 
-    /// A session knows fewer inodes.
     pub(super) fn remove(&self, inodes: usize) {
         let before = self.known.fetch_sub(inodes, Ordering::Relaxed);
         assert!(before >= inodes, "clients forget more inodes than they know");

@@ -54,7 +54,6 @@ pub(super) struct Move<'a> {
     leaves: [Vec<Arc<Session>>; 2],
 }
 
-/// What a session does not know any more.
 #[derive(Debug)]
 struct Revoked {
     session: Arc<Session>,
@@ -87,7 +86,6 @@ impl Moves {
         self.sessions.matching(|it| it.root != by.root && it.path.contains(&by.root))
     }
 
-    /// A directory, and those above it.
     async fn above(&self, directory: Ino) -> Result<Vec<Ino>, FsError> {
         let mut above = vec![directory];
         let mut at = directory;
@@ -98,7 +96,6 @@ impl Moves {
         Ok(above)
     }
 
-    /// A rename from one directory to another one begins.
     pub(super) async fn begin(
         &self,
         ctx: &RequestContext<'_>,
@@ -186,7 +183,6 @@ impl Moves {
         self.grace_period.is_gone(session.serial);
     }
 
-    /// Sessions lose an inode with all below it.
     async fn revoke(
         &self,
         ctx: &RequestContext<'_>,
@@ -250,21 +246,18 @@ impl Moves {
         except: Option<Ino>,
         mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
     ) -> Result<(), FsError> {
-        let mut directories = VecDeque::from([top]);
-        while let Some(directory) = directories.pop_front() {
-            let mut from = Cookie::START;
-            loop {
-                let files = &self.base.files;
-                let entries = files.read_directory(directory, from, MAX_ENTRIES, false).await?;
-                let Some(last) = entries.last() else { break };
-                from = last.cookie;
-                for entry in entries.iter().filter(|entry| Some(entry.ino) != except) {
-                    if visit(entry).is_break() {
-                        return Ok(());
-                    }
-                    if entry.kind == Kind::Directory {
-                        directories.push_back(entry.ino);
-                    }
+        let mut directories = VecDeque::from([(top, Cookie::START)]);
+        while let Some((directory, from)) = directories.pop_front() {
+            let files = &self.base.files;
+            let entries = files.read_directory(directory, from, MAX_ENTRIES, false).await?;
+            let Some(last) = entries.last() else { continue };
+            directories.push_front((directory, last.cookie));
+            for entry in entries.iter().filter(|entry| Some(entry.ino) != except) {
+                if visit(entry).is_break() {
+                    return Ok(());
+                }
+                if entry.kind == Kind::Directory {
+                    directories.push_back((entry.ino, Cookie::START));
                 }
             }
         }
@@ -372,7 +365,6 @@ impl Revoked {
         self.session.lock().known.end_move(self.top, has_left);
     }
 
-    /// The session does not know an inode any more.
     fn add(&mut self, ino: Ino) {
         let revoked = self.session.revoke(ino);
         self.inodes.extend(revoked.map(|stamp| (ino, stamp)));

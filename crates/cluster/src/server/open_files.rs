@@ -9,14 +9,12 @@ use thalweg_fs::{Filesystem, Ino, OpenFlags};
 
 use super::session::OpenFile;
 
-/// The open files of all sessions.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     files: Arc<dyn Filesystem>,
     opens: Mutex<HashMap<Ino, SmallVec<[Opens; 2]>>>,
 }
 
-/// How often a session has a file open.
 #[derive(Clone, Copy, Debug)]
 struct Opens {
     session: u64,
@@ -28,9 +26,7 @@ struct Opens {
 /// Which other sessions have a file open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Others {
-    /// Some other session has.
     pub(super) open: bool,
-    /// Some other session has, for writing.
     pub(super) writing: bool,
 }
 
@@ -61,20 +57,17 @@ impl OpenFiles {
         found
     }
 
-    /// Whether another session has a file open.
     pub(super) fn is_open_by_others(&self, session: u64, ino: Ino) -> bool {
         let files = self.opens.lock();
         files.get(&ino).is_some_and(|opens| opens.iter().any(|it| it.session != session))
     }
 
-    /// The other sessions that have a file open.
     pub(super) fn others(&self, session: u64, ino: Ino) -> SmallVec<[u64; 2]> {
         let files = self.opens.lock();
         let opens = files.get(&ino).into_iter().flatten();
         opens.map(|it| it.session).filter(|it| *it != session).collect()
     }
 
-    /// Whether a file is open.
     pub(super) fn is_open(&self, ino: Ino) -> bool {
         self.opens.lock().get(&ino).is_some_and(|opens| !opens.is_empty())
     }
@@ -86,13 +79,11 @@ impl OpenFiles {
         own.map_or((false, false), |own| (own.reading > 0, own.writing > 0))
     }
 
-    /// A session closes a file.
     pub(super) async fn close(&self, session: u64, file: OpenFile) {
         self.remove(session, file.ino, file.flags);
         self.files.release(file.ino, file.at).await;
     }
 
-    /// A session does not have a file open any more.
     pub(super) fn remove(&self, session: u64, ino: Ino, flags: OpenFlags) {
         let mut files = self.opens.lock();
         let Some(opens) = files.get_mut(&ino) else { return };

@@ -5,7 +5,6 @@ mod attributes;
 mod batch;
 mod content;
 mod delegations;
-mod durability;
 mod names;
 mod opens;
 mod reclaim;
@@ -75,9 +74,9 @@ pub(super) async fn carry_out(
         }
         Request::Seek { ino, offset, what } => content::seek(op, *ino, *offset, *what).await,
         Request::Copy { from, to, len } => content::copy(op, *from, *to, *len).await,
-        Request::Sync { ino, content_only } => durability::sync(op, *ino, *content_only).await,
-        Request::SyncAll => durability::sync_all(stages).await,
-        Request::Level { ino, wait } => durability::level(ctx, *ino, *wait).await,
+        Request::Sync { ino, content_only } => content::sync(op, *ino, *content_only).await,
+        Request::SyncAll => content::sync_all(stages).await,
+        Request::Level { ino, wait } => content::level(ctx, *ino, *wait).await,
         Request::Xattr { ino, name } => attributes::xattr(op, *ino, name).await,
         Request::SetXattr { ino, name, how } => {
             attributes::set_xattr(op, *ino, name, payload, *how).await

@@ -2,20 +2,21 @@
 //!
 //! A change that is under way is a [`RecallGuard`]: nothing of what it changes is granted before that is dropped.
 
-mod name_locks;
-mod releases;
 mod under_way;
 
+use std::hash::BuildHasher;
+use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::{join, join_all};
 use smallvec::SmallVec;
+use thalweg_env::FixedState;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
 
 use super::base::Base;
-use super::capabilities::{Begun, Drops, Late};
+use super::capabilities::{Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::RequestContext;
 use super::counters::add;
@@ -23,10 +24,11 @@ use super::response::Response;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, FromServer, Invalidated};
-use name_locks::NameLocks;
-use releases::{Release, Releases};
 pub(super) use under_way::RecallReport;
-use under_way::RecallsUnderWay;
+use under_way::{RecallsUnderWay, Releases};
+
+/// Names with equal hashes modulo this share a lock.
+const NAME_LOCKS: usize = 256;
 
 /// The changes under way, and the calls of the server to its clients that these wait for.
 #[derive(Debug)]
@@ -34,7 +36,9 @@ pub(super) struct Recall {
     base: Base,
     sessions: Arc<Sessions>,
     commit_on_share: Arc<CommitOnShare>,
-    names: NameLocks,
+    /// Changes of one name come one after the other, so that a change knows the inode that it is about.
+    name_locks: Vec<tokio::sync::Mutex<()>>,
+    hasher: FixedState,
     under_way: RecallsUnderWay,
     releases: Releases,
 }
@@ -45,7 +49,6 @@ pub(super) struct RecallGuard<'a> {
     recall: &'a Recall,
     ctx: &'a RequestContext<'a>,
     changes: Vec<Changed>,
-    /// The changes' number.
     number: u64,
     /// Taken when the guard is dropped.
     undurable: Option<Undurable>,
@@ -79,7 +82,8 @@ impl Recall {
             base: base.clone(),
             sessions: sessions.clone(),
             commit_on_share: commit_on_share.clone(),
-            names: NameLocks::default(),
+            name_locks: (0..NAME_LOCKS).map(|_| Default::default()).collect(),
+            hasher: FixedState::default(),
             under_way: RecallsUnderWay::default(),
             releases: Releases::new(&base.env),
         }
@@ -90,7 +94,17 @@ impl Recall {
         &self,
         names: &[(Ino, &[u8])],
     ) -> SmallVec<[MutexGuard<'_, ()>; 2]> {
-        self.names.lock(names).await
+        let number =
+            |name: &(Ino, &[u8])| self.hasher.hash_one((name.0.0, name.1)) as usize % NAME_LOCKS;
+        let mut numbers: SmallVec<[usize; 2]> = names.iter().map(number).collect();
+        // In one order, so that two changes never wait for each other.
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut guards = SmallVec::new();
+        for number in numbers {
+            guards.push(self.name_locks[number].lock().await);
+        }
+        guards
     }
 
     /// Begins the changes that the footprint of a call tells: returns when no other client caches what they change. Fails as
@@ -112,8 +126,7 @@ impl Recall {
     ) -> Result<RecallGuard<'a>, FsError> {
         let serial = ctx.session.serial;
         let undurable = self.commit_on_share.begin(serial, &changes);
-        let Begun { number, invalid, held } =
-            self.base.capabilities.begin(serial, &changes, surprising);
+        let (number, invalid, held) = self.base.capabilities.begin(serial, &changes, surprising);
         ctx.hold(self.base.capabilities.page_turn(number, &changes));
         let mut guard =
             RecallGuard { recall: self, ctx, changes, number, undurable, _executing: None };
@@ -158,10 +171,7 @@ impl Recall {
         }
         let recalling = &self.under_way.begin(ctx, self.base.env.now(), &invalid);
         let waits = invalid.iter().map(|(serial, changes)| async move {
-            match self.sessions.with_serial(*serial) {
-                Some(session) => self.drop_from(&session, changes).await,
-                None => self.sessions.left(*serial).await,
-            }
+            self.drop_from(*serial, changes, false).await;
             let until = self.base.env.now() + self.base.options.share;
             self.base.capabilities.dropped(*serial, number, changes, until);
             recalling.answered(*serial);
@@ -169,47 +179,34 @@ impl Recall {
         join_all(waits).await;
     }
 
-    /// Returns when a client does not cache these things any more.
-    async fn drop_from(&self, session: &Session, changes: &[Changed]) {
+    /// Has sessions drop what their calls may hold. Returns when each of them has, or holds some of it: that is dropped when its call
+    /// is answered.
+    async fn drop_unless_held(&self, held: Drops) {
+        join_all(held.iter().map(|(serial, changes)| self.drop_from(*serial, changes, true))).await;
+    }
+
+    /// Returns when a client does not cache these things any more, or holds some of them if it may.
+    async fn drop_from(&self, serial: u64, changes: &[Changed], unless_held: bool) {
+        let Some(session) = &self.sessions.with_serial(serial) else {
+            return self.sessions.left(serial).await;
+        };
         let requests = Changed::messages_of(changes).map(|part| async move {
-            let is_delegation = |it: &Changed| matches!(it, Changed::Delegation(_));
-            let mut release =
-                part.iter().any(is_delegation).then(|| self.releases.expect(session.serial));
-            let recall = release.as_ref().map_or(0, Release::number);
-            let call = FromServer::Invalidate { recall, changes: part.to_vec() };
-            let released = async {
-                match &mut release {
-                    Some(release) => release.released().await,
-                    None => std::future::pending().await,
-                }
-            };
-            self.request_unless(session, &call, released).await;
+            let changes = part.to_vec();
+            if unless_held {
+                return self.request(session, &FromServer::InvalidateUnlessHeld(changes)).await;
+            }
+            if !changes.iter().any(|it| matches!(it, Changed::Delegation(_))) {
+                return self.request(session, &FromServer::Invalidate { recall: 0, changes }).await;
+            }
+            let mut release = self.releases.expect(serial);
+            let call = FromServer::Invalidate { recall: release.number(), changes };
+            self.request_unless(session, &call, release.released()).await;
         });
         join_all(requests).await;
     }
 
-    /// Has sessions drop what their calls may hold. Returns when each of them has, or holds some of it: that is dropped when its call
-    /// is answered.
-    async fn drop_unless_held(&self, held: Drops) {
-        let waits = held.into_iter().map(|(serial, changes)| async move {
-            let Some(session) = self.sessions.with_serial(serial) else {
-                return self.sessions.left(serial).await;
-            };
-            let calls: Vec<FromServer> = Changed::messages_of(&changes)
-                .map(|part| FromServer::InvalidateUnlessHeld(part.to_vec()))
-                .collect();
-            join_all(calls.iter().map(|call| self.request(&session, call))).await;
-        });
-        join_all(waits).await;
-    }
-
     /// A client's kernel is about to cache pages of a file: from here on it is told of each change of them.
-    pub(super) async fn hold_pages(
-        &self,
-        ctx: &RequestContext<'_>,
-        ino: Ino,
-        range: std::ops::Range<u64>,
-    ) {
+    pub(super) async fn hold_pages(&self, ctx: &RequestContext<'_>, ino: Ino, range: Range<u64>) {
         let serial = ctx.session.serial;
         while !self.base.capabilities.read_pages(serial, ino, &range) {
             // What the owner sends before it releases the file may concern pages of this client, which drops none before
@@ -271,7 +268,6 @@ impl Recall {
         }
     }
 
-    /// The invalidations under way, the oldest first.
     pub(super) fn running(&self) -> Vec<RecallReport> {
         self.under_way.running()
     }

@@ -8,7 +8,6 @@
 //!   the call comes, it leaves alone what was written since this server started: to other clients it came before that.
 
 mod replacement;
-mod written;
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -29,12 +28,11 @@ use super::context::RequestContext;
 use super::session::Session;
 use crate::protocol::{self, CallEffect, SLOTS, decode_list};
 pub(super) use replacement::Replacement;
-use written::Written;
+use replacement::Written;
 
 /// A call: its session, and its number.
 type Number = (u64, u64);
 
-/// What a call may have come to.
 #[derive(Debug)]
 enum ReplayEffect {
     /// This inode, which is referenced.
@@ -62,7 +60,6 @@ pub(super) struct Replay {
 #[derive(Debug, Default)]
 struct ReplayedCalls {
     by_number: BTreeMap<Number, ReplayEffect>,
-    /// The files that such calls are about.
     files: HashMap<Ino, File>,
     /// The grace period is over: no calls are added.
     is_complete: bool,
@@ -70,9 +67,8 @@ struct ReplayedCalls {
 
 #[derive(Debug, Default)]
 struct File {
-    /// How many such calls it has.
     calls: usize,
-    /// What was written since.
+    /// What was written since this server started.
     written: Arc<AsyncMutex<Written>>,
 }
 
@@ -151,7 +147,6 @@ impl ReplayedCalls {
 }
 
 impl Replay {
-    /// None, and none are to come.
     pub(super) fn new(files: &Arc<dyn Filesystem>) -> Replay {
         Replay { files: files.clone(), is_over: AtomicBool::new(true), calls: Mutex::new(None) }
     }
@@ -171,7 +166,6 @@ impl Replay {
         self.remove(.., |_| false);
     }
 
-    /// The calls, while there may be some.
     fn lock(&self) -> Option<MappedMutexGuard<'_, ReplayedCalls>> {
         if self.is_over.load(Ordering::Acquire) {
             return None;
@@ -204,15 +198,11 @@ impl Replay {
         self.lock().is_some_and(|calls| calls.files.contains_key(&ino))
     }
 
-    /// Whether this is such a call.
     pub(super) fn has(&self, number: Number) -> bool {
         self.lock().is_some_and(|calls| calls.by_number.contains_key(&number))
     }
 
     /// The calls of a client that the server before this one has not answered.
-    ///
-    /// # Errors
-    /// [`FsError::Invalid`]
     pub(super) fn reclaim(&self, session: &Arc<Session>, payload: &[u8]) -> Result<(), FsError> {
         let reclaimed: Vec<protocol::ReplayedCall> = decode_list(payload, usize::from(SLOTS))?;
         let numbers: HashSet<_> = reclaimed.iter().map(|it| it.number).collect();
@@ -242,7 +232,6 @@ impl Replay {
         Ok(())
     }
 
-    /// A call has its answer.
     pub(super) fn has_answer(&self, session: u64, number: u64) {
         self.remove((session, number)..=(session, number), |_| true);
     }
@@ -287,7 +276,6 @@ impl Replay {
         }
     }
 
-    /// Writes behind the end of a file; where.
     pub(super) async fn append(
         &self,
         ctx: &RequestContext<'_>,
@@ -348,7 +336,6 @@ impl Turn<'_> {
         (self.ctx.session.serial, self.ctx.place.number)
     }
 
-    /// As [`Replay::replace`].
     async fn replace(mut self, range: Range<u64>, with: &Replacement) -> Result<u64, FsError> {
         let (ctx, at) = (self.ctx, (self.ino, &range));
         let replay = self.replay;

@@ -79,15 +79,7 @@ impl Recipient {
 
 /// An answer that allows nothing.
 pub(super) fn plain(answer: Answer) -> Reply {
-    Reply {
-        stamp: 0,
-        grants: Grants::default(),
-        committed: None,
-        room: RoomGrant::default(),
-        quota: 0,
-        inode_token: 0,
-        answer,
-    }
+    Reply { answer, ..Reply::default() }
 }
 
 /// What an answer has come to when nothing of it changes any more.
@@ -116,12 +108,12 @@ pub(super) fn answer(
         let moves = listed.map(|(sight, entries)| sight.hide_leaving(session, entries));
         let tells = response.tells();
         // Tokens are hashed and encoded before the locks, of which each is taken by every call of the client.
-        let tokens = seal(stages, session, &tells, &mut response);
+        let (inode_token, lost) = seal(stages, session, &tells, &mut response);
         let ordered = session.answer_order.lock();
         let state = session.lock();
         let is_hidden = moves.is_none_or(|moves| moves == state.known.moves);
-        if is_hidden && tokens.lost == state.known.lost {
-            break (ordered, state, (tells, tokens.inode_token));
+        if is_hidden && lost == state.known.lost {
+            break (ordered, state, (tells, inode_token));
         }
     };
     if state.has_ended {
@@ -186,7 +178,7 @@ fn settle(
         room,
         quota: response.quota,
         inode_token,
-        answer: std::mem::replace(&mut response.answer, Answer::Done),
+        answer: std::mem::take(&mut response.answer),
     };
     let known = response.referenced.filter(|ino| !new.contains(ino));
     Settled { reply, lost, displaced, known }
@@ -216,17 +208,9 @@ fn grant(stages: &Stages, session: &Session, response: &mut Response) -> Grants 
     granted.grants
 }
 
-/// The inode tokens of a response.
-#[derive(Clone, Copy, Debug)]
-struct Tokens {
-    /// That of the inode that the answer names; 0 for none.
-    inode_token: u64,
-    /// How many inodes the client had lost by then. When it has lost more, the tokens are to be made anew.
-    lost: u64,
-}
-
-/// Makes the tokens of what a response tells, and encodes those of a list.
-fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Response) -> Tokens {
+/// Makes the tokens of what a response tells, and encodes those of a list. Returns that of the inode that the answer names, 0 for
+/// none; and how many inodes the client had lost by then: when it has lost more, the tokens are to be made anew.
+fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Response) -> (u64, u64) {
     let (lost, told) = {
         let state = session.lock();
         let told = tells.iter().map(|ino| (*ino, state.known.generation(*ino)));
@@ -253,7 +237,7 @@ fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Respon
             _ => {}
         }
     }
-    Tokens { inode_token, lost }
+    (inode_token, lost)
 }
 
 /// No client is told of what a call has got.

@@ -11,7 +11,7 @@ use super::session::OpenFile;
 use crate::protocol::{Answer, ListedEntry};
 
 /// What a call has come to, before anything is granted.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Response {
     pub(super) answer: Answer,
     pub(super) payload: Vec<Bytes>,
@@ -19,11 +19,9 @@ pub(super) struct Response {
     pub(super) wants: GrantRequest,
     /// Entries of a directory, which become the payload.
     pub(super) entries: Option<Vec<ListedEntry>>,
-    /// The file that it has opened, under the client's handle.
     pub(super) opened: Option<(Handle, OpenFile)>,
     /// An inode that the call has taken a reference to, for the client.
     pub(super) referenced: Option<Ino>,
-    /// What its change has come to.
     pub(super) committed: Option<Committed>,
     /// Quotas below whose roots the client wants room; 0 is the volume.
     pub(super) room_for: Vec<u64>,
@@ -35,28 +33,15 @@ pub(super) struct Response {
     pub(super) made: Vec<(Ino, bool)>,
 }
 
-/// A response, or why there is none.
 pub(super) type Answered = Result<Response, FsError>;
 
 impl Response {
     pub(super) fn of(answer: Answer) -> Response {
-        Response {
-            answer,
-            payload: Vec::new(),
-            wants: GrantRequest::default(),
-            entries: None,
-            opened: None,
-            referenced: None,
-            committed: None,
-            room_for: Vec::new(),
-            room: Vec::new(),
-            quota: 0,
-            made: Vec::new(),
-        }
+        Response { answer, ..Response::default() }
     }
 
     pub(super) fn done() -> Response {
-        Response::of(Answer::Done)
+        Response::default()
     }
 
     pub(super) fn number(number: u64) -> Response {
@@ -67,7 +52,6 @@ impl Response {
         Response { payload, ..Response::of(answer) }
     }
 
-    /// The inodes that the client learns of.
     pub(super) fn tells(&self) -> SmallVec<[Ino; 2]> {
         match &self.answer {
             Answer::Inode(attributes) => smallvec![attributes.ino],

@@ -25,9 +25,6 @@ use crate::protocol::{FromServer, MAX_SHARES, RemovedInode};
 const FORGET: Duration = Duration::from_millis(250);
 
 /// Checks what a client says that it has taken of its promise.
-///
-/// # Errors
-/// [`FsError::Invalid`]
 pub(super) fn check_shares(shares: &[RoomShare]) -> Result<(), FsError> {
     let is_twice = |at: usize| shares[..at].iter().any(|share| share.quota == shares[at].quota);
     if shares.len() > MAX_SHARES || (0..shares.len()).any(is_twice) {
@@ -36,17 +33,13 @@ pub(super) fn check_shares(shares: &[RoomShare]) -> Result<(), FsError> {
     Ok(())
 }
 
-/// The room that clients are promised.
 #[derive(Debug)]
 pub(super) struct Room {
     base: Base,
     sessions: Arc<Sessions>,
     recall: Arc<Recall>,
-    /// Recalls so far.
     recalls: AtomicU64,
-    /// One is under way.
     recalling: tokio::sync::Mutex<()>,
-    /// Clients are promised no room before that time.
     refused_until: Mutex<Time>,
     /// Inodes without names that clients know.
     unused: Mutex<HashSet<Ino>>,
@@ -68,7 +61,6 @@ impl Room {
         }
     }
 
-    /// Recalls so far.
     pub(super) fn recalls(&self) -> u64 {
         self.recalls.load(Ordering::Relaxed)
     }
@@ -102,8 +94,12 @@ impl Room {
         let holders = table.sessions_with_room();
         let sessions = self.sessions.matching(|it| holders.contains(&it.serial));
         let returning = sessions.iter().map(async |session| {
-            let call = FromServer::ReturnRoom(session.recall_room());
-            self.recall.request(session, &call).await;
+            let recalls = {
+                let mut state = session.lock();
+                state.room_recalls += 1;
+                state.room_recalls
+            };
+            self.recall.request(session, &FromServer::ReturnRoom(recalls)).await;
             table.release_room(session.serial);
         });
         join_all(returning).await;
@@ -119,15 +115,14 @@ impl Room {
         if holders.is_empty() {
             return;
         }
-        match self.base.files.attributes(ino).await {
-            Ok(found) if found.attributes.links == 0 => {}
-            _ => return,
+        let found = self.base.files.attributes(ino).await;
+        if found.is_err() || found.is_ok_and(|it| it.attributes.links > 0) {
+            return;
         }
         self.unused.lock().insert(ino);
         let call = FromServer::Removed(vec![removed]);
         // A client without a connection forgets it with its next sweep.
-        let others = holders.iter().filter(|session| session.serial != ctx.session.serial);
-        for session in others {
+        for session in holders.iter().filter(|it| it.serial != ctx.session.serial) {
             // It knows the inode by an answer that may not be queued yet. A client that hears first that an inode is removed, and
             // then of it, would keep it.
             let _ordered = session.answer_order.lock();
@@ -135,7 +130,6 @@ impl Room {
         }
     }
 
-    /// A client has forgotten an inode.
     pub(super) fn forgot(&self, ino: Ino) {
         if self.unused.lock().contains(&ino) && !self.sessions.know(ino) {
             self.unused.lock().remove(&ino);
@@ -160,10 +154,8 @@ impl Room {
     /// Promises a client more room below the roots of these quotas.
     pub(super) async fn promise(&self, session: &Session, quotas: Vec<u64>) -> Vec<RoomShare> {
         let mut room = Vec::new();
-        let Some(table) = self.base.files.session_table().filter(|_| !quotas.is_empty()) else {
-            return room;
-        };
-        if !self.is_granted() {
+        let Some(table) = self.base.files.session_table() else { return room };
+        if quotas.is_empty() || !self.is_granted() {
             return room;
         }
         for quota in quotas {

@@ -1,9 +1,7 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
-mod call_records;
 mod handles;
 mod known_inodes;
-mod lock_waits;
 mod reply_cache;
 
 use std::ops::Range;
@@ -20,13 +18,12 @@ use super::counters::SessionCounters;
 use super::inode_limit::{InodeLimit, ReleaseRequest};
 use super::options::Visitor;
 use crate::protocol::FromServer;
-use call_records::CallRecords;
-use handles::Handles;
 pub(super) use handles::OpenFile;
+use handles::{Handles, LockWaits};
 use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
-use lock_waits::LockWaits;
-pub(super) use reply_cache::{Admission, ReplyCache};
+pub(super) use reply_cache::Admission;
+use reply_cache::{CallRecords, ReplyCache};
 
 /// Most calls of a session that wait for levels beside its other calls.
 const MAX_LEVEL_WAITS: usize = 1 << 12;
@@ -34,7 +31,6 @@ const MAX_LEVEL_WAITS: usize = 1 << 12;
 /// A call that waits for a level, until this is dropped.
 pub(super) type LevelWait = OwnedSemaphorePermit;
 
-/// A session.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: Uuid,
@@ -62,15 +58,11 @@ pub(super) struct Session {
     executing: Arc<RwLock<()>>,
 }
 
-/// What changes of a session.
 #[derive(Debug)]
 pub(super) struct SessionState {
     pub(super) channel: Option<Channel>,
-    /// When its client was last heard.
     pub(super) heard: Time,
-    /// Its calls are refused.
     pub(super) has_ended: bool,
-    /// Its client reaches contents itself.
     pub(super) is_direct: bool,
     pub(super) known: KnownInodes,
     /// The highest version of which the client has not heard that it is durable.
@@ -84,12 +76,10 @@ pub(super) struct SessionState {
 /// What an ended session held.
 #[derive(Debug, Default)]
 pub(super) struct SessionResources {
-    /// Its connection, which is to be closed.
     pub(super) channel: Option<Channel>,
     pub(super) files: Vec<OpenFile>,
     pub(super) inodes: Vec<Ino>,
     pub(super) numbers: Vec<Range<u64>>,
-    /// When its client was last heard.
     pub(super) heard: Time,
 }
 
@@ -131,12 +121,10 @@ impl Session {
         }
     }
 
-    /// Whether its client sees a part of the filesystem only.
     pub(super) fn is_confined(&self) -> bool {
         self.root != Ino::ROOT
     }
 
-    /// Its state, for what has to be done at once.
     pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock()
     }
@@ -154,7 +142,6 @@ impl Session {
         self.moved.notify_waiters();
     }
 
-    /// A connection has ended.
     pub(super) fn disconnect(&self, channel: &Channel) {
         let mut state = self.state.lock();
         if state.is_connected_by(channel) {
@@ -162,10 +149,7 @@ impl Session {
         }
     }
 
-    /// A call has come on a connection.
-    ///
-    /// # Errors
-    /// Why it is refused, with its connection.
+    /// A call has come on a connection. Fails with the reason why it is refused, with its connection.
     pub(super) fn hear(&self, channel: &Channel, now: Time) -> Result<(), &'static str> {
         let mut state = self.state.lock();
         state.check_connection(channel)?;
@@ -236,18 +220,13 @@ impl Session {
         self.lock_waits.end(&self.replies.acknowledge_others(pending));
     }
 
-    /// Whether the client knows an inode: it may use no other one.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`].
+    /// [`FsError::Stale`] unless the client knows an inode: it may use no other one.
     pub(super) fn knows(&self, ino: Ino) -> Result<(), FsError> {
         if self.state.lock().known.has(ino) { Ok(()) } else { Err(FsError::Stale) }
     }
 
     /// Begins a change of a confined client: what it knows is not moved out of its root before the guard is dropped.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`]: one of these inodes was.
+    /// [`FsError::Stale`] if one of these inodes was.
     pub(super) async fn begin_change(
         &self,
         inodes: impl Iterator<Item = Ino>,
@@ -272,7 +251,6 @@ impl Session {
         Some(stamp)
     }
 
-    /// The client knows revoked inodes after all.
     pub(super) fn restore(&self, inodes: &[(Ino, u64)]) {
         let mut state = self.state.lock();
         if !state.has_ended {
@@ -285,10 +263,7 @@ impl Session {
         LockOwner { client: self.serial, ..owner }
     }
 
-    /// Call `number` waits for a lock from now on; a way to end the wait.
-    ///
-    /// # Errors
-    /// [`FsError::TooManyLocks`]; [`FsError::Locked`] when it is not to wait any more.
+    /// Call `number` waits for a lock from now on, until the receiver is told so.
     pub(super) fn wait(
         &self,
         number: u64,
@@ -324,16 +299,12 @@ impl Session {
         }
     }
 
-    /// How many ranges of inode numbers the client has.
     pub(super) fn ranges(&self) -> usize {
         self.state.lock().numbers.len()
     }
 
     /// Whether the client may make changes in this order: each of an inode that it knows or has made before, and perhaps of a new
     /// inode, which has a number of the client's unless it had that before a crash.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`], [`FsError::Invalid`]
     pub(super) fn may_make(
         &self,
         changes: impl Iterator<Item = (Ino, Option<Ino>)>,
@@ -364,7 +335,6 @@ impl Session {
         state.numbers.retain(|(range, _)| !range.is_empty());
     }
 
-    /// The generation of the tokens of an inode.
     pub(super) fn generation(&self, ino: Ino) -> u64 {
         self.state.lock().known.generation(ino)
     }
@@ -374,16 +344,8 @@ impl Session {
         self.state.lock().known.reclaim(ino, stamp)
     }
 
-    /// Its client reaches contents itself, or does not any more.
     pub(super) fn set_direct(&self, is_direct: bool) {
         self.state.lock().is_direct = is_direct;
-    }
-
-    /// The room that the client was promised is recalled; the number of that recall.
-    pub(super) fn recall_room(&self) -> u64 {
-        let mut state = self.state.lock();
-        state.room_recalls += 1;
-        state.room_recalls
     }
 
     /// Ends the session; what it held, the first time.

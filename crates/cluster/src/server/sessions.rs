@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use thalweg_env::{HashMap, Time, watch};
+use thalweg_env::{HashMap, watch};
 use thalweg_fs::session_table::SessionRecord;
 use thalweg_fs::{DirectContents, FsError, Ino};
 use thalweg_net::keys::{Access, Squash};
@@ -21,7 +21,6 @@ use super::counters::add;
 use super::options::Visitor;
 use super::session::{Session, SessionResources};
 
-/// How a session ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
     /// Its client has ended it, and uses nothing any more.
@@ -30,7 +29,6 @@ pub(super) enum Ending {
     Evicted(&'static str),
 }
 
-/// The sessions.
 #[derive(Debug)]
 pub(super) struct Sessions {
     base: Base,
@@ -47,12 +45,9 @@ struct LiveSessions {
     by_serial: HashMap<u64, Arc<Session>>,
 }
 
-/// An ended session.
 #[derive(Debug)]
 struct LeavingSession {
-    /// Its client's name.
     client: String,
-    /// Told when it has left.
     left: watch::Receiver<()>,
 }
 
@@ -83,12 +78,10 @@ impl Sessions {
         }
     }
 
-    /// The session with this identifier.
     pub(super) fn get(&self, id: Uuid) -> Option<Arc<Session>> {
         self.live.lock().by_id.get(&id).cloned()
     }
 
-    /// The session with this serial number.
     pub(super) fn with_serial(&self, serial: u64) -> Option<Arc<Session>> {
         self.live.lock().by_serial.get(&serial).cloned()
     }
@@ -102,7 +95,6 @@ impl Sessions {
         live.by_serial.values().filter(|session| wanted(session)).cloned().collect()
     }
 
-    /// Whether some client knows an inode.
     pub(super) fn know(&self, ino: Ino) -> bool {
         self.live.lock().by_serial.values().any(|session| session.knows(ino).is_ok())
     }
@@ -116,10 +108,6 @@ impl Sessions {
         leaving.get(&serial).map(|leaving| leaving.client.clone()).unwrap_or_default()
     }
 
-    /// Begins a session.
-    ///
-    /// # Errors
-    /// Those of the filesystem; [`FsError::Invalid`] when there are too many.
     pub(super) async fn begin(
         self: &Arc<Self>,
         id: Uuid,
@@ -150,8 +138,8 @@ impl Sessions {
     }
 
     fn add(&self, numbers: (Uuid, u64), visitor: Visitor, path: Vec<Ino>) -> Arc<Session> {
-        let session =
-            Arc::new(Session::new(numbers, visitor, path, self.base.env.now(), &self.base.limit));
+        let now = self.base.env.now();
+        let session = Arc::new(Session::new(numbers, visitor, path, now, &self.base.limit));
         self.base.files.reference(session.root);
         self.live.lock().insert(session.clone());
         session
@@ -208,7 +196,8 @@ impl Sessions {
             Ending::Detached => self.base.env.now(),
             Ending::Evicted(_) => {
                 self.shut_out(&[serial]).await;
-                self.lease_end(heard)
+                // Clocks differ by less than an eighth.
+                heard + self.base.options.lease + self.base.options.lease / 8
             }
         };
         if let Some(table) = self.base.files.session_table() {
@@ -233,12 +222,6 @@ impl Sessions {
         self.base.capabilities.drop_session(serial);
     }
 
-    /// When a client that was last heard then cannot use what it caches any more. Clocks differ by less than an eighth.
-    fn lease_end(&self, heard: Time) -> Time {
-        heard + self.base.options.lease + self.base.options.lease / 8
-    }
-
-    /// Returns when an ended session has left.
     pub(super) async fn left(&self, serial: u64) {
         let left = self.leaving.lock().get(&serial).map(|leaving| leaving.left.clone());
         if let Some(mut left) = left {
@@ -255,7 +238,6 @@ impl Sessions {
         }
     }
 
-    /// Ends the sessions of a client; how many.
     pub(super) fn evict(self: &Arc<Self>, client: &str) -> usize {
         let of_client = self.matching(|session| session.visitor.name == client);
         for session in &of_client {

@@ -22,7 +22,6 @@ use super::replay::Replay;
 use super::room::Room;
 use super::sessions::Sessions;
 
-/// What the calls of all connections have in common.
 #[derive(Debug)]
 pub(super) struct Stages {
     pub(super) env: Env,

@@ -20,7 +20,6 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Default)]
 pub(super) struct PageChanges(HashMap<Ino, SmallVec<[PageChange; 1]>>);
 
-/// A change of bytes of a file.
 #[derive(Debug)]
 struct PageChange {
     /// Grows with the order in which changes begin.
@@ -118,7 +117,6 @@ impl PageChanges {
         (free, held)
     }
 
-    /// A session reads pages.
     pub(super) fn read(&mut self, session: u64, ino: Ino, range: &Range<u64>) {
         for change in self.0.get_mut(&ino).into_iter().flatten() {
             // A client's own change, too: its kernel may have dropped the page since it wrote to it.
@@ -148,7 +146,6 @@ impl PageChanges {
         changes.flat_map(|it| &it.read).any(|(reader, _)| *reader == session)
     }
 
-    /// A change was answered.
     pub(super) fn end(&mut self, number: u64, ino: Ino) {
         let Some(changes) = self.0.get_mut(&ino) else { return };
         changes.retain(|it| it.number != number);
@@ -161,13 +158,11 @@ impl PageChanges {
 /// What a session has to drop, or is to know, before a change is answered that was carried out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::server) struct Late {
-    /// The number of the change.
     pub(in crate::server) number: u64,
     pub(in crate::server) session: u64,
     pub(in crate::server) change: Changed,
 }
 
-/// The inode of a change of bytes.
 pub(super) fn content_of(change: &Changed) -> Option<Ino> {
     match change {
         Changed::Content { ino, .. } => Some(*ino),

@@ -22,7 +22,6 @@ pub(super) const NAMES: Grants = Grants { names: true, ..NOTHING };
 pub(super) const CONTENT: Grants = Grants { content: true, ..NOTHING };
 const DELEGATION: Grants = Grants { delegation: true, ..NOTHING };
 
-/// What a session may cache of an inode, and since when.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holder {
     pub(super) session: u64,
@@ -34,7 +33,6 @@ pub(super) struct Holder {
 
 type Holders = SmallVec<[Holder; 2]>;
 
-/// The sessions that cache something.
 #[derive(Debug)]
 pub(super) struct Table {
     slots: Vec<Slot>,
@@ -42,17 +40,14 @@ pub(super) struct Table {
     pub(super) holders: HashMap<Ino, Holders>,
     /// Directories and files that are or were taken back from a session, and when they may be one session's alone again.
     shared: HashMap<Ino, Time>,
-    /// Changes of quotas under way.
     pub(super) quota_changes: u32,
     /// The stamp when the last one began or ended.
     pub(super) quotas_changed: u64,
-    /// Changes of bytes.
     pub(super) pages: PageChanges,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
-    /// Changes under way.
     running: u32,
     /// When the last one began or ended.
     last: u64,
@@ -74,7 +69,6 @@ impl Table {
         }
     }
 
-    /// Some changes of an inode have ended.
     pub(super) fn end(&mut self, ino: Ino, stamp: u64) {
         let slot = &mut self.slots[slot(ino)];
         assert!(slot.running > 0, "a change ends that has not begun");
@@ -92,7 +86,6 @@ impl Table {
         }
     }
 
-    /// A directory or file is no session's alone before that time.
     pub(super) fn share(&mut self, ino: Ino, until: Time) {
         if self.shared.len() >= MAX_SHARED {
             self.shared.clear();
@@ -156,7 +149,6 @@ impl Table {
         self.delegation(ino, session).is_none()
     }
 
-    /// The other session to which a directory or file is delegated.
     pub(super) fn delegation(&self, ino: Ino, session: u64) -> Option<u64> {
         let mut holders = self.holders.get(&ino)?.iter();
         holders.find(|it| it.held.delegation && it.session != session).map(|it| it.session)
@@ -212,7 +204,6 @@ impl Table {
     }
 }
 
-/// Adds to what a session has to drop.
 pub(super) fn add_change(all: &mut Drops, session: u64, change: Changed) {
     match all.iter_mut().find(|(other, _)| *other == session) {
         Some((_, changes)) if changes.contains(&change) => {}

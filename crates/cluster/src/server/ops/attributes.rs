@@ -4,9 +4,8 @@ use bytes::Bytes;
 use thalweg_fs::{AttributeChange, FsError, Ino, SetXattr};
 
 use super::super::capabilities::GrantRequest;
-use super::super::response::{Answered, Response};
-use super::super::stages::{Op, Stages};
 use super::content::{notify_growth, size_for_others};
+use super::{Answered, Op, Response, Stages};
 use crate::protocol::{Answer, MAX_PAYLOAD, encode_list};
 
 /// Bytes of the length of a name, or of a list of names, in a message at most.
@@ -41,7 +40,8 @@ pub(super) async fn xattr(Op { ctx, stages }: Op<'_>, ino: Ino, name: &[u8]) -> 
 pub(super) async fn xattrs(Op { ctx, stages }: Op<'_>, ino: Ino) -> Answered {
     let names = ctx.files.xattrs(ino).await;
     stages.commit_on_share.saw(ctx, [ino]);
-    let names = stages.authorize.known_names(ctx, names?);
+    let mut names = names?;
+    stages.authorize.retain_known(ctx, &mut names);
     let bytes: usize = names.iter().map(|name| name.len() + LENGTH_OF_NAME).sum();
     if bytes + LENGTH_OF_NAME > MAX_PAYLOAD {
         return Err(FsError::AttributeTooLarge);

@@ -6,9 +6,8 @@ use thalweg_fs::room::RoomShare;
 use thalweg_fs::{FsError, Node};
 
 use super::super::counters::add;
-use super::super::response::{Answered, Response};
 use super::super::room::check_shares;
-use super::super::stages::Op;
+use super::{Answered, Op, Response};
 use crate::protocol::{Answer, MAX_MUTATIONS, changed_by_mutations, decode_list};
 
 fn decode(payload: &[u8]) -> Result<Vec<Mutation>, FsError> {

@@ -1,13 +1,17 @@
-//! Bytes of files, also of those that clients store themselves.
+//! Bytes of files, also of those that clients store themselves; syncs, and how far inodes have come.
+
+use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_fs::{Allocation, DirectContents, FsError, Ino, Seek, WriteAt, WriteHow};
+use thalweg_fs::{Allocation, DirectContents, FsError, Ino, Level, Seek, WriteAt, WriteHow};
 
 use super::super::capabilities::Late;
 use super::super::replay::Replacement;
-use super::super::response::{Answered, Response};
-use super::super::stages::{Op, Stages};
+use super::{Answered, Op, RequestContext, Response, Stages};
 use crate::protocol::{Answer, Changed, MAX_PAYLOAD};
+
+/// The server waits for replicas no longer than this in one call; the client asks again.
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) async fn read(op: Op<'_>, ino: Ino, offset: u64, len: u32, pages: bool) -> Answered {
     let len = (len as usize).min(MAX_PAYLOAD);
@@ -124,4 +128,36 @@ pub(super) async fn keep_size_record(op: Op<'_>, ino: Ino, instead_of: Option<In
     let serial = op.ctx.session.serial;
     let keeps = direct(op.stages)?.keep_size_record(serial, ino, instead_of).await?;
     Ok(Response::number(keeps.into()))
+}
+
+pub(super) async fn sync(op: Op<'_>, ino: Ino, content_only: bool) -> Answered {
+    let commit_on_share = &op.stages.commit_on_share;
+    if commit_on_share.has_changed(ino) {
+        commit_on_share.make_durable().await?;
+    } else {
+        op.ctx.files.sync(ino, content_only).await?;
+    }
+    Ok(Response::done())
+}
+
+pub(super) async fn sync_all(stages: &Stages) -> Answered {
+    stages.commit_on_share.make_durable().await.map(|()| Response::done())
+}
+
+/// How far an inode has come, after a wait for a level of at most so many milliseconds.
+pub(super) async fn level(
+    ctx: &RequestContext<'_>,
+    ino: Ino,
+    wait: Option<(Level, u32)>,
+) -> Answered {
+    let mut reached = None;
+    if let Some((level, millis)) = wait {
+        let within = Duration::from_millis(u64::from(millis)).min(MAX_WAIT);
+        reached = ctx.files.wait_for(ino, level, within).await?.then_some(level);
+    }
+    let level = match reached {
+        Some(level) => level,
+        None => ctx.files.level(ino).await?,
+    };
+    Ok(Response::of(Answer::Level(level)))
 }

@@ -6,10 +6,8 @@ use thalweg_fs::{FsError, Ino, Kind};
 use thalweg_net::keys::Access;
 
 use super::super::capabilities::GrantRequest;
-use super::super::context::RequestContext;
-use super::super::response::{Answered, Response};
-use super::super::stages::Op;
 use super::attributes::attributes;
+use super::{Answered, Op, RequestContext, Response};
 use crate::protocol::{Answer, Changed, MAX_NUMBERS};
 
 /// Ranges of inode numbers that a client has at most.
@@ -57,7 +55,6 @@ pub(super) async fn with_quota(ctx: &RequestContext<'_>, ino: Ino, response: Res
     Ok(Response { quota, room_for: vec![quota], ..response })
 }
 
-/// Reserves inode numbers for a client.
 pub(super) async fn reserve_numbers(ctx: &RequestContext<'_>) -> Answered {
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     if ctx.session.ranges() >= MAX_RANGES {

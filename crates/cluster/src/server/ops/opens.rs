@@ -6,11 +6,9 @@ use thalweg_fs::{
 use thalweg_net::keys::Access;
 
 use super::super::capabilities::GrantRequest;
-use super::super::context::RequestContext;
-use super::super::response::{Answered, Response};
 use super::super::session::{OpenFile, Session};
-use super::super::stages::{Op, Stages};
 use super::delegations::with_quota;
+use super::{Answered, Op, RequestContext, Response, Stages};
 use crate::protocol::{Answer, Changed};
 
 /// Opens a file, with a delegation if the client would like one and it can be.

@@ -5,18 +5,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use thalweg_fs::{Credentials, FsError};
 
-use super::super::context::{Place, RequestContext};
+use super::super::context::Place;
 use super::super::room::check_shares;
 use super::super::session::{MAX_RECLAIMED, Session};
-use super::super::stages::{Op, Stages};
-use super::{delegations, opens};
+use super::{Op, RequestContext, Stages, delegations, opens};
 use crate::protocol::{MAX_CLAIMS, Reclaim, Request, decode_list};
 
 /// Carries out a call by which a client reclaims what it held. One that it has reclaimed before, and may not know that, is
 /// done already.
-///
-/// # Errors
-/// [`FsError::Invalid`] when the client is not expected; those of the reclaim.
 pub(in crate::server) async fn reclaim(
     session: &Arc<Session>,
     stages: &Stages,

@@ -1,17 +1,16 @@
-//! The files that a client has open.
+//! The files that a client has open, and its calls that wait for locks.
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet, Time};
-use thalweg_fs::{FsError, Handle, Ino, OpenFlags};
+use thalweg_fs::{FsError, Handle, Ino, Lock, OpenFlags};
+use tokio::sync::oneshot;
 
-/// An open file of a client.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::server) struct OpenFile {
     pub(in crate::server) ino: Ino,
     pub(in crate::server) flags: OpenFlags,
     /// Its handle in the filesystem. The client's handle outlives the server.
     pub(in crate::server) at: Handle,
-    /// When it was opened here.
     pub(in crate::server) since: Time,
     /// When a lock was last taken through it here.
     pub(in crate::server) locked: Option<Time>,
@@ -28,10 +27,7 @@ impl Default for Handles {
 }
 
 impl Handles {
-    /// The file behind a handle.
-    ///
-    /// # Errors
-    /// [`FsError::Stale`]: it is not one of this session, or of another inode.
+    /// The file behind a handle. [`FsError::Stale`] if that is not one of this session, or of another inode.
     pub(in crate::server) fn get(&self, handle: Handle, ino: Ino) -> Result<OpenFile, FsError> {
         match self.0.lock().as_ref().and_then(|open| open.get(&handle)) {
             Some(file) if file.ino == ino => Ok(*file),
@@ -39,7 +35,6 @@ impl Handles {
         }
     }
 
-    /// Whether the client has a file open under this handle.
     pub(in crate::server) fn contains(&self, handle: Handle) -> bool {
         self.0.lock().as_ref().is_some_and(|open| open.contains_key(&handle))
     }
@@ -54,13 +49,11 @@ impl Handles {
         }
     }
 
-    /// The client does not have the file open under this handle any more.
     #[must_use = "it is to be closed"]
     pub(in crate::server) fn close(&self, handle: Handle) -> Option<OpenFile> {
         self.0.lock().as_mut()?.remove(&handle)
     }
 
-    /// The client does not have files of these inodes open any more.
     #[must_use = "they are to be closed"]
     pub(in crate::server) fn close_all(&self, inodes: &HashSet<Ino>) -> Vec<OpenFile> {
         let mut open = self.0.lock();
@@ -78,7 +71,6 @@ impl Handles {
         (file.map(|file| file.locked = Some(now)).is_some(), true)
     }
 
-    /// The open files of an inode.
     pub(in crate::server) fn of(&self, ino: Ino) -> Vec<OpenFile> {
         let open = self.0.lock();
         let files = open.iter().flat_map(HashMap::values);
@@ -92,5 +84,63 @@ impl Handles {
     /// The session ends, once: what the client had open.
     pub(super) fn end(&self) -> Vec<OpenFile> {
         self.0.lock().take().into_iter().flat_map(HashMap::into_values).collect()
+    }
+}
+
+/// Most calls of a session that wait for locks.
+const MAX_WAITS: usize = 1 << 12;
+
+/// By the numbers of the calls that wait.
+#[derive(Debug, Default)]
+pub(in crate::server) struct LockWaits(Mutex<HashMap<u64, LockWait>>);
+
+#[derive(Debug)]
+struct LockWait {
+    ino: Ino,
+    lock: Lock,
+    since: Time,
+    /// Dropped, it ends the wait.
+    _end: oneshot::Sender<()>,
+}
+
+impl LockWaits {
+    /// A call waits from now on; the wait is over when the receiver is told so.
+    pub(super) fn begin(
+        &self,
+        number: u64,
+        (ino, lock): (Ino, Lock),
+        since: Time,
+    ) -> Result<oneshot::Receiver<()>, FsError> {
+        let (_end, receiver) = oneshot::channel();
+        let mut waits = self.0.lock();
+        if waits.len() >= MAX_WAITS {
+            return Err(FsError::TooManyLocks);
+        }
+        waits.insert(number, LockWait { ino, lock, since, _end });
+        Ok(receiver)
+    }
+
+    pub(in crate::server) fn end(&self, numbers: &[u64]) {
+        if !numbers.is_empty() {
+            let mut waits = self.0.lock();
+            numbers.iter().for_each(|number| drop(waits.remove(number)));
+        }
+    }
+
+    /// No call waits for a lock on this inode any more.
+    pub(super) fn end_of(&self, ino: Ino) {
+        self.0.lock().retain(|_, wait| wait.ino != ino);
+    }
+
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
+    }
+
+    /// The locks on an inode that calls wait for, and since when, in the order of the calls.
+    pub(in crate::server) fn of(&self, ino: Ino) -> Vec<(Lock, Time)> {
+        let waits = self.0.lock();
+        let mut of: Vec<_> = waits.iter().filter(|(_, wait)| wait.ino == ino).collect();
+        of.sort_by_key(|(number, _)| **number);
+        of.into_iter().map(|(_, wait)| (wait.lock, wait.since)).collect()
     }
 }

@@ -64,7 +64,7 @@ impl KnownInodes {
         }
         self.stamp += 1;
         if !self.leaving.is_empty() {
-            // It is back, and the client may be told so.
+            // They are back, and the client may be told so.
             for ino in inodes {
                 self.leaving.remove(ino);
             }
@@ -91,7 +91,7 @@ impl KnownInodes {
         if is_last {
             self.told.remove(&ino);
             self.limit.remove(1);
-            self.asked = self.asked.filter(|asked| !asked.is_met(self.told.len()));
+            self.asked = self.asked.filter(|asked| self.told.len() > asked.most);
         }
         is_last
     }
@@ -129,7 +129,6 @@ impl KnownInodes {
         self.leaving.get(&ino).is_some_and(|left| *left > moves)
     }
 
-    /// The client knows a revoked inode after all.
     pub(super) fn restore(&mut self, ino: Ino, stamp: u64) {
         if self.told.insert(ino, stamp).is_none() {
             self.limit.add(1);
@@ -164,13 +163,12 @@ impl KnownInodes {
 
     /// The client is asked to know at most so many inodes, if it knows more; whether it does.
     pub(super) fn ask(&mut self, request: ReleaseRequest) -> bool {
-        let is_met = request.is_met(self.told.len());
+        let is_asked = self.told.len() > request.most;
         let since = self.asked.map_or(request.since, |asked| asked.since);
-        self.asked = (!is_met).then_some(ReleaseRequest { since, ..request });
-        !is_met
+        self.asked = is_asked.then_some(ReleaseRequest { since, ..request });
+        is_asked
     }
 
-    /// The session ends: the inodes that its client knew.
     pub(super) fn clear(&mut self) -> Vec<Ino> {
         let told = std::mem::take(&mut self.told);
         self.limit.remove(told.len());

@@ -1,31 +1,29 @@
-//! The calls of a session that are carried out once, and their answers until the client has them.
+//! The calls of a session that are carried out once, with their answers until the client has them; and which of its calls the
+//! filesystem has, as its records say.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::HashMap;
+use thalweg_fs::session_table::{Committed, SlotRecord};
 
 use crate::protocol::{Grants, Reply};
 
 /// Maximum number of unacknowledged calls of a session.
 const MAX_CALLS: usize = 1 << 16;
 
-/// A call that must not be carried out twice.
 #[derive(Debug)]
 enum CallState<W> {
-    Running(RunningCall<W>),
+    Running {
+        /// Where it came last: there it is answered.
+        waiter: W,
+        /// The client does not want the answer any more, so that it is not kept.
+        is_unwanted: bool,
+        /// It is not to wait for a lock.
+        is_cancelled: bool,
+    },
     Done(Box<Reply>, Vec<Bytes>),
-}
-
-#[derive(Debug)]
-struct RunningCall<W> {
-    /// Where it came last: there it is answered.
-    waiter: W,
-    /// The client does not want the answer any more, so that it is not kept.
-    is_unwanted: bool,
-    /// It is not to wait for a lock.
-    is_cancelled: bool,
 }
 
 /// What is to be done with a call.
@@ -61,16 +59,16 @@ impl<W> Default for ReplyCache<W> {
 impl<W> Calls<W> {
     /// The client does not want the answer of a call any more; whether the call runs.
     fn drop_answer(&mut self, number: u64) -> bool {
-        let Entry::Occupied(mut call) = self.by_number.entry(number) else { return false };
-        match call.get_mut() {
-            CallState::Running(running) => {
-                (running.is_unwanted, running.is_cancelled) = (true, true);
+        match self.by_number.get_mut(&number) {
+            Some(CallState::Running { is_unwanted, is_cancelled, .. }) => {
+                (*is_unwanted, *is_cancelled) = (true, true);
                 true
             }
-            CallState::Done(..) => {
-                call.remove();
+            Some(CallState::Done(..)) => {
+                self.by_number.remove(&number);
                 false
             }
+            None => false,
         }
     }
 }
@@ -106,16 +104,17 @@ impl<W> ReplyCache<W> {
         match calls.by_number.get_mut(&number) {
             None if is_full => Admission::TooMany,
             None => {
-                let running = RunningCall { waiter, is_unwanted: false, is_cancelled: false };
-                calls.by_number.insert(number, CallState::Running(running));
+                let running =
+                    CallState::Running { waiter, is_unwanted: false, is_cancelled: false };
+                calls.by_number.insert(number, running);
                 assert!(
                     calls.by_number.len() <= MAX_CALLS,
                     "more calls are admitted than a session may have"
                 );
                 Admission::New
             }
-            Some(CallState::Running(running)) => {
-                running.waiter = waiter;
+            Some(CallState::Running { waiter: last, .. }) => {
+                *last = waiter;
                 Admission::Ignored
             }
             Some(CallState::Done(reply, payload)) => {
@@ -134,56 +133,95 @@ impl<W> ReplyCache<W> {
         payload: &[Bytes],
     ) -> Option<W> {
         let mut calls = self.0.lock();
-        let CallState::Running(running) = calls.by_number.remove(&number)? else {
+        let removed = calls.by_number.remove(&number)?;
+        let CallState::Running { waiter, is_unwanted, .. } = removed else {
             panic!("a call is answered twice")
         };
-        if !running.is_unwanted {
+        if !is_unwanted {
             let done = CallState::Done(Box::new(reply.clone()), payload.to_vec());
             calls.by_number.insert(number, done);
         }
-        Some(running.waiter)
+        Some(waiter)
     }
 
-    /// A call is not to wait for a lock any more.
     pub(super) fn cancel(&self, number: u64) {
-        if let Some(CallState::Running(running)) = self.0.lock().by_number.get_mut(&number) {
-            running.is_cancelled = true;
+        let mut calls = self.0.lock();
+        if let Some(CallState::Running { is_cancelled, .. }) = calls.by_number.get_mut(&number) {
+            *is_cancelled = true;
         }
     }
 
-    /// Whether a call is not to wait for a lock.
     pub(super) fn is_cancelled(&self, number: u64) -> bool {
         let calls = self.0.lock();
-        matches!(calls.by_number.get(&number), Some(CallState::Running(it)) if it.is_cancelled)
+        let call = calls.by_number.get(&number);
+        matches!(call, Some(CallState::Running { is_cancelled: true, .. }))
     }
 
-    /// Whether a call is carried out now.
     pub(in crate::server) fn runs(&self, number: u64) -> bool {
-        matches!(self.0.lock().by_number.get(&number), Some(CallState::Running(_)))
+        matches!(self.0.lock().by_number.get(&number), Some(CallState::Running { .. }))
     }
 
-    /// How many are carried out now.
     pub(in crate::server) fn running(&self) -> usize {
         let calls = self.0.lock();
-        calls.by_number.values().filter(|call| matches!(call, CallState::Running(_))).count()
+        calls.by_number.values().filter(|call| matches!(call, CallState::Running { .. })).count()
     }
 
-    /// The session has ended.
     pub(super) fn clear(&self) {
         self.0.lock().by_number.clear();
+    }
+}
+
+/// The calls of a session that were recorded before this server started, and those that were made again.
+#[derive(Debug, Default)]
+pub(in crate::server) struct CallRecords {
+    /// By slots, the last calls that an earlier incarnation of the server has recorded.
+    recorded: Mutex<HashMap<u16, SlotRecord>>,
+    /// By numbers, the calls that were made again here, until the client knows that it has reclaimed everything.
+    replayed: Mutex<Option<HashMap<u64, Committed>>>,
+}
+
+impl CallRecords {
+    pub(in crate::server) fn expect(&self, slots: Vec<SlotRecord>) {
+        *self.recorded.lock() = slots.into_iter().map(|it| (it.slot, it)).collect();
+        *self.replayed.lock() = Some(HashMap::default());
+    }
+
+    pub(in crate::server) fn last_of(&self, slot: u16) -> Option<SlotRecord> {
+        self.recorded.lock().get(&slot).copied()
+    }
+
+    /// The record of a call, if it is the last of a slot.
+    pub(in crate::server) fn of(&self, number: u64) -> Option<SlotRecord> {
+        self.recorded.lock().values().find(|it| it.number == number).copied()
+    }
+
+    /// A later call has recorded this one.
+    pub(in crate::server) fn add(&self, record: SlotRecord) {
+        self.recorded.lock().insert(record.slot, record);
+    }
+
+    /// Whether the client may make calls again: it has not said yet that it knows that it has reclaimed everything.
+    pub(in crate::server) fn may_replay(&self) -> bool {
+        self.replayed.lock().is_some()
+    }
+
+    pub(in crate::server) fn replayed(&self, number: u64) -> Option<Committed> {
+        self.replayed.lock().as_ref()?.get(&number).copied()
+    }
+
+    pub(in crate::server) fn add_replayed(&self, number: u64, committed: Committed) {
+        self.replayed.lock().get_or_insert_default().insert(number, committed);
+    }
+
+    /// The client knows that it has reclaimed everything: it makes no call again.
+    pub(in crate::server) fn end_replays(&self) {
+        drop(self.replayed.lock().take());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Answer;
-
-    fn reply() -> Reply {
-        let answer = Answer::Done;
-        let (grants, room) = Default::default();
-        Reply { stamp: 0, grants, committed: None, room, quota: 0, inode_token: 0, answer }
-    }
 
     #[test]
     fn one_call_without_an_answer_keeps_no_other_answers() {
@@ -191,7 +229,7 @@ mod tests {
         assert!(matches!(calls.admit(1, 1), Admission::New));
         for number in 2..=3 * MAX_CALLS as u64 {
             assert!(matches!(calls.admit(number, number), Admission::New));
-            assert_eq!(calls.done(number, &reply(), &[]), Some(number));
+            assert_eq!(calls.done(number, &Reply::default(), &[]), Some(number));
             assert!(calls.acknowledge(1, &[number]).is_empty());
         }
         assert_eq!((calls.running(), calls.0.lock().by_number.len()), (1, 1));
@@ -208,7 +246,7 @@ mod tests {
             assert!(matches!(calls.admit(number, number), Admission::New));
         }
         for number in [2, 4] {
-            assert_eq!(calls.done(number, &reply(), &[]), Some(number));
+            assert_eq!(calls.done(number, &Reply::default(), &[]), Some(number));
         }
         // A new connection.
         assert!(matches!(calls.admit(2, 9), Admission::Known(..)));
@@ -216,8 +254,8 @@ mod tests {
         // The client does not wait for call 1, which runs, and has the answer of call 2.
         assert_eq!(calls.acknowledge_others(&[3, 4]), [1]);
         assert!(calls.is_cancelled(1) && !calls.is_cancelled(3));
-        assert_eq!(calls.done(1, &reply(), &[]), Some(1));
-        assert_eq!(calls.done(3, &reply(), &[]), Some(8));
+        assert_eq!(calls.done(1, &Reply::default(), &[]), Some(1));
+        assert_eq!(calls.done(3, &Reply::default(), &[]), Some(8));
         assert_eq!(calls.0.lock().by_number.keys().copied().collect::<Vec<_>>(), [3, 4]);
         assert!(calls.acknowledge(5, &[]).is_empty() && calls.0.lock().by_number.is_empty());
         assert!(matches!(calls.admit(4, 1), Admission::Ignored));

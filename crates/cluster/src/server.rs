@@ -37,7 +37,6 @@ mod recall;
 mod replay;
 mod reply;
 mod report;
-mod response;
 mod room;
 mod session;
 mod sessions;

@@ -12,9 +12,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use thalweg_env::HashSet;
-use thalweg_fs::access::{ACCESS_LIST, AccessLists, Actor, READ, Rules, SEARCH, WRITE};
+use thalweg_fs::access::{AccessLists, Actor, READ, Rules, SEARCH, WRITE};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node, OpenFlags, Rename,
@@ -43,8 +42,8 @@ pub(super) struct Authorize {
 }
 
 /// The user of a call whose client is not trusted to have checked what it may do.
-struct User<'a> {
-    rules: Rules<'a>,
+pub(super) struct User<'a> {
+    pub(super) rules: Rules<'a>,
     open_files: &'a OpenFiles,
     session: u64,
 }
@@ -55,7 +54,8 @@ impl Authorize {
         Authorize { files, open_files, lists: AccessLists::default() }
     }
 
-    fn user<'a>(&'a self, ctx: &'a RequestContext<'_>) -> Option<User<'a>> {
+    /// The user of a call; `None` if its client is trusted to have checked what that may do.
+    pub(super) fn user<'a>(&'a self, ctx: &'a RequestContext<'_>) -> Option<User<'a>> {
         let user = Actor::of(ctx.user.as_ref()?);
         let rules = Rules { files: &*self.files, user, lists: &self.lists };
         Some(User { rules, open_files: &self.open_files, session: ctx.session.serial })
@@ -128,99 +128,6 @@ impl Authorize {
         }
         Ok(Cow::Borrowed(request))
     }
-
-    pub(super) async fn open(
-        &self,
-        ctx: &RequestContext<'_>,
-        ino: Ino,
-        flags: OpenFlags,
-    ) -> Result<(), FsError> {
-        match self.user(ctx) {
-            Some(user) => user.open(ino, flags).await,
-            None => Ok(()),
-        }
-    }
-
-    /// A user who is about to set the access control list of an inode, and is not in its group, takes set-group-id away.
-    pub(super) async fn lose_group(
-        &self,
-        ctx: &RequestContext<'_>,
-        ino: Ino,
-        name: &[u8],
-    ) -> Result<(), FsError> {
-        let Some(user) = self.user(ctx).filter(|_| name == ACCESS_LIST) else { return Ok(()) };
-        let it = user.inode(ino).await?;
-        let mode = user.rules.mode_to_set(&it, it.mode)?;
-        if mode != it.mode {
-            let change = AttributeChange { mode: Some(mode), ..AttributeChange::default() };
-            self.files.set_attributes(ino, &change).await?;
-        }
-        Ok(())
-    }
-
-    /// Fails unless the user of a call may remove a name of this inode.
-    pub(super) async fn removal(
-        &self,
-        ctx: &RequestContext<'_>,
-        parent: Ino,
-        target: Option<Ino>,
-        is_directory: bool,
-    ) -> Result<(), FsError> {
-        let Some((user, target)) = self.user(ctx).zip(target) else { return Ok(()) };
-        let (parent, removed) = (user.inode(parent).await?, user.inode(target).await?);
-        user.rules.check_removal(&parent, &removed, is_directory).await
-    }
-
-    /// Fails unless the user of a call may rename the first of these inodes to the second one.
-    pub(super) async fn rename(
-        &self,
-        ctx: &RequestContext<'_>,
-        parents: [Ino; 2],
-        targets: [Option<Ino>; 2],
-        how: Rename,
-    ) -> Result<(), FsError> {
-        let [Some(moved), there] = targets else { return Ok(()) };
-        let Some(user) = self.user(ctx) else { return Ok(()) };
-        let [from, to] = [user.inode(parents[0]).await?, user.inode(parents[1]).await?];
-        let moved = user.inode(moved).await?;
-        let there = match there {
-            Some(there) => Some(user.inode(there).await?),
-            None => None,
-        };
-        let exchanges = how == Rename::Exchange;
-        user.rules.check_rename((&from, &moved), (&to, there.as_ref()), exchanges).await
-    }
-
-    /// Fails unless the user of a batch may have made these mutations: all are about that user's own inodes, and about no
-    /// privileges.
-    pub(super) async fn mutations(
-        &self,
-        ctx: &RequestContext<'_>,
-        mutations: &[Mutation],
-    ) -> Result<(), FsError> {
-        let Some(user) = self.user(ctx) else { return Ok(()) };
-        let mut own = HashSet::default();
-        for Mutation { kind, .. } in mutations {
-            if !own.contains(&kind.ino()) {
-                if user.inode(kind.ino()).await?.uid != user.rules.user.uid {
-                    return Err(FsError::NotPermitted);
-                }
-                own.insert(kind.ino());
-            }
-            if !is_unprivileged(kind, &user.rules.user) {
-                return Err(FsError::NotPermitted);
-            }
-            own.extend(kind.made());
-        }
-        Ok(())
-    }
-
-    /// Keeps the names of extended attributes that the user of a call may know.
-    pub(super) fn retain_known(&self, ctx: &RequestContext<'_>, names: &mut Vec<Bytes>) {
-        if let Some(user) = self.user(ctx) {
-            names.retain(|name| user.rules.may_know(name));
-        }
-    }
 }
 
 impl User<'_> {
@@ -236,7 +143,7 @@ impl User<'_> {
         self.rules.check_xattr(&self.inode(ino).await?, name, writes).await
     }
 
-    async fn open(&self, ino: Ino, flags: OpenFlags) -> Result<(), FsError> {
+    pub(super) async fn open(&self, ino: Ino, flags: OpenFlags) -> Result<(), FsError> {
         let it = self.inode(ino).await?;
         if flags.read {
             self.check_use(&it, READ).await?;
@@ -329,6 +236,66 @@ impl User<'_> {
             rules.check_times(&it, accessed, modified).await?;
         }
         Ok(AttributeChange { mode, clear_suid, ..change })
+    }
+
+    /// A user who is about to set the access control list of an inode, and is not in its group, takes set-group-id away.
+    pub(super) async fn lose_group(&self, ino: Ino) -> Result<(), FsError> {
+        let it = self.inode(ino).await?;
+        let mode = self.rules.mode_to_set(&it, it.mode)?;
+        if mode != it.mode {
+            let change = AttributeChange { mode: Some(mode), ..AttributeChange::default() };
+            self.rules.files.set_attributes(ino, &change).await?;
+        }
+        Ok(())
+    }
+
+    /// Fails unless the user may remove a name of this inode.
+    pub(super) async fn remove(
+        &self,
+        parent: Ino,
+        target: Option<Ino>,
+        is_directory: bool,
+    ) -> Result<(), FsError> {
+        let Some(target) = target else { return Ok(()) };
+        let (parent, removed) = (self.inode(parent).await?, self.inode(target).await?);
+        self.rules.check_removal(&parent, &removed, is_directory).await
+    }
+
+    /// Fails unless the user may rename the first of these inodes to the second one.
+    pub(super) async fn rename(
+        &self,
+        parents: [Ino; 2],
+        targets: [Option<Ino>; 2],
+        how: Rename,
+    ) -> Result<(), FsError> {
+        let [Some(moved), there] = targets else { return Ok(()) };
+        let [from, to] = [self.inode(parents[0]).await?, self.inode(parents[1]).await?];
+        let moved = self.inode(moved).await?;
+        let there = match there {
+            Some(there) => Some(self.inode(there).await?),
+            None => None,
+        };
+        let exchanges = how == Rename::Exchange;
+        self.rules.check_rename((&from, &moved), (&to, there.as_ref()), exchanges).await
+    }
+
+    /// Fails unless the user may have made the mutations of a batch: all are about that user's own inodes, and about no
+    /// privileges.
+    pub(super) async fn make(&self, mutations: &[Mutation]) -> Result<(), FsError> {
+        let (user, mut own) = (&self.rules.user, HashSet::default());
+        for Mutation { kind, .. } in mutations {
+            if !own.contains(&kind.ino()) {
+                if self.inode(kind.ino()).await?.uid != user.uid {
+                    return Err(FsError::NotPermitted);
+                }
+                own.insert(kind.ino());
+            }
+            if !is_unprivileged(kind, user) {
+                return Err(FsError::NotPermitted);
+            }
+            own.extend(kind.made());
+        }
+        Ok(())
     }
 }
 

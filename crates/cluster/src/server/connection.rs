@@ -12,13 +12,12 @@ use thalweg_net::serving::Serving;
 use thalweg_net::traffic::name_of;
 use uuid::Uuid;
 
-use super::context::Place;
+use super::context::{Place, Response};
 use super::counters::add;
 use super::ops::reclaim;
 use super::options::Visitor;
 use super::pipeline::{perform, replay};
 use super::reply::{Recipient, Sight, answer, plain, undo};
-use super::response::Response;
 use super::session::{Admission, LevelWait, Session};
 use super::sessions::Ending;
 use super::stages::Stages;

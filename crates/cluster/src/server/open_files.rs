@@ -88,10 +88,10 @@ impl OpenFiles {
         let mut files = self.opens.lock();
         let Some(opens) = files.get_mut(&ino) else { return };
         if let Some(own) = opens.iter_mut().find(|it| it.session == session) {
-            let (all, reading, writing) = (1, u32::from(flags.read), u32::from(flags.write));
-            let was_opened = own.all >= all && own.reading >= reading && own.writing >= writing;
+            let (reading, writing) = (u32::from(flags.read), u32::from(flags.write));
+            let was_opened = own.all > 0 && own.reading >= reading && own.writing >= writing;
             assert!(was_opened, "a session closes a file more often than it has opened it");
-            own.all -= all;
+            own.all -= 1;
             own.reading -= reading;
             own.writing -= writing;
         }

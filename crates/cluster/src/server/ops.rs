@@ -13,8 +13,7 @@ use bytes::Bytes;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::keys::Access;
 
-use super::context::RequestContext;
-use super::response::{Answered, Response};
+use super::context::{Answered, RequestContext, Response};
 use super::stages::{Op, Stages};
 use crate::protocol::{Answer, Request, session_request};
 pub(super) use reclaim::reclaim;

@@ -5,10 +5,9 @@ use bytes::Bytes;
 use thalweg_fs::session_table::{Committed, SlotRecord};
 use thalweg_fs::{Credentials, FsError, WriteAt};
 
-use super::context::{Place, RequestContext};
+use super::context::{Answered, Place, RequestContext};
 use super::ops::{carry_out, response_of};
 use super::reply::undo;
-use super::response::Answered;
 use super::session::Session;
 use super::stages::Stages;
 use crate::protocol::Request;

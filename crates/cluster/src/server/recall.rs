@@ -18,9 +18,8 @@ use tokio::sync::{MutexGuard, OwnedRwLockReadGuard};
 use super::base::Base;
 use super::capabilities::{Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
-use super::context::RequestContext;
+use super::context::{RequestContext, Response};
 use super::counters::add;
-use super::response::Response;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, FromServer, Invalidated};
@@ -133,10 +132,9 @@ impl Recall {
         // What is made again was invalidated the first time, and no client has seen it since.
         let is_free = invalid.is_empty() && held.is_empty();
         if !is_free && !ctx.is_replay() {
-            let late =
-                |session: u64, change: &Changed| Late { number, session, change: change.clone() };
             for (session, changes) in &held {
-                ctx.add_late(changes.iter().map(|change| late(*session, change)));
+                let late = |it: &Changed| Late { number, session: *session, change: it.clone() };
+                ctx.add_late(changes.iter().map(late));
             }
             join(self.drop_unless_held(held), self.drop_first(ctx, number, invalid)).await;
         }

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::channel::Channel;
 
+use super::context::Response;
 use super::counters::add;
-use super::response::Response;
 use super::session::{OpenFile, Session, SessionState};
 use super::stages::Stages;
 use crate::protocol::{Answer, Grants, ListedEntry, Reply, Request, RoomGrant, encode_list};

@@ -196,7 +196,7 @@ impl Sessions {
             Ending::Detached => self.base.env.now(),
             Ending::Evicted(_) => {
                 self.shut_out(&[serial]).await;
-                // Clocks differ by less than an eighth.
+                // By then it cannot use what it caches any more: clocks differ by less than an eighth.
                 heard + self.base.options.lease + self.base.options.lease / 8
             }
         };

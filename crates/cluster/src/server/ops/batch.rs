@@ -43,7 +43,9 @@ pub(super) async fn apply(
     let mutations = decode(payload)?;
     let changes = mutations.iter().map(|it| (it.kind.ino(), it.kind.made()));
     ctx.session.may_make(changes, ctx.is_replay())?;
-    stages.authorize.mutations(ctx, &mutations).await?;
+    if let Some(user) = stages.authorize.user(ctx) {
+        user.make(&mutations).await?;
+    }
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let change = stages.recall.begin_with(ctx, changed_by_mutations(&mutations), &[]).await?;
     let applied = table.apply(&mutations, charged).await;

@@ -98,7 +98,7 @@ impl Handler for Connection {
                 self.channel.flush();
                 self.stages.sessions.end(&session, Ending::Detached);
             }
-            Request::Cancel(number) => session.cancel_wait(number),
+            Request::Cancel(number) => session.replies.end_wait(number, true),
             Request::Forget => self.forget(&session, &payload)?,
             _ if id == UNANSWERED => {
                 return Err(io::Error::other("invalid request: its kind wants an answer"));
@@ -136,7 +136,7 @@ impl Connection {
             },
         };
         session.connect(self.channel.clone(), env.now());
-        pending.into_iter().for_each(|pending| session.acknowledge_others(&pending));
+        pending.into_iter().for_each(|pending| session.replies.acknowledge_others(&pending));
         let root = session.root;
         let old = self.session.lock().replace(session);
         drop(old);
@@ -226,7 +226,7 @@ impl Connection {
         }
         session.records.end_replays();
         self.stages.replay.sends_no_more(&session, call.oldest, &call.answered);
-        session.acknowledge(call.oldest, &call.answered);
+        session.replies.acknowledge(call.oldest, &call.answered);
         let level_wait = match &call.request {
             Request::Level { wait: Some(_), .. } => session.begin_level_wait(),
             _ => None,

@@ -131,6 +131,7 @@ pub(super) fn sessions_of(stages: &Stages) -> Vec<SessionStatus> {
     };
     let now = stages.env.now();
     let status = |session: Arc<Session>| {
+        let running = session.replies.running();
         let state = session.lock();
         SessionStatus {
             client: session.visitor.name.clone(),
@@ -142,7 +143,7 @@ pub(super) fn sessions_of(stages: &Stages) -> Vec<SessionStatus> {
             inodes: state.known.len(),
             cached: of(&cached, &session),
             open: session.handles.len(),
-            running: session.replies.running(),
+            running,
             undurable: of(&undurable, &session),
             calls: value(&session.counters.calls),
             received_bytes: value(&session.counters.received),
@@ -344,8 +345,8 @@ fn holder_of(session: &Session, ino: Ino, now: Time, locks: &[Lock]) -> Option<H
             .map(|lock| LockReport::of(lock, locked(lock).map(|since| millis(now, since))))
             .collect(),
         waits: session
-            .lock_waits
-            .of(ino)
+            .replies
+            .waits_of(ino)
             .iter()
             .map(|(lock, since)| LockReport::of(lock, Some(millis(now, *since))))
             .collect(),

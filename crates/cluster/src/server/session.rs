@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::{HashSet, Time};
-use thalweg_fs::{FsError, Ino, Lock, LockOwner};
+use thalweg_fs::{FsError, Ino, LockOwner};
 use thalweg_net::channel::Channel;
-use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore};
 use uuid::Uuid;
 
 use super::counters::SessionCounters;
 use super::inode_limit::{InodeLimit, ReleaseRequest};
 use super::options::Visitor;
 use crate::protocol::FromServer;
+use handles::Handles;
 pub(super) use handles::OpenFile;
-use handles::{Handles, LockWaits};
 use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
 pub(super) use reply_cache::Admission;
@@ -44,7 +44,6 @@ pub(super) struct Session {
     pub(super) counters: SessionCounters,
     /// Its calls that are carried out once. Each is answered on the connection on which it came last.
     pub(super) replies: ReplyCache<(Channel, u64)>,
-    pub(super) lock_waits: LockWaits,
     pub(super) records: CallRecords,
     pub(super) handles: Handles,
     state: Mutex<SessionState>,
@@ -110,7 +109,6 @@ impl Session {
             path,
             counters: SessionCounters::default(),
             replies: ReplyCache::default(),
-            lock_waits: LockWaits::default(),
             records: CallRecords::default(),
             handles: Handles::default(),
             state: Mutex::new(state),
@@ -210,16 +208,6 @@ impl Session {
         }
     }
 
-    /// The client knows the answers to all calls before `oldest`, and to these.
-    pub(super) fn acknowledge(&self, oldest: u64, answered: &[u64]) {
-        self.lock_waits.end(&self.replies.acknowledge(oldest, answered));
-    }
-
-    /// The client waits for the answers to these calls, in their order, and to no other one that it has made.
-    pub(super) fn acknowledge_others(&self, pending: &[u64]) {
-        self.lock_waits.end(&self.replies.acknowledge_others(pending));
-    }
-
     /// [`FsError::Stale`] unless the client knows an inode: it may use no other one.
     pub(super) fn knows(&self, ino: Ino) -> Result<(), FsError> {
         if self.state.lock().known.has(ino) { Ok(()) } else { Err(FsError::Stale) }
@@ -229,11 +217,11 @@ impl Session {
     /// [`FsError::Stale`] if one of these inodes was.
     pub(super) async fn begin_change(
         &self,
-        inodes: impl Iterator<Item = Ino>,
+        mut inodes: impl Iterator<Item = Ino>,
     ) -> Result<OwnedRwLockReadGuard<()>, FsError> {
         let executing = self.executing.clone().read_owned().await;
         let state = self.state.lock();
-        if inodes.into_iter().any(|ino| state.known.is_revoked(ino)) {
+        if inodes.any(|ino| state.known.is_revoked(ino)) {
             return Err(FsError::Stale);
         }
         Ok(executing)
@@ -247,7 +235,7 @@ impl Session {
     /// The client does not know an inode any more, which leaves its root; the stamp of the last answer that named it, if it knew it.
     pub(super) fn revoke(&self, ino: Ino) -> Option<u64> {
         let stamp = self.state.lock().known.revoke(ino)?;
-        self.lock_waits.end_of(ino);
+        self.replies.end_waits_of(ino);
         Some(stamp)
     }
 
@@ -261,28 +249,6 @@ impl Session {
     /// An owner of locks: those of two clients are never the same.
     pub(super) fn owner_of(&self, owner: LockOwner) -> LockOwner {
         LockOwner { client: self.serial, ..owner }
-    }
-
-    /// Call `number` waits for a lock from now on, until the receiver is told so.
-    pub(super) fn wait(
-        &self,
-        number: u64,
-        lock: (Ino, Lock),
-        since: Time,
-    ) -> Result<oneshot::Receiver<()>, FsError> {
-        let wait = self.lock_waits.begin(number, lock, since)?;
-        // Behind that: a cancellation looks for the wait last.
-        if self.replies.is_cancelled(number) {
-            self.lock_waits.end(&[number]);
-            return Err(FsError::Locked);
-        }
-        Ok(wait)
-    }
-
-    /// A call is not to wait for a lock any more, also if it has not begun to.
-    pub(super) fn cancel_wait(&self, number: u64) {
-        self.replies.cancel(number);
-        self.lock_waits.end(&[number]);
     }
 
     /// A call that waits for a level begins; `None` when there are so many that it counts as any other.
@@ -364,7 +330,6 @@ impl Session {
                 heard: state.heard,
             }
         };
-        self.lock_waits.clear();
         self.replies.clear();
         self.moved.notify_waiters();
         Some(resources)

@@ -155,14 +155,14 @@ pub(super) async fn lock(
     let (session, number) = (ctx.session, ctx.place.number);
     let lock = known_here(session, ino, lock)?;
     if wait {
-        let cancelled = session.wait(number, (ino, lock), stages.env.now())?;
+        let cancelled = session.replies.begin_wait(number, (ino, lock), stages.env.now())?;
         let locked = tokio::select! {
             biased;
             locked = ctx.files.lock(ino, &lock, true) => locked,
             // By its caller, or since the file was moved out of the client's root.
             _ = cancelled => Err(session.knows(ino).err().unwrap_or(FsError::Locked)),
         };
-        session.lock_waits.end(&[number]);
+        session.replies.end_wait(number, false);
         locked?;
     } else {
         ctx.files.lock(ino, &lock, false).await?;

@@ -2,16 +2,21 @@
 //! filesystem has, as its records say.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::HashMap;
+use thalweg_env::{HashMap, Time};
 use thalweg_fs::session_table::{Committed, SlotRecord};
+use thalweg_fs::{FsError, Ino, Lock};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::protocol::{Grants, Reply};
 
 /// Maximum number of unacknowledged calls of a session.
 const MAX_CALLS: usize = 1 << 16;
+/// Most calls of a session that wait for locks.
+const MAX_LOCK_WAITS: usize = 1 << 12;
 
 #[derive(Debug)]
 enum CallState<W> {
@@ -22,8 +27,20 @@ enum CallState<W> {
         is_unwanted: bool,
         /// It is not to wait for a lock.
         is_cancelled: bool,
+        /// In a box, since few calls wait.
+        lock_wait: Option<Box<LockWait>>,
     },
     Done(Box<Reply>, Vec<Bytes>),
+}
+
+/// The wait of a call for a lock, which ends when this is dropped.
+#[derive(Debug)]
+struct LockWait {
+    ino: Ino,
+    lock: Lock,
+    since: Time,
+    _end: oneshot::Sender<()>,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// What is to be done with a call.
@@ -48,50 +65,44 @@ struct Calls<W> {
     by_number: BTreeMap<u64, CallState<W>>,
     /// The client knows the answers to all calls before this one.
     oldest: u64,
+    lock_waits: Arc<Semaphore>,
 }
 
 impl<W> Default for ReplyCache<W> {
     fn default() -> ReplyCache<W> {
-        ReplyCache(Mutex::new(Calls { by_number: BTreeMap::new(), oldest: 0 }))
+        let lock_waits = Arc::new(Semaphore::new(MAX_LOCK_WAITS));
+        ReplyCache(Mutex::new(Calls { by_number: BTreeMap::new(), oldest: 0, lock_waits }))
     }
 }
 
 impl<W> Calls<W> {
-    /// The client does not want the answer of a call any more; whether the call runs.
-    fn drop_answer(&mut self, number: u64) -> bool {
+    /// The client does not want the answer of a call any more.
+    fn drop_answer(&mut self, number: u64) {
         match self.by_number.get_mut(&number) {
-            Some(CallState::Running { is_unwanted, is_cancelled, .. }) => {
-                (*is_unwanted, *is_cancelled) = (true, true);
-                true
+            Some(CallState::Running { is_unwanted, is_cancelled, lock_wait, .. }) => {
+                (*is_unwanted, *is_cancelled, *lock_wait) = (true, true, None);
             }
-            Some(CallState::Done(..)) => {
-                self.by_number.remove(&number);
-                false
-            }
-            None => false,
+            Some(CallState::Done(..)) => drop(self.by_number.remove(&number)),
+            None => {}
         }
     }
 }
 
 impl<W> ReplyCache<W> {
-    /// The client knows the answers to all calls before `oldest`, and to these. The calls that run, and that it does not wait for.
-    pub(super) fn acknowledge(&self, oldest: u64, answered: &[u64]) -> Vec<u64> {
+    /// The client knows the answers to all calls before `oldest`, and to these.
+    pub(in crate::server) fn acknowledge(&self, oldest: u64, answered: &[u64]) {
         let mut calls = self.0.lock();
         calls.oldest = calls.oldest.max(oldest);
-        let mut over: Vec<u64> =
-            calls.by_number.range(..oldest).map(|(number, _)| *number).collect();
-        over.extend_from_slice(answered);
-        over.retain(|number| calls.drop_answer(*number));
-        over
+        let older: Vec<u64> = calls.by_number.range(..oldest).map(|(number, _)| *number).collect();
+        older.iter().chain(answered).for_each(|number| calls.drop_answer(*number));
     }
 
-    /// As [`ReplyCache::acknowledge`], of all calls but these, which are in their order.
-    pub(super) fn acknowledge_others(&self, pending: &[u64]) -> Vec<u64> {
+    /// The client waits for the answers to these calls, in their order, and to no other one that it has made.
+    pub(in crate::server) fn acknowledge_others(&self, pending: &[u64]) {
         let mut calls = self.0.lock();
         let is_other = |number: &u64| pending.binary_search(number).is_err();
-        let mut others: Vec<u64> = calls.by_number.keys().copied().filter(is_other).collect();
-        others.retain(|number| calls.drop_answer(*number));
-        others
+        let others: Vec<u64> = calls.by_number.keys().copied().filter(is_other).collect();
+        others.into_iter().for_each(|number| calls.drop_answer(number));
     }
 
     /// Admits call `number`, unless it runs or is answered. `waiter` gets the answer.
@@ -104,8 +115,12 @@ impl<W> ReplyCache<W> {
         match calls.by_number.get_mut(&number) {
             None if is_full => Admission::TooMany,
             None => {
-                let running =
-                    CallState::Running { waiter, is_unwanted: false, is_cancelled: false };
+                let running = CallState::Running {
+                    waiter,
+                    is_unwanted: false,
+                    is_cancelled: false,
+                    lock_wait: None,
+                };
                 calls.by_number.insert(number, running);
                 assert!(
                     calls.by_number.len() <= MAX_CALLS,
@@ -144,17 +159,58 @@ impl<W> ReplyCache<W> {
         Some(waiter)
     }
 
-    pub(super) fn cancel(&self, number: u64) {
+    /// A call that runs waits for a lock from now on, until the receiver is told so.
+    pub(in crate::server) fn begin_wait(
+        &self,
+        number: u64,
+        (ino, lock): (Ino, Lock),
+        since: Time,
+    ) -> Result<oneshot::Receiver<()>, FsError> {
+        let Calls { by_number, lock_waits, .. } = &mut *self.0.lock();
+        let Some(CallState::Running { is_cancelled: false, lock_wait, .. }) =
+            by_number.get_mut(&number)
+        else {
+            return Err(FsError::Locked);
+        };
+        let permit = lock_waits.clone().try_acquire_owned();
+        let _permit = permit.map_err(|_| FsError::TooManyLocks)?;
+        let (_end, receiver) = oneshot::channel();
+        *lock_wait = Some(Box::new(LockWait { ino, lock, since, _end, _permit }));
+        Ok(receiver)
+    }
+
+    /// A call does not wait for a lock any more; if it `cancels`, also if it has not begun to.
+    pub(in crate::server) fn end_wait(&self, number: u64, cancels: bool) {
         let mut calls = self.0.lock();
-        if let Some(CallState::Running { is_cancelled, .. }) = calls.by_number.get_mut(&number) {
-            *is_cancelled = true;
+        if let Some(CallState::Running { is_cancelled, lock_wait, .. }) =
+            calls.by_number.get_mut(&number)
+        {
+            *is_cancelled |= cancels;
+            *lock_wait = None;
         }
     }
 
-    pub(super) fn is_cancelled(&self, number: u64) -> bool {
+    /// No call waits for a lock on this inode any more.
+    pub(super) fn end_waits_of(&self, ino: Ino) {
+        let mut calls = self.0.lock();
+        if calls.lock_waits.available_permits() == MAX_LOCK_WAITS {
+            return;
+        }
+        for call in calls.by_number.values_mut() {
+            if let CallState::Running { lock_wait, .. } = call {
+                lock_wait.take_if(|wait| wait.ino == ino);
+            }
+        }
+    }
+
+    /// The locks on an inode that calls wait for, and since when, in the order of the calls.
+    pub(in crate::server) fn waits_of(&self, ino: Ino) -> Vec<(Lock, Time)> {
         let calls = self.0.lock();
-        let call = calls.by_number.get(&number);
-        matches!(call, Some(CallState::Running { is_cancelled: true, .. }))
+        let waits = calls.by_number.values().filter_map(|call| match call {
+            CallState::Running { lock_wait, .. } => lock_wait.as_deref(),
+            CallState::Done(..) => None,
+        });
+        waits.filter(|wait| wait.ino == ino).map(|wait| (wait.lock, wait.since)).collect()
     }
 
     pub(in crate::server) fn runs(&self, number: u64) -> bool {
@@ -221,6 +277,9 @@ impl CallRecords {
 
 #[cfg(test)]
 mod tests {
+    use thalweg_fs::{Handle, LockKind, LockMode, LockOwner, LockRange};
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::*;
 
     #[test]
@@ -230,7 +289,7 @@ mod tests {
         for number in 2..=3 * MAX_CALLS as u64 {
             assert!(matches!(calls.admit(number, number), Admission::New));
             assert_eq!(calls.done(number, &Reply::default(), &[]), Some(number));
-            assert!(calls.acknowledge(1, &[number]).is_empty());
+            calls.acknowledge(1, &[number]);
         }
         assert_eq!((calls.running(), calls.0.lock().by_number.len()), (1, 1));
         // A peer that acknowledges nothing is stopped.
@@ -252,12 +311,26 @@ mod tests {
         assert!(matches!(calls.admit(2, 9), Admission::Known(..)));
         assert!(matches!(calls.admit(3, 8), Admission::Ignored));
         // The client does not wait for call 1, which runs, and has the answer of call 2.
-        assert_eq!(calls.acknowledge_others(&[3, 4]), [1]);
-        assert!(calls.is_cancelled(1) && !calls.is_cancelled(3));
+        let lock = Lock {
+            kind: LockKind::Bsd,
+            owner: LockOwner { client: 1, number: 1 },
+            handle: Handle(1),
+            pid: 1,
+            mode: LockMode::Shared,
+            range: LockRange::ALL,
+        };
+        let wait = |number| calls.begin_wait(number, (Ino(5), lock), Time::default());
+        let (mut first, mut third) = (wait(1).unwrap(), wait(3).unwrap());
+        calls.acknowledge_others(&[3, 4]);
+        assert_eq!(first.try_recv(), Err(TryRecvError::Closed));
+        assert_eq!(third.try_recv(), Err(TryRecvError::Empty));
+        assert!(wait(1).is_err() && wait(4).is_err());
+        assert_eq!(calls.waits_of(Ino(5)), [(lock, Time::default())]);
         assert_eq!(calls.done(1, &Reply::default(), &[]), Some(1));
         assert_eq!(calls.done(3, &Reply::default(), &[]), Some(8));
         assert_eq!(calls.0.lock().by_number.keys().copied().collect::<Vec<_>>(), [3, 4]);
-        assert!(calls.acknowledge(5, &[]).is_empty() && calls.0.lock().by_number.is_empty());
+        calls.acknowledge(5, &[]);
+        assert!(calls.0.lock().by_number.is_empty());
         assert!(matches!(calls.admit(4, 1), Admission::Ignored));
     }
 }

@@ -224,7 +224,7 @@ impl Connection {
         if call.answered.len() > MAX_ANSWERED {
             return Err(io::Error::other("invalid request: it acknowledges too many answers"));
         }
-        session.records.end_replays();
+        session.lock().replayed = None;
         self.stages.replay.sends_no_more(&session, call.oldest, &call.answered);
         session.replies.acknowledge(call.oldest, &call.answered);
         let level_wait = match &call.request {

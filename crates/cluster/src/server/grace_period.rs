@@ -49,7 +49,8 @@ impl GracePeriod {
     /// Whether a client that reclaims something has reclaimed everything before, and may not know that. Fails when the client is
     /// not expected.
     pub(super) fn has_reclaimed(&self, session: &Session) -> Result<bool, FsError> {
-        match (self.expects(session.serial), session.records.may_replay()) {
+        let may_replay = session.lock().replayed.is_some();
+        match (self.expects(session.serial), may_replay) {
             (true, _) => Ok(false),
             (false, true) => Ok(true),
             (false, false) => Err(FsError::Invalid("nothing can be claimed now")),

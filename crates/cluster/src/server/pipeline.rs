@@ -57,8 +57,8 @@ pub(super) async fn perform(
 
 /// The record of a change that the server before this one has carried out.
 fn recorded(ctx: &RequestContext<'_>) -> Option<SlotRecord> {
-    let record = ctx.session.records.last_of(ctx.place.slot).filter(|_| ctx.footprint.is_change());
-    record.filter(|record| record.number == ctx.place.number)
+    let record = ctx.session.lock().recorded.get(&ctx.place.slot).copied();
+    record.filter(|it| it.number == ctx.place.number && ctx.footprint.is_change())
 }
 
 /// Carries out a call, after other clients have released what it names. A call that only reads is repeated when it has seen
@@ -139,14 +139,14 @@ pub(super) async fn replay(
 ) -> Result<Option<Committed>, FsError> {
     let has_reclaimed = stages.grace_period.has_reclaimed(session)?;
     // An answer was lost with its connection.
-    let replayed = session.records.replayed(place.number);
+    let replayed = session.lock().replayed.as_ref().and_then(|it| it.get(&place.number)).copied();
     if has_reclaimed || replayed.is_some() {
         return Ok(replayed);
     }
     if !request.footprint(payload.len()).is_change() {
         return Err(FsError::Invalid("the call changes nothing"));
     }
-    let last = session.records.last_of(place.slot);
+    let last = session.lock().recorded.get(&place.slot).copied();
     if last.is_some_and(|last| last.number >= place.number) {
         return Ok(None);
     }
@@ -165,7 +165,7 @@ pub(super) async fn replay(
     let done = carry_out(ctx, stages, request, payload).await;
     let committed = ctx.committed();
     if let Some(committed) = committed {
-        session.records.add_replayed(place.number, committed);
+        session.lock().replayed.get_or_insert_default().insert(place.number, committed);
     }
     // Its client has reclaimed the inode.
     if let Some(ino) = done?.referenced {

@@ -319,7 +319,7 @@ fn effect_of(session: &Arc<Session>, call: &protocol::ReplayedCall) -> Option<Re
     let protocol::ReplayedCall { number, slot, effect } = *call;
     match effect {
         CallEffect::Makes => {
-            session.records.of(number).map(|made| ReplayEffect::Made(Ino(made.outcome)))
+            session.lock().record_of(number).map(|made| ReplayEffect::Made(Ino(made.outcome)))
         }
         // Of a file outside of its path it could keep other clients from having that alone.
         CallEffect::Replaces { ino, .. } if session.knows(ino).is_err() => None,
@@ -345,7 +345,7 @@ impl Turn<'_> {
         } else {
             vec![range.clone()]
         };
-        if gaps.is_empty() && ctx.session.records.of(ctx.place.number).is_some() {
+        if gaps.is_empty() && ctx.session.lock().record_of(ctx.place.number).is_some() {
             ctx.depend();
             return Ok(range.end - range.start);
         }
@@ -399,7 +399,9 @@ impl Turn<'_> {
     fn replaced(mut self, range: Range<u64>) {
         self.next.add(range);
         *self.written = self.next;
-        self.superseded.iter().for_each(|(session, record)| session.records.add(*record));
+        for (session, record) in &self.superseded {
+            session.lock().recorded.insert(record.slot, *record);
+        }
     }
 }
 

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use thalweg_env::{HashSet, Time};
+use thalweg_env::{HashMap, HashSet, Time};
+use thalweg_fs::session_table::{Committed, SlotRecord};
 use thalweg_fs::{FsError, Ino, LockOwner};
 use thalweg_net::channel::Channel;
 use tokio::sync::{Notify, OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore};
@@ -23,7 +24,7 @@ pub(super) use handles::OpenFile;
 use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
 pub(super) use reply_cache::Admission;
-use reply_cache::{CallRecords, ReplyCache};
+use reply_cache::ReplyCache;
 
 /// Most calls of a session that wait for levels beside its other calls.
 const MAX_LEVEL_WAITS: usize = 1 << 12;
@@ -44,7 +45,6 @@ pub(super) struct Session {
     pub(super) counters: SessionCounters,
     /// Its calls that are carried out once. Each is answered on the connection on which it came last.
     pub(super) replies: ReplyCache<(Channel, u64)>,
-    pub(super) records: CallRecords,
     pub(super) handles: Handles,
     state: Mutex<SessionState>,
     /// Held from where an answer is granted something until it is queued, and before a call of the server is sent. So an
@@ -70,6 +70,11 @@ pub(super) struct SessionState {
     pub(super) room_recalls: u64,
     /// Inode numbers that are reserved for the client, and whether no inode ever had them.
     numbers: Vec<(Range<u64>, bool)>,
+    /// By slots, the last calls that the server before this one has recorded.
+    pub(super) recorded: HashMap<u16, SlotRecord>,
+    /// By numbers, what calls have come to that were made again here, until the client knows that it has reclaimed everything:
+    /// then it makes none again.
+    pub(super) replayed: Option<HashMap<u64, Committed>>,
 }
 
 /// What an ended session held.
@@ -100,6 +105,8 @@ impl Session {
             uncommitted: 0,
             room_recalls: 0,
             numbers: Vec::new(),
+            recorded: HashMap::default(),
+            replayed: None,
         };
         Session {
             id,
@@ -109,7 +116,6 @@ impl Session {
             path,
             counters: SessionCounters::default(),
             replies: ReplyCache::default(),
-            records: CallRecords::default(),
             handles: Handles::default(),
             state: Mutex::new(state),
             answer_order: Mutex::default(),
@@ -351,6 +357,11 @@ impl SessionState {
             return Err("the client has connected again");
         }
         Ok(())
+    }
+
+    /// The record of a call, if it is the last of its slot.
+    pub(super) fn record_of(&self, number: u64) -> Option<SlotRecord> {
+        self.recorded.values().find(|it| it.number == number).copied()
     }
 
     /// The client keeps a change with this version until it hears that it is durable.

@@ -152,8 +152,10 @@ impl Sessions {
         record: SessionRecord,
     ) {
         let session = self.add((id, record.session), visitor, path);
-        session.records.expect(record.slots);
-        session.lock().known.set_revoked(record.revoked);
+        let mut state = session.lock();
+        state.recorded = record.slots.into_iter().map(|it| (it.slot, it)).collect();
+        state.replayed = Some(HashMap::default());
+        state.known.set_revoked(record.revoked);
     }
 
     /// Ends a session, and releases what it holds.

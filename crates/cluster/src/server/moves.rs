@@ -103,10 +103,14 @@ impl Moves {
         how: Rename,
     ) -> Result<Move<'_>, FsError> {
         let mut moving = Move { confined: self.confined(ctx.session), ..Move::default() };
-        if moving.confined.is_empty() || from == to {
+        if from == to {
             return Ok(moving);
         }
+        // Also when it crosses no root itself: it could carry something behind the walk of a rename that does.
         moving._steady = Some(self.crossing.read().await);
+        if moving.confined.is_empty() {
+            return Ok(moving);
+        }
         self.find_leaving(&mut moving, [from, to], how).await?;
         if moving.leaves.iter().any(|leaves| !leaves.is_empty()) {
             moving._steady = None;

@@ -101,9 +101,9 @@ impl Filesystem for LocalFs {
             Some(_) => Joined::Alone(None),
             None => self.inner.create_with_others(create).await,
         };
-        let _turn = match joined {
+        let _alone = match joined {
             Joined::Made(answer) => return Ok(answer),
-            Joined::Alone(turn) => turn,
+            Joined::Alone(alone) => alone,
         };
         self.change(async |txn| {
             let mut op = self.op(&txn);

@@ -38,8 +38,10 @@ pub(super) struct CreateQueue(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// A call carries itself out, or the task does it for those that wait.
-    is_busy: bool,
+    /// Calls that carry themselves out.
+    alone: usize,
+    /// The task carries out those that wait.
+    is_running: bool,
     /// The last calls came together.
     is_crowded: bool,
     waiting: VecDeque<Waiting>,
@@ -48,29 +50,29 @@ struct State {
 /// What a call that comes does.
 pub(super) enum Entry {
     /// It carries itself out.
-    Turn,
-    /// It waits, and starts the task if it comes first.
+    Alone,
+    /// It waits for the task, which it starts if it comes first. It never waits for a call that carries itself out: the caller
+    /// of that may be the one that waits.
     Wait { answer: oneshot::Receiver<Option<Answer>>, starts: bool },
 }
 
 impl CreateQueue {
     pub(super) fn enter(&self, create: impl FnOnce() -> Create) -> Entry {
         let mut state = self.0.lock();
-        let starts = !std::mem::replace(&mut state.is_busy, true);
-        if starts && !state.is_crowded {
-            return Entry::Turn;
+        if state.alone == 0 && !state.is_running && !state.is_crowded {
+            state.alone += 1;
+            return Entry::Alone;
         }
         let (sender, answer) = oneshot::channel();
         state.waiting.push_back(Waiting(create(), sender));
-        Entry::Wait { answer, starts }
+        Entry::Wait { answer, starts: !std::mem::replace(&mut state.is_running, true) }
     }
 
-    /// The turn of a call that carried itself out ends. Whether calls wait, which the task is to carry out.
-    pub(super) fn leave(&self) -> bool {
+    /// A call that has carried itself out ends.
+    pub(super) fn leave(&self) {
         let mut state = self.0.lock();
-        assert!(state.is_busy, "a turn ends twice");
-        state.is_busy = !state.waiting.is_empty();
-        state.is_busy
+        assert!(state.alone > 0, "a call ends twice");
+        state.alone -= 1;
     }
 }
 
@@ -93,10 +95,10 @@ impl TaskTurn<'_> {
     /// The next calls; none ends the turn.
     pub(super) fn next(&mut self) -> Vec<Waiting> {
         let mut state = self.queue.0.lock();
-        assert!(state.is_busy && !self.has_ended, "inodes are made in nobody's turn");
+        assert!(state.is_running && !self.has_ended, "there is one task at a time");
         let some = state.waiting.len().min(MOST);
         if some == 0 {
-            state.is_busy = false;
+            state.is_running = false;
             self.has_ended = true;
         } else {
             state.is_crowded = some > 1;
@@ -108,7 +110,9 @@ impl TaskTurn<'_> {
 impl Drop for TaskTurn<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
-            *self.queue.0.lock() = State::default();
+            let mut state = self.queue.0.lock();
+            state.is_running = false;
+            state.waiting.clear();
         }
     }
 }

@@ -16,14 +16,12 @@ use crate::attributes::{Attributes, Timestamp};
 use crate::error::FsError;
 use crate::session_table::Committed;
 
-/// The turn of a call that carries itself out. At its end a task carries out the calls that wait.
-pub(super) struct Turn<'a>(&'a Arc<FsState>);
+/// A call that carries itself out.
+pub(super) struct Alone<'a>(&'a FsState);
 
-impl Drop for Turn<'_> {
+impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        if self.0.creates.leave() {
-            self.0.start_creates();
-        }
+        self.0.creates.leave();
     }
 }
 
@@ -32,7 +30,7 @@ pub(super) enum Joined<'a> {
     /// It was made with others.
     Made(Answer),
     /// The call makes it in a transaction of its own.
-    Alone(Option<Turn<'a>>),
+    Alone(Option<Alone<'a>>),
 }
 
 impl FsState {
@@ -42,7 +40,7 @@ impl FsState {
         create: impl FnOnce() -> Create,
     ) -> Joined<'_> {
         match self.creates.enter(create) {
-            Entry::Turn => Joined::Alone(Some(Turn(self))),
+            Entry::Alone => Joined::Alone(Some(Alone(self))),
             Entry::Wait { answer, starts } => {
                 if starts {
                     self.start_creates();

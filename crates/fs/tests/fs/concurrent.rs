@@ -303,3 +303,20 @@ fn a_create_that_fails_spoils_no_other() {
         assert_clean(&env, &volume, fs).await;
     });
 }
+
+#[test]
+fn a_create_waits_for_no_other_caller() {
+    run(0, |env| async move {
+        let volume = slow(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let new = node(Node::File, 0o600);
+        // There are inode numbers now.
+        create(&fs, ROOT, "before").await;
+        // Begun, and not polled again before the second one is done.
+        let mut first = std::pin::pin!(fs.create(ROOT, b"first", &new));
+        assert!(futures::poll!(&mut first).is_pending());
+        fs.create(ROOT, b"second", &new).await.unwrap();
+        first.await.unwrap();
+        assert_eq!(names(&fs, ROOT).await, ["before", "first", "second"]);
+    });
+}

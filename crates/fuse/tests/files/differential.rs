@@ -444,6 +444,24 @@ pub(crate) fn as_the_kernels_own(make: Make) {
     }
 }
 
+/// Makes a call in both. A process that another test starts has all files open up to its exec, and one that has a pipe open lets
+/// it be opened for writing: then it is opened again.
+#[allow(clippy::disallowed_methods)]
+fn make_in_both(ours: &mut World, theirs: &mut World, call: &Call) -> [Result<String, i32>; 2] {
+    for _ in 0..1000 {
+        let made = [ours.make(call), theirs.make(call)];
+        let is_held = matches!(
+            &made,
+            [Ok(_), Err(libc::ENXIO)] | [Err(libc::ENXIO), Ok(_)] if matches!(call, Call::Open(..))
+        );
+        if !is_held {
+            return made;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("a pipe stays open elsewhere: {call:?}")
+}
+
 fn run(rig: &Rig, ext4: &Ext4, seed: u64) {
     let mut chance = Chance(seed);
     let mut ours = World { root: rig.root(), open: Default::default() };
@@ -463,20 +481,7 @@ fn run(rig: &Rig, ext4: &Ext4, seed: u64) {
             continue;
         }
         calls.push(call.clone());
-        let (mut got, mut expected) = (ours.make(&call), theirs.make(&call));
-        // A process that another test starts has all files open up to its exec. One that has a pipe open lets it be opened for
-        // writing.
-        for _ in 0..1000 {
-            if !matches!(
-                (&call, &got, &expected),
-                (Call::Open(..), Ok(_), Err(libc::ENXIO))
-                    | (Call::Open(..), Err(libc::ENXIO), Ok(_))
-            ) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            (got, expected) = (ours.make(&call), theirs.make(&call));
-        }
+        let [got, expected] = make_in_both(&mut ours, &mut theirs, &call);
         assert_eq!(
             got,
             expected,

@@ -54,7 +54,10 @@ impl Cache {
     }
 
     pub(super) fn attributes(&self, ino: Ino) -> Option<Answer> {
-        let valid = self.session.is_leased().then(|| self.session.validity())?;
+        self.attributes_within(ino, self.session.leased()?)
+    }
+
+    fn attributes_within(&self, ino: Ino, valid: Validity) -> Option<Answer> {
         let look = |node: &mut Node| {
             node.cached.used = true;
             node.cached.attributes.filter(|_| !node.delegation.is_estimate)
@@ -104,15 +107,13 @@ impl Cache {
 
     /// A cached name, or a name that is known to be absent.
     pub(super) fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Lookup> {
-        if !self.session.is_leased() {
-            return None;
-        }
+        let valid = self.session.leased()?;
         let look = |node: &mut Node| {
             node.cached.used = true;
             node.cached.names.as_ref()?.known(name)
         };
         match self.inodes.with(parent, look).flatten()? {
-            NewName::Present(ino) => self.attributes(ino).map(Lookup::Found),
+            NewName::Present(ino) => self.attributes_within(ino, valid).map(Lookup::Found),
             NewName::Absent => Some(Lookup::Absent(Duration::ZERO)),
         }
     }

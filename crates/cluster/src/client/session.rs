@@ -129,9 +129,18 @@ impl Session {
         self.lease_end.load(Ordering::Relaxed) > now.as_nanos()
     }
 
+    /// [`Self::validity`], if what is cached may be used. The clock is read once: that is much of what a cached answer takes.
+    pub(super) fn leased(&self) -> Option<Validity> {
+        let now = self.env.now();
+        self.is_leased_at(now).then(|| self.validity_at(now))
+    }
+
     /// How long attributes may be used by a caller's own cache.
     pub(super) fn validity(&self) -> Validity {
-        let now = self.env.now();
+        self.validity_at(self.env.now())
+    }
+
+    fn validity_at(&self, now: Time) -> Validity {
         let end = Time::from_nanos(self.lease_end.load(Ordering::Relaxed));
         let attributes = if end > now { end.since(now) } else { Duration::ZERO };
         // The caller's kernel would have to lock a directory to drop a name of it, which a call under way may have

@@ -47,7 +47,7 @@ impl FsState {
                 }
                 match answer.await {
                     Ok(Some(answer)) => Joined::Made(answer),
-                    // A transaction of its own says why, or makes it after all.
+                    // A transaction of its own says why, or makes it after all; or that the task has made it, and did not live to say so.
                     Ok(None) | Err(_) => Joined::Alone(None),
                 }
             }

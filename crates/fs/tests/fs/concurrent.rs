@@ -270,7 +270,7 @@ fn creates_at_a_time_share_transactions() {
 #[test]
 fn a_create_that_fails_spoils_no_other() {
     run(0, |env| async move {
-        let (volume, _) = volume(&env, BLOCKS);
+        let volume = slow(&env, BLOCKS);
         let fs = make(&env, &volume).await;
         let gone = mkdir(&fs, ROOT, "gone").await;
         fs.remove_directory(ROOT, b"gone").await.unwrap();
@@ -280,15 +280,21 @@ fn a_create_that_fails_spoils_no_other() {
             (ROOT, "a", Node::File),
             (ROOT, "there", Node::File),
             (gone, "b", Node::File),
-            // Its target is refused after the call has changed something.
+            // Its target is refused when the call is recorded already.
             (ROOT, "c", Node::Symlink(long.into())),
             (ROOT, "d", Node::Directory),
             (ROOT, "e", Node::Fifo),
         ];
-        let tasks = calls.map(|(parent, name, what)| {
-            let fs = fs.clone();
-            env.spawn(async move { fs.create(parent, name.as_bytes(), &node(what, 0o600)).await })
-        });
+        let table = fs.session_table().unwrap();
+        let session = table.begin_session(Bytes::from_static(b"a client")).await.unwrap();
+        let mut tasks = Vec::new();
+        for (slot, (parent, name, what)) in (0..).zip(calls) {
+            let call = RecordedCall { session, slot, number: 7, before: None };
+            let fs = table.recording(Arc::new(Recorder::new(call)));
+            tasks.push(env.spawn(async move {
+                fs.create(parent, name.as_bytes(), &node(what, 0o600)).await
+            }));
+        }
         let mut failed = Vec::new();
         for task in tasks {
             failed.push(task.await.unwrap().err());
@@ -300,6 +306,9 @@ fn a_create_that_fails_spoils_no_other() {
             ),
             "{failed:?}"
         );
+        let sessions = table.sessions().await.unwrap();
+        let slots = sessions[0].slots.iter().map(|it| it.slot);
+        assert_eq!(slots.collect::<Vec<_>>(), [0, 4, 5]);
         assert_clean(&env, &volume, fs).await;
     });
 }

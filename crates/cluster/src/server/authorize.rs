@@ -41,7 +41,7 @@ pub(super) struct Authorize {
     lists: AccessLists,
 }
 
-/// The user of a call whose client is not trusted to have checked what it may do.
+/// The user of a call, where the server checks what users may do.
 pub(super) struct User<'a> {
     pub(super) rules: Rules<'a>,
     open_files: &'a OpenFiles,
@@ -238,7 +238,7 @@ impl User<'_> {
         Ok(AttributeChange { mode, clear_suid, ..change })
     }
 
-    /// A user who is about to set the access control list of an inode, and is not in its group, takes set-group-id away.
+    /// Clears set-group-id, before a user outside of the inode's group sets its access control list.
     pub(super) async fn lose_group(&self, ino: Ino) -> Result<(), FsError> {
         let it = self.inode(ino).await?;
         let mode = self.rules.mode_to_set(&it, it.mode)?;

@@ -151,7 +151,7 @@ pub(super) struct Response {
     /// An inode that the call has taken a reference to, for the client.
     pub(super) referenced: Option<Ino>,
     pub(super) committed: Option<Committed>,
-    /// Quotas below whose roots the client wants room; 0 is the volume.
+    /// The client wants room in these quotas; 0 is the volume.
     pub(super) room_for: Vec<u64>,
     /// The room that the client is promised in addition.
     pub(super) room: Vec<RoomShare>,

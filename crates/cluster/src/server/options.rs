@@ -57,6 +57,6 @@ pub struct Visitor {
     pub path: String,
     /// What it may do.
     pub access: Access,
-    /// Users of the client that act as the user nobody. The server checks permissions unless there are none.
+    /// These users of the client act as the user nobody. If there are any, the server checks permissions.
     pub squash: Squash,
 }

@@ -37,7 +37,7 @@ pub struct SessionStatus {
     pub open: usize,
     /// Its changes, opens and locks that run.
     pub running: usize,
-    /// Inodes and names that it alone has changed, and whose changes may not survive a crash: it keeps these changes.
+    /// Inodes and names that only this client has changed since the last sync. It keeps these changes.
     pub undurable: u64,
     /// Its calls that were begun.
     pub calls: u64,
@@ -75,7 +75,7 @@ pub struct ServerStatus {
     pub known: usize,
     /// Inodes of which the sessions cache something, counted for each session.
     pub cached: u64,
-    /// Inodes and names whose changes may not survive a crash.
+    /// Inodes and names that were changed since the last sync.
     pub undurable: u64,
     /// Sessions that it has ended although their clients did not ask for it.
     pub evictions: u64,

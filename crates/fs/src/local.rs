@@ -282,7 +282,7 @@ impl LocalFs {
             None => op,
         };
         match &self.within {
-            Some(within) => op.with(&within.reservation),
+            Some(within) => op.with(&within.reservation).after(&within.effects.lock()),
             None => op,
         }
     }

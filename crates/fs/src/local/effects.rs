@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::rooms::{Cover, Ticket};
+use super::rooms::{Cover, Taken, Ticket};
 use crate::attributes::Timestamp;
 
 /// The effects of a call, for state that is kept outside of transactions.
@@ -21,7 +21,7 @@ pub(super) struct Effects {
     /// Blocks of metadata allocated, less those freed.
     pub(super) tree_blocks: i64,
     /// What the calls take until they have ended.
-    pub(super) tickets: Vec<Ticket>,
+    pub(super) ticket: Option<Ticket>,
     /// What is left of a session's promise for the calls.
     pub(super) cover: Cover,
     /// Blocks and inodes that quotas were charged with.
@@ -38,7 +38,25 @@ pub(super) struct Effects {
     pub(super) recorded: Option<(Timestamp, u64)>,
 }
 
+/// What earlier calls of a transaction have charged a quota with: the transaction sees it in the usage, others do not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Earlier {
+    /// Blocks and inodes.
+    pub(super) charged: (i64, i64),
+    /// What they take until the transaction has ended.
+    pub(super) taken: Taken,
+}
+
 impl Effects {
+    /// What a later call of the same transaction has to know.
+    pub(super) fn earlier(&self) -> BTreeMap<u64, Earlier> {
+        let earlier = |(quota, charged): (&u64, &(i64, i64))| {
+            let taken = self.ticket.as_ref().map_or(Taken::default(), |own| own.taken(*quota));
+            (*quota, Earlier { charged: *charged, taken })
+        };
+        self.charged.iter().map(earlier).collect()
+    }
+
     /// Adds the effects of a later call.
     pub(super) fn add(&mut self, later: Effects) {
         // A bulk of calls changes many.
@@ -59,7 +77,10 @@ impl Effects {
             *sum = (sum.0 + blocks, sum.1 + inodes);
         }
         self.tree_blocks += later.tree_blocks;
-        self.tickets.extend(later.tickets);
+        match (&mut self.ticket, later.ticket) {
+            (Some(own), Some(later)) => own.absorb(later),
+            (own, later) => *own = own.take().or(later),
+        }
         self.cover = later.cover;
         self.count += later.count;
         self.orphans.extend(later.orphans);

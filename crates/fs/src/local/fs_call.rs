@@ -17,7 +17,7 @@ use thalweg_store::txn::{FRAGMENT, Transaction};
 use zerocopy::IntoBytes;
 
 use super::area::BitmapPage;
-use super::effects::Effects;
+use super::effects::{Earlier, Effects};
 use super::extents::Run;
 use super::format::{InodeRecord, Tag, decode, encode_time, key, key_behind};
 use super::fs_state::FsState;
@@ -76,6 +76,8 @@ pub(super) struct FsCall<'a> {
     /// What it comes to, for its record.
     pub(super) outcome: u64,
     pub(super) effects: Effects,
+    /// What earlier calls of the transaction have charged, by quota.
+    earlier: BTreeMap<u64, Earlier>,
     /// The pages of the tree that the call has read. They get its changes at the end.
     tree: WorkingSet<'a>,
     inodes: BTreeMap<u64, Staged>,
@@ -112,6 +114,7 @@ impl<'a> FsCall<'a> {
             recorder: None,
             outcome: 0,
             effects: Effects::default(),
+            earlier: BTreeMap::new(),
             tree: inner.tree.working_set(&**txn),
             inodes: BTreeMap::new(),
             records: HashMap::default(),
@@ -130,6 +133,15 @@ impl<'a> FsCall<'a> {
     pub(super) fn with(self, own: &'a Reservation) -> FsCall<'a> {
         let may_own = self.txn.aside().is_some() && self.inner.table.get().is_some();
         if may_own { FsCall { own: Some(own), claim: own.claim(), ..self } } else { self }
+    }
+
+    /// Earlier calls of the transaction have had these effects.
+    pub(super) fn after(self, effects: &Effects) -> FsCall<'a> {
+        FsCall { earlier: effects.earlier(), ..self }
+    }
+
+    pub(super) fn earlier(&self, quota: u64) -> Earlier {
+        self.earlier.get(&quota).copied().unwrap_or_default()
     }
 
     /// The call is recorded. One that was made before has the time that it had.

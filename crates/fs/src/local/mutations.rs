@@ -182,7 +182,7 @@ impl LocalFs {
         for Mutation { time, kind } in mutations {
             if is_within && changes_bytes(kind) && !written.insert(kind.ino()) {
                 effects.add(op.finish().await?);
-                op = self.op(txn).covered(std::mem::take(&mut effects.cover));
+                op = self.op(txn).after(&effects).covered(std::mem::take(&mut effects.cover));
                 op.recorder = None;
                 written.clear();
                 written.insert(kind.ino());

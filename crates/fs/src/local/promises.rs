@@ -287,22 +287,16 @@ impl FsCall<'_> {
         let accounts = self.inner.rooms.accounts.lock();
         let (sum, mut taken) = (accounts.sum(quota), accounts.taken(quota));
         taken.add(accounts.freed(quota));
-        let own = self.effects.tickets.iter().flat_map(|ticket| &ticket.taken);
-        let (mut blocks, mut inodes) = (sum.blocks + taken.blocks, sum.inodes + taken.inodes);
-        for (_, own) in own.filter(|(of, _)| *of == quota) {
-            let is_counted = own.blocks <= blocks && own.inodes <= inodes;
-            assert!(is_counted, "a call takes more of a quota than all calls together");
-            blocks -= own.blocks;
-            inodes -= own.inodes;
-        }
-        (blocks as i64, inodes as i64)
+        let mut own = self.effects.ticket.as_ref().map_or(Taken::default(), |it| it.taken(quota));
+        own.add(self.earlier(quota).taken);
+        let (blocks, inodes) = (sum.blocks + taken.blocks, sum.inodes + taken.inodes);
+        let is_counted = own.blocks <= blocks && own.inodes <= inodes;
+        assert!(is_counted, "a transaction takes more of a quota than all together");
+        ((blocks - own.blocks) as i64, (inodes - own.inodes) as i64)
     }
 
     fn ticket(&mut self) -> &mut Ticket {
-        let tickets = &mut self.effects.tickets;
-        if tickets.is_empty() {
-            tickets.push(Ticket::new(&self.inner.rooms));
-        }
-        &mut tickets[0]
+        let rooms = &self.inner.rooms;
+        self.effects.ticket.get_or_insert_with(|| Ticket::new(rooms))
     }
 }

@@ -118,14 +118,15 @@ impl FsCall<'_> {
             !(blocks > 0 && exceeds(used.0 + charged.0 + others.0, max_blocks)
                 || inodes > 0 && exceeds(used.1 + charged.1 + others.1, max_inodes))
         };
+        let earlier = self.earlier(root).charged;
         if let Some(seen) = self.inner.seen_usage(root)
             && !self.is_within
-            && fits((seen.0 + MARGIN.0, seen.1 + MARGIN.1))
+            && fits((seen.0 + earlier.0 + MARGIN.0, seen.1 + earlier.1 + MARGIN.1))
         {
             return Ok(());
         }
         let used = self.usage(root).await?;
-        self.inner.see_usage(root, used);
+        self.inner.see_usage(root, (used.0 - earlier.0, used.1 - earlier.1));
         if fits(used) { Ok(()) } else { Err(FsError::QuotaExceeded) }
     }
 

@@ -84,7 +84,7 @@ pub(super) struct Accounts {
 #[derive(Debug)]
 pub(super) struct Ticket {
     rooms: Arc<Rooms>,
-    pub(super) taken: Vec<(u64, Taken)>,
+    taken: Vec<(u64, Taken)>,
 }
 
 impl Drop for Ticket {
@@ -106,6 +106,26 @@ impl Ticket {
         Ticket { rooms: rooms.clone(), taken: Vec::new() }
     }
 
+    /// What the call takes of a quota.
+    pub(super) fn taken(&self, quota: u64) -> Taken {
+        let own = self.taken.iter().find(|(of, _)| *of == quota);
+        own.map_or(Taken::default(), |(_, taken)| *taken)
+    }
+
+    /// Ends with what a later call of the same transaction takes.
+    pub(super) fn absorb(&mut self, mut later: Ticket) {
+        std::mem::take(&mut later.taken)
+            .into_iter()
+            .for_each(|(quota, more)| self.add(quota, more));
+    }
+
+    fn add(&mut self, quota: u64, more: Taken) {
+        match self.taken.iter_mut().find(|(of, _)| *of == quota) {
+            Some((_, own)) => own.add(more),
+            None => self.taken.push((quota, more)),
+        }
+    }
+
     /// Enters what the call takes. It leaves the promises of others if `fits` finds enough besides these and what calls under
     /// way take, this one's among them; else nothing is entered.
     pub(super) fn enter(
@@ -120,10 +140,8 @@ impl Ticket {
             accounts.taken.entry(quota).or_default().remove(more);
             return false;
         }
-        match self.taken.iter_mut().find(|(of, _)| *of == quota) {
-            Some((_, own)) => own.add(more),
-            None => self.taken.push((quota, more)),
-        }
+        drop(accounts);
+        self.add(quota, more);
         true
     }
 }

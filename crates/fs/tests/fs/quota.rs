@@ -1,11 +1,17 @@
 //! Limits of directory trees, and the end of all space.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::Quota;
-use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, Rename, SetXattr};
+use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::{
+    Allocation, Filesystem, FsError, Ino, Node, Rename, SessionTable, SetXattr, Timestamp,
+};
 use thalweg_sim::run;
+use thalweg_store::txn::{Begin, Durability};
 
 use crate::support::*;
 
@@ -207,5 +213,45 @@ fn names_need_room_too() {
         }
         fs.close().await.unwrap();
         create(&fs, ROOT, "a").await;
+    });
+}
+
+/// While clients are promised room, calls under way count beside what is in use, but none of them counts twice.
+#[test]
+fn what_one_transaction_takes_counts_for_its_quota_once() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let root = mkdir(&fs, ROOT, "quota").await;
+        fs.set_quota(root, Some(100 * BLOCK), None).await.unwrap();
+        fs.begin_session(Bytes::from_static(b"a client")).await.unwrap();
+        let forty = |byte: u8| Bytes::from(vec![byte; 40 * BLOCK as usize]);
+        let Range { start, .. } = SessionTable::reserve_numbers(&fs, 1).await.unwrap();
+        let (time, number) = (Timestamp::default(), Ino(start));
+        let new = node(Node::File, 0o600);
+        let create = MutationKind::Create { parent: root, name: "batch".into(), new, number };
+        let write = |byte: u8, at: u64| MutationKind::Write {
+            ino: number,
+            offset: at * BLOCK,
+            data: forty(byte),
+            clear_suid: false,
+        };
+        let batch = [create, write(1, 0), write(2, 40)].map(|kind| Mutation { time, kind });
+        fs.apply(&batch, &[]).await.unwrap();
+        assert_eq!(fs.quota(root).await.unwrap().unwrap().bytes, 80 * BLOCK);
+        let more = [write(3, 80)].map(|kind| Mutation { time, kind });
+        assert!(matches!(fs.apply(&more, &[]).await, Err(FsError::QuotaExceeded)));
+        fs.unlink(root, b"batch").await.unwrap();
+        fs.sync_all().await.unwrap();
+
+        let view = fs.within(volume.begin(Begin::STRICT).await.unwrap());
+        let file = self::create(&view, root, "within").await;
+        for (at, byte) in [(0, 4), (40, 5)] {
+            self::write(&view, file, at * BLOCK, &forty(byte)).await;
+        }
+        let full = try_write(&view, file, 80 * BLOCK, &forty(6)).await;
+        assert!(matches!(full, Err(FsError::QuotaExceeded)), "{full:?}");
+        view.commit(Durability::Visible).await.unwrap();
+        assert_eq!(fs.quota(root).await.unwrap().unwrap().bytes, 80 * BLOCK);
     });
 }

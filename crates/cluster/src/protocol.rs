@@ -107,9 +107,11 @@ pub enum Request {
         count: u64,
         inode_token: u64,
     },
-    /// The client has made changes that it has not sent, within this of what it was promised ([`RoomGrant`]).
+    /// The client has made changes that it has not sent, or not sent in another batch than this one that has no answer, within
+    /// this of what it was promised ([`RoomGrant`]). Where the batch has survived, all that it has taken is in use already.
     ReclaimRoom {
         shares: Vec<RoomShare>,
+        batch: Option<u64>,
     },
     /// The client has reclaimed everything. The payload is a list of [`ReplayedCall`] calls.
     Reclaimed,

@@ -12,6 +12,7 @@ use super::error::AttachError;
 use super::numbers::Reservation;
 use super::open_table::Opening;
 use super::replay_log::UncommittedCall;
+use super::room::Claim;
 use super::user::User;
 use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, encode_list};
 
@@ -50,9 +51,12 @@ impl Connections {
 
     /// Reclaims room for the changes that the server does not have.
     async fn reclaim_room(&self, channel: &Channel) -> Result<(), AttachError> {
-        let shares = self.base.room.reclaim();
-        let calls = shares.chunks(MAX_SHARES).map(|some| {
-            (Call::outside(Request::ReclaimRoom { shares: some.to_vec() }), Vec::new())
+        let claims = self.base.room.reclaim();
+        let calls = claims.iter().flat_map(|Claim { shares, batch }| {
+            shares.chunks(MAX_SHARES).map(|some| {
+                let request = Request::ReclaimRoom { shares: some.to_vec(), batch: *batch };
+                (Call::outside(request), Vec::new())
+            })
         });
         self.in_order(channel, calls.collect()).await.map(drop)
     }

@@ -35,12 +35,32 @@ pub(super) fn shares_of(charges: &[Charge]) -> Vec<RoomShare> {
     shares
 }
 
+/// What mutations have taken that a new server may not have.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Claim {
+    pub(super) shares: Vec<RoomShare>,
+    /// The number of their batch, if one was sent: if that has survived, so has what they have taken.
+    pub(super) batch: Option<u64>,
+}
+
+/// Takes a share from the others; whether it was among them, which it is not after the session has ended.
+fn take_share(shares: &mut Vec<RoomShare>, share: &RoomShare) -> bool {
+    let Some(at) = shares.iter().position(|own| own.quota == share.quota) else { return false };
+    shares[at].room = shares[at].room.checked_sub(share.room).unwrap_or_default();
+    if shares[at].room.is_none() {
+        shares.swap_remove(at);
+    }
+    true
+}
+
 #[derive(Debug, Default)]
 struct Ledger {
     /// What the server has promised, less what the mutations have taken of it.
     left: Vec<RoomShare>,
-    /// What the mutations have taken that the server does not have.
+    /// What the mutations have taken that the server is not known to have.
     charged: Vec<RoomShare>,
+    /// What those of the batch under way have taken of it, and its number.
+    under_way: Option<Claim>,
     /// Room that was promised before this recall does not count.
     recalls: u64,
     /// Before this time the server is not asked for more room.
@@ -103,27 +123,39 @@ impl PromisedRoom {
     }
 
     /// A new server promises nothing but what the mutations have taken.
-    pub(super) fn reclaim(&self) -> Vec<RoomShare> {
+    pub(super) fn reclaim(&self) -> Vec<Claim> {
         let mut ledger = self.0.lock();
         ledger.recalls = 0;
         ledger.left.clear();
-        ledger.charged.iter().filter(|it| !it.room.is_none()).copied().collect()
+        let mut unsent = Claim { shares: ledger.charged.clone(), batch: None };
+        let claims = match ledger.under_way.clone() {
+            Some(under_way) => {
+                for share in &under_way.shares {
+                    take_share(&mut unsent.shares, share);
+                }
+                vec![under_way, unsent]
+            }
+            None => vec![unsent],
+        };
+        claims.into_iter().filter(|claim| !claim.shares.is_empty()).collect()
+    }
+
+    /// A batch of mutations that have taken this is about to be sent.
+    pub(super) fn begin_batch(&self, batch: u64, shares: &[RoomShare]) {
+        let mut ledger = self.0.lock();
+        ledger.under_way = Some(Claim { shares: shares.to_vec(), batch: Some(batch) });
     }
 
     /// Mutations that have taken this are at the server. If they are lost, other mutations may take it.
     pub(super) fn discharge(&self, charges: &[Charge], lost: bool) {
-        let shares = shares_of(charges);
         let mut ledger = self.0.lock();
-        for share in shares {
-            let own = ledger.charged.iter_mut().find(|own| own.quota == share.quota);
-            // None after the session has ended.
-            let Some(own) = own else { continue };
-            own.room = own.room.checked_sub(share.room).unwrap_or_default();
-            if lost {
+        ledger.under_way = None;
+        for share in shares_of(charges) {
+            let is_charged = take_share(&mut ledger.charged, &share);
+            if lost && is_charged {
                 add_share(&mut ledger.left, share.quota, share.room);
             }
         }
-        ledger.charged.retain(|own| !own.room.is_none());
     }
 
     pub(super) fn end_session(&self) {

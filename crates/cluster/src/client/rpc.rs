@@ -126,6 +126,9 @@ impl Rpc {
         let slot = call.slot.as_ref().map_or(0, |slot| slot.number);
         assert!(call.slot.is_some() || !call.is_change, "a change uses a slot");
         let number = self.base.call_numbers.begin(call.is_once, slot, call.effect);
+        if let Request::Batch { charged, .. } = &*call.request {
+            self.base.room.begin_batch(number.number, charged);
+        }
         tokio::pin!(cancelled);
         let mut is_cancelled = false;
         let generation = self.base.session.generation();

@@ -115,7 +115,7 @@ pub(super) async fn response_of(
 ) -> Answered {
     let op = Op { ctx, stages };
     match request {
-        Request::Batch { charged, .. } => batch::made_before(op, payload, charged),
+        Request::Batch { .. } => batch::made_before(payload),
         Request::Create { .. } => {
             let made = attributes::attributes(op, Ino(outcome)).await?;
             Ok(Response { wants: Default::default(), ..made })

@@ -468,3 +468,68 @@ fn nothing_is_delegated_while_a_quota_changes() {
         assert_eq!(changing.await.unwrap(), Answer::Done);
     });
 }
+
+/// The server has carried out a batch, and its client does not know that: what the batch has taken is in use, and not promised.
+#[test]
+fn a_batch_that_has_survived_takes_its_room_once() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let (a, b) = (scene.client("a").await, scene.client("b").await);
+        let top = make(&a.client, Ino::ROOT, "top", Node::Directory).await;
+        a.client.reference(top);
+        let limit = Bytes::from((100 * 4096).to_string());
+        let name = b"thalweg.quota.max_bytes";
+        a.client.set_xattr(top, name, limit, SetXattr::Any).await.unwrap();
+        let mut directories = Vec::new();
+        for (client, name) in [(&a.client, "a"), (&b.client, "b")] {
+            let top = client.find(Ino::ROOT, b"top").await.unwrap().ino;
+            client.reference(top);
+            let directory = make(client, top, name, Node::Directory).await;
+            client.reference(directory);
+            directories.push(directory);
+        }
+        for name in ["one", "two"] {
+            make(&a.client, directories[0], name, Node::File).await;
+        }
+        a.client.sync_all().await.unwrap();
+        // One block after the other, so that each is within what is promised.
+        let write = async |client: &Client, ino: Ino, blocks: u64| {
+            for at in 0..blocks {
+                let (at, data) = (WriteAt::Offset(at * 4096), vec![Bytes::from(vec![7; 4096])]);
+                client.write(ino, at, data, WriteHow::default()).await.unwrap();
+            }
+        };
+        let mine = make(&a.client, directories[0], "mine", Node::File).await;
+        a.client.reference(mine);
+        write(&a.client, mine, 56).await;
+        assert!(a.client.status().unsent >= 56);
+        // It is carried out, and the answer is lost.
+        scene.network.cut(&scene.server, &a.host);
+        let client = a.client.clone();
+        let syncing = env.spawn(async move { client.sync(mine, false).await });
+        env.sleep(Duration::from_millis(20)).await;
+        let recalls = scene.service.status().room_recalls;
+        let theirs = make(&b.client, directories[1], "theirs", Node::File).await;
+        b.client.reference(theirs);
+        write(&b.client, theirs, 20).await;
+        // Has it sent, but not durable.
+        let value = Bytes::from_static(b"1");
+        b.client.set_xattr(theirs, b"user.a", value, SetXattr::Any).await.unwrap();
+        assert_eq!(b.client.status().unsent, 0);
+        assert!(!syncing.is_finished());
+        assert_eq!(scene.service.status().room_recalls, recalls);
+        scene.server.power_off();
+        scene.stop().await;
+        scene.network.heal();
+        scene.server.power_on();
+        scene.network.cut(&b.host, &scene.server);
+        scene.start(Shape::Nothing).await;
+        env.sleep(Duration::from_secs(1)).await;
+        scene.network.heal();
+        syncing.await.unwrap().unwrap();
+        for client in [&a.client, &b.client] {
+            client.sync_all().await.unwrap();
+            assert_eq!(client.status().lost, 0);
+        }
+    });
+}

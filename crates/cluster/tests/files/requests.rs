@@ -84,7 +84,7 @@ fn about_sessions(ino: Ino) -> Vec<Request> {
         Request::ReclaimOpen { handle, caller, ino, flags },
         Request::ReclaimLock { ino, lock: lock() },
         Request::ReclaimNumbers { first: 1, count: 1, inode_token: 1 },
-        Request::ReclaimRoom { shares: Vec::new() },
+        Request::ReclaimRoom { shares: Vec::new(), batch: None },
         Request::Reclaimed,
         Request::Renew,
         Request::Detach,

@@ -26,8 +26,7 @@ fn made_by(mutations: &[Mutation]) -> Response {
 }
 
 /// The response to a batch that the server before this one has carried out without answering it.
-pub(super) fn made_before(op: Op<'_>, payload: &[u8], charged: &[RoomShare]) -> Answered {
-    op.stages.room.give_back(op.ctx.session, charged);
+pub(super) fn made_before(payload: &[u8]) -> Answered {
     Ok(made_by(&decode(payload)?))
 }
 

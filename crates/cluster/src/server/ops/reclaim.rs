@@ -35,9 +35,11 @@ pub(in crate::server) async fn reclaim(
         Request::ReclaimNumbers { first, count, inode_token } => {
             delegations::reclaim_numbers(ctx, (*first, *count), *inode_token)
         }
-        Request::ReclaimRoom { shares } => {
+        Request::ReclaimRoom { shares, batch } => {
             check_shares(shares)?;
-            if let Some(table) = files.session_table() {
+            let has_survived =
+                batch.is_some_and(|number| session.lock().record_of(number).is_some());
+            if let Some(table) = files.session_table().filter(|_| !has_survived) {
                 table.reclaim_room(session.serial, shares);
             }
             Ok(())

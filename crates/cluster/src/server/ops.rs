@@ -35,34 +35,28 @@ pub(super) async fn carry_out(
         Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
         Request::Batch { sync, charged, .. } => batch::apply(op, &payload, *sync, charged).await,
         Request::ReachContents { address } => content::reach_contents(op, address).await,
-        Request::ExtendWriteBound { ino, end } => {
-            content::extend_write_bound(stages, *ino, *end).await
-        }
+        Request::ExtendWriteBound { ino, end } => content::extend_write_bound(op, *ino, *end).await,
         Request::KeepSizeRecord { ino, instead_of } => {
             content::keep_size_record(op, *ino, *instead_of).await
         }
-        Request::Lookup { parent, name } => names::look_up(ctx, stages, *parent, name).await,
-        Request::Parent { directory } => names::parent(ctx, stages, *directory).await,
+        Request::Lookup { parent, name } => names::look_up(op, *parent, name).await,
+        Request::Parent { directory } => names::parent(op, *directory).await,
         Request::Attributes { ino, .. } => attributes::attributes(op, *ino).await,
         Request::SetAttributes { ino, change } => {
             attributes::set_attributes(op, *ino, change).await
         }
         Request::Create { parent, name, new } => {
-            names::create(ctx, stages, (*parent, name), new, payload).await
+            names::create(op, (*parent, name), new, payload).await
         }
-        Request::Link { ino, parent, name } => {
-            names::link(ctx, stages, *ino, (*parent, name)).await
-        }
-        Request::Unlink { parent, name, .. } => {
-            names::unlink(ctx, stages, (*parent, name), false).await
-        }
+        Request::Link { ino, parent, name } => names::link(op, *ino, (*parent, name)).await,
+        Request::Unlink { parent, name, .. } => names::unlink(op, (*parent, name), false).await,
         Request::RemoveDirectory { parent, name, .. } => {
-            names::unlink(ctx, stages, (*parent, name), true).await
+            names::unlink(op, (*parent, name), true).await
         }
-        Request::Rename { from, to, how, .. } => names::rename(ctx, stages, from, to, *how).await,
-        Request::ReadLink { ino } => names::read_link(ctx, *ino).await,
+        Request::Rename { from, to, how, .. } => names::rename(op, from, to, *how).await,
+        Request::ReadLink { ino } => names::read_link(op, *ino).await,
         Request::ReadDirectory { ino, from, most, attributes } => {
-            names::list(ctx, stages, *ino, (*from, *most), *attributes).await
+            names::list(op, *ino, (*from, *most), *attributes).await
         }
         Request::Read { ino, offset, len, pages } => {
             content::read(op, *ino, *offset, *len, *pages).await

@@ -115,7 +115,7 @@ pub(super) async fn reach_contents(Op { ctx, stages }: Op<'_>, address: &str) ->
     Ok(Response::done())
 }
 
-pub(super) async fn extend_write_bound(stages: &Stages, ino: Ino, end: u64) -> Answered {
+pub(super) async fn extend_write_bound(Op { stages, .. }: Op<'_>, ino: Ino, end: u64) -> Answered {
     let (direct, commit_on_share) = (direct(stages)?, &stages.commit_on_share);
     // As after an open: bytes that a client wrote again after a crash would replace those that it stores from now on.
     if commit_on_share.has_new_content(ino) {

@@ -26,17 +26,12 @@ async fn target(
     }
 }
 
-pub(super) async fn look_up(
-    ctx: &RequestContext<'_>,
-    stages: &Stages,
-    parent: Ino,
-    name: &Bytes,
-) -> Answered {
-    let Stages { capabilities, commit_on_share, .. } = stages;
+pub(super) async fn look_up(op: Op<'_>, parent: Ino, name: &Bytes) -> Answered {
+    let Op { ctx, stages: Stages { capabilities, commit_on_share, .. } } = op;
     match &name[..] {
-        b"." => return directory(ctx, stages, parent).await,
+        b"." => return directory(op, parent).await,
         // No filesystem knows where the client's root is; and a rename does not invalidate this name.
-        b".." => return directory(ctx, stages, parent_of(ctx, stages, parent).await?).await,
+        b".." => return directory(op, parent_of(op, parent).await?).await,
         _ => {}
     }
     let since = capabilities.now();
@@ -56,8 +51,8 @@ pub(super) async fn look_up(
 }
 
 /// The attributes of a directory that the client knows.
-async fn directory(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino) -> Answered {
-    let response = attributes(Op { ctx, stages }, ino).await?;
+async fn directory(op: Op<'_>, ino: Ino) -> Answered {
+    let response = attributes(op, ino).await?;
     match &response.answer {
         Answer::Inode(found) if found.kind != Kind::Directory => Err(FsError::NotDirectory),
         _ => Ok(response),
@@ -66,8 +61,7 @@ async fn directory(ctx: &RequestContext<'_>, stages: &Stages, ino: Ino) -> Answe
 
 /// The directory above one; its client sees nothing above its root.
 async fn parent_of(
-    ctx: &RequestContext<'_>,
-    Stages { commit_on_share, .. }: &Stages,
+    Op { ctx, stages: Stages { commit_on_share, .. } }: Op<'_>,
     directory: Ino,
 ) -> Result<Ino, FsError> {
     if directory == ctx.session.root {
@@ -80,13 +74,12 @@ async fn parent_of(
     Ok(parent)
 }
 
-pub(super) async fn parent(ctx: &RequestContext<'_>, stages: &Stages, directory: Ino) -> Answered {
-    Ok(Response::of(Answer::Directory(parent_of(ctx, stages, directory).await?)))
+pub(super) async fn parent(op: Op<'_>, directory: Ino) -> Answered {
+    Ok(Response::of(Answer::Directory(parent_of(op, directory).await?)))
 }
 
 pub(super) async fn list(
-    ctx: &RequestContext<'_>,
-    Stages { capabilities, commit_on_share, .. }: &Stages,
+    Op { ctx, stages: Stages { capabilities, commit_on_share, .. } }: Op<'_>,
     ino: Ino,
     (from, most): (Cookie, u32),
     attributes: bool,
@@ -112,8 +105,7 @@ pub(super) async fn list(
 
 /// The target of a symbolic link is the payload.
 pub(super) async fn create(
-    ctx: &RequestContext<'_>,
-    Stages { capabilities, recall, .. }: &Stages,
+    Op { ctx, stages: Stages { capabilities, recall, .. } }: Op<'_>,
     (parent, name): (Ino, &Bytes),
     new: &NewNode,
     payload: Bytes,
@@ -145,8 +137,7 @@ pub(super) async fn create(
 }
 
 pub(super) async fn link(
-    ctx: &RequestContext<'_>,
-    Stages { recall, .. }: &Stages,
+    Op { ctx, stages: Stages { recall, .. } }: Op<'_>,
     ino: Ino,
     (parent, name): (Ino, &Bytes),
 ) -> Answered {
@@ -157,8 +148,7 @@ pub(super) async fn link(
 }
 
 pub(super) async fn unlink(
-    ctx: &RequestContext<'_>,
-    Stages { authorize, recall, moves, room, .. }: &Stages,
+    Op { ctx, stages: Stages { authorize, recall, moves, room, .. } }: Op<'_>,
     (parent, name): (Ino, &Bytes),
     is_directory: bool,
 ) -> Answered {
@@ -185,8 +175,7 @@ pub(super) async fn unlink(
 }
 
 pub(super) async fn rename(
-    ctx: &RequestContext<'_>,
-    Stages { authorize, recall, moves, room, .. }: &Stages,
+    Op { ctx, stages: Stages { authorize, recall, moves, room, .. } }: Op<'_>,
     from: &(Ino, Bytes),
     to: &(Ino, Bytes),
     how: Rename,
@@ -210,6 +199,6 @@ pub(super) async fn rename(
     Ok(Response::done())
 }
 
-pub(super) async fn read_link(ctx: &RequestContext<'_>, ino: Ino) -> Answered {
+pub(super) async fn read_link(Op { ctx, .. }: Op<'_>, ino: Ino) -> Answered {
     Ok(Response::with(Answer::Bytes, vec![ctx.files.read_link(ino).await?]))
 }

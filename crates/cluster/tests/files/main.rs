@@ -26,6 +26,7 @@ mod own_files;
 mod pages;
 mod peer;
 mod pressure;
+mod quotas;
 mod recover;
 mod releases;
 mod replay;

@@ -38,7 +38,7 @@ pub(super) struct Effects {
     pub(super) recorded: Option<(Timestamp, u64)>,
 }
 
-/// What earlier calls of a transaction have charged a quota with: the transaction sees it in the usage, others do not.
+/// What earlier calls of a transaction have charged a quota with. The transaction alone sees it in the usage.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Earlier {
     /// Blocks and inodes.

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 use super::area::BitmapPage;
 use super::effects::{Earlier, Effects};
 use super::extents::Run;
-use super::format::{InodeRecord, Tag, decode, encode_time, key, key_behind};
+use super::format::{InodeRecord, Tag, decode, key, key_behind};
 use super::fs_state::FsState;
 use super::private_blocks;
 use super::records::{kind_of, later, stored_time};
@@ -77,7 +77,7 @@ pub(super) struct FsCall<'a> {
     pub(super) outcome: u64,
     pub(super) effects: Effects,
     /// What earlier calls of the transaction have charged, by quota.
-    earlier: BTreeMap<u64, Earlier>,
+    pub(super) earlier: BTreeMap<u64, Earlier>,
     /// The pages of the tree that the call has read. They get its changes at the end.
     tree: WorkingSet<'a>,
     inodes: BTreeMap<u64, Staged>,
@@ -133,22 +133,6 @@ impl<'a> FsCall<'a> {
     pub(super) fn with(self, own: &'a Reservation) -> FsCall<'a> {
         let may_own = self.txn.aside().is_some() && self.inner.table.get().is_some();
         if may_own { FsCall { own: Some(own), claim: own.claim(), ..self } } else { self }
-    }
-
-    /// Earlier calls of the transaction have had these effects.
-    pub(super) fn after(self, effects: &Effects) -> FsCall<'a> {
-        FsCall { earlier: effects.earlier(), ..self }
-    }
-
-    pub(super) fn earlier(&self, quota: u64) -> Earlier {
-        self.earlier.get(&quota).copied().unwrap_or_default()
-    }
-
-    /// The call is recorded. One that was made before has the time that it had.
-    pub(super) fn recorded(self, recorder: &'a Recorder) -> FsCall<'a> {
-        let before = recorder.call.before;
-        let now = before.map_or(self.now, |before| encode_time(before.time));
-        FsCall { now, recorder: Some(recorder), ..self }
     }
 
     /// The blocks that the caller's transaction has reserved.

@@ -5,6 +5,7 @@ use thalweg_store::txn::Begin;
 
 use super::LocalFs;
 use super::content::BLOCK;
+use super::effects::{Earlier, Effects};
 use super::fs_call::FsCall;
 use super::fs_state::FsState;
 use super::rooms::{Accounts, Cover, Taken, Ticket, VOLUME};
@@ -223,11 +224,20 @@ impl FsState {
 }
 
 impl FsCall<'_> {
+    /// Earlier calls of the transaction have had these effects.
+    pub(super) fn after(mut self, effects: &Effects) -> Self {
+        self.earlier = effects.earlier();
+        self
+    }
+
+    pub(super) fn earlier(&self, quota: u64) -> Earlier {
+        self.earlier.get(&quota).copied().unwrap_or_default()
+    }
+
     /// The call's changes are those of a session that was promised room for them.
-    pub(super) fn covered(self, cover: Cover) -> Self {
-        let mut op = self;
-        op.effects.cover = cover;
-        op
+    pub(super) fn covered(mut self, cover: Cover) -> Self {
+        self.effects.cover = cover;
+        self
     }
 
     /// Takes blocks of data.

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::LocalFs;
 use super::external_contents::REACH;
-use super::format::{Tag, decode_time, key, key_behind, parse_key};
+use super::format::{Tag, decode_time, encode_time, key, key_behind, parse_key};
 use super::fs_call::FsCall;
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
@@ -107,7 +107,16 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     Some((session, Record::Slot(SlotRecord { slot, number, outcome })))
 }
 
-impl FsCall<'_> {
+impl<'a> FsCall<'a> {
+    /// The call is recorded. One that was made before has the time that it had.
+    pub(super) fn recorded(mut self, recorder: &'a Recorder) -> FsCall<'a> {
+        if let Some(before) = recorder.call.before {
+            self.now = encode_time(before.time);
+        }
+        self.recorder = Some(recorder);
+        self
+    }
+
     /// Whether the record of a slot has this call, or a later one.
     async fn has_slot(
         &mut self,

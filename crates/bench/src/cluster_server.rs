@@ -259,7 +259,7 @@ async fn make_in_bulk(env: &Env, fs: &LocalFs, round: u32, files: u64) -> Result
     };
     let mutations: Vec<Mutation> = numbers.map(mutation).collect();
     let begun = env.now();
-    session_table.apply(&mutations, &[]).await?;
+    session_table.apply(&mutations, &[], 0).await?;
     Ok(files as f64 / env.now().since(begun).as_secs_f64())
 }
 

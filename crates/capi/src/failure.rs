@@ -181,8 +181,11 @@ impl From<OpenError> for Failure {
             OpenError::Filesystem(error) | OpenError::Attach(AttachError::Refused(error)) => {
                 Failure { number: errno::of(&error), text: error.to_string() }
             }
-            OpenError::Attach(AttachError::Lost(_)) => {
+            OpenError::Attach(AttachError::Lost(_) | AttachError::Ended) => {
                 Failure { number: libc::ENOTCONN, text: error.to_string() }
+            }
+            OpenError::Attach(AttachError::Journal(_) | AttachError::Pending { .. }) => {
+                Failure { number: libc::EIO, text: error.to_string() }
             }
             OpenError::Invalid(text) => Failure::invalid(text),
             OpenError::Threads(error) => Failure {

@@ -50,7 +50,7 @@ pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 12 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 13 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -59,6 +59,8 @@ pub const MAX_ENTRIES: usize = 2048;
 pub const MAX_ANSWERED: usize = 64;
 /// Slots of a session.
 pub const SLOTS: u16 = 256;
+/// The slot of [`Request::Batch`]: one is under way at a time. Changes that use all other slots may wait for a batch.
+pub const BATCH_SLOT: u16 = SLOTS - 1;
 /// Most inodes in a [`Request::Reclaim`].
 pub const MAX_CLAIMS: usize = 16384;
 /// Most mutations in a [`Request::Batch`].
@@ -86,6 +88,9 @@ pub enum Request {
         session: Uuid,
         /// It is to exist.
         resumes: bool,
+        /// Of a client with a journal: the incarnation of that. With a later one than before the client has rebooted: it has
+        /// no open files, locks and calls under way any more, and keeps its delegations.
+        journal: Option<u64>,
     },
     /// The payload is a list of [`Reclaim`].
     Reclaim,
@@ -135,6 +140,9 @@ pub enum Request {
         /// The numbers of recalls ([`FromServer::Invalidate`]): once these mutations count, the server has all that the client
         /// has made of what is recalled. At most [`MAX_RELEASES`].
         releases: Vec<u64>,
+        /// Of a client with a journal: the first and the last position there. The first one follows the last one of the batch
+        /// before. A batch that the server has already is answered and not applied again.
+        positions: Option<(u64, u64)>,
     },
     /// The client reads and writes contents itself from now on ([`Answer::Attached::contents`]), with this address at their
     /// store; with an empty one, it does not any more. The store refuses an earlier address of the session when this is answered.
@@ -348,6 +356,15 @@ pub struct Reclaim {
     pub held: Grants,
 }
 
+/// What the server knows of a client's journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct JournalState {
+    /// The last position of the mutations that it has.
+    pub applied: u64,
+    /// It expects the client to reclaim what it held.
+    pub expected: bool,
+}
+
 /// A server's answer.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reply {
@@ -388,6 +405,8 @@ pub enum Answer {
         server: Uuid,
         /// Changes up to this version survive a crash.
         durable: u64,
+        /// Of a client with a journal.
+        journal: JournalState,
     },
     /// The server has ended the session, or does not know it.
     Evicted,

@@ -28,6 +28,7 @@ mod context;
 mod counters;
 mod grace_period;
 mod inode_limit;
+mod journaled;
 mod moves;
 mod open_files;
 mod ops;

@@ -28,7 +28,7 @@ use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 use crate::mutation::{ByteMutations, Mutation};
 pub use crate::node::{NewNode, Node};
 use crate::room::{Promises, RoomShare};
-use crate::session_table::{Recorder, SessionRecord};
+use crate::session_table::{Held, Recorder, SessionRecord};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -435,6 +435,15 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
         Ok(sessions.len())
     }
 
+    /// Gives a session another record; returns when that survives a crash.
+    ///
+    /// # Errors
+    /// [`FsError::Stale`] when it has none; [`FsError::Invalid`] for one that is too long; those of the transaction.
+    async fn set_session(&self, session: u64, info: Bytes) -> Result<(), FsError>;
+
+    /// Records what a session may change by itself ([`SessionRecord::held`]), durably. Errors as above.
+    async fn hold(&self, session: u64, held: &Held) -> Result<(), FsError>;
+
     /// A number that shows that the server told this session of an inode in this generation: it cannot be guessed.
     fn inode_token(&self, session: u64, ino: Ino, generation: u64) -> u64;
 
@@ -470,12 +479,17 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     }
 
     /// Applies mutations in their order: all of them in one transaction, or none. When they count, the promise of the session is
-    /// less by `charged`, and it refuses nothing that this covers.
+    /// less by `charged`, and it refuses nothing that this covers. The record of the call has this outcome.
     ///
     /// # Errors
     /// The first one of a mutation: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
     /// that was never reserved, or that an inode has.
-    async fn apply(&self, mutations: &[Mutation], charged: &[RoomShare]) -> Result<(), FsError>;
+    async fn apply(
+        &self,
+        mutations: &[Mutation],
+        charged: &[RoomShare],
+        outcome: u64,
+    ) -> Result<(), FsError>;
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
     /// that take references again, if the filesystem was opened so.

@@ -6,6 +6,8 @@
 //! The calls of a session use *slots*, each for one call at a time, as in NFS version 4.1 (RFC 8881, 2.10.6). A slot has the
 //! record of its last call: with that one, the filesystem holds all earlier calls of the slot.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -67,6 +69,17 @@ pub struct SessionRecord {
     pub slots: Vec<SlotRecord>,
     /// The inodes that it was shut out of, and the generation of the inode tokens that are valid since.
     pub revoked: Vec<(Ino, u64)>,
+    /// Of a client with a journal: what it may have changed there.
+    pub held: Held,
+}
+
+/// What a client with a journal may change by itself: its journal may have changes of that, also when the client reboots.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Held {
+    /// Inodes that were delegated to it.
+    pub inodes: Vec<Ino>,
+    /// Inode numbers that were reserved for it.
+    pub numbers: Vec<Range<u64>>,
 }
 
 /// Records a call in the transactions of its change.

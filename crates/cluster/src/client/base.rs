@@ -11,6 +11,7 @@ use super::cache::Cache;
 use super::call_numbers::CallNumbers;
 use super::error::LinkError;
 use super::inodes::Inodes;
+use super::journal::JournalSlot;
 use super::link::Links;
 use super::losses::Losses;
 use super::numbers::InodeNumbers;
@@ -31,6 +32,7 @@ pub(super) struct ClientBase {
     pub(super) numbers: InodeNumbers,
     pub(super) room: PromisedRoom,
     pub(super) queue: Arc<WritebackQueue>,
+    pub(super) journal: JournalSlot,
     pub(super) bounds: WriteBounds,
     pub(super) losses: Losses,
     pub(super) replay_log: ReplayLog,
@@ -91,6 +93,7 @@ impl ClientBase {
             session,
             inodes,
             queue,
+            journal: JournalSlot::default(),
         }
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::protocol::{CallEffect, MAX_ANSWERED, ReplayedCall, SLOTS};
+use crate::protocol::{BATCH_SLOT, CallEffect, MAX_ANSWERED, ReplayedCall};
 
-/// The slot of batches. Changes that use all other slots may wait for a batch.
-const BATCH_SLOT: u16 = SLOTS - 1;
+/// Calls of one incarnation of a client have numbers that differ below this bit.
+const INCARNATION: u32 = 40;
 
 #[derive(Default)]
 struct Pending {
@@ -60,6 +60,11 @@ impl CallNumbers {
             pending.others += 1;
         }
         Number { numbers: self.clone(), number, is_once }
+    }
+
+    /// The client has rebooted, and its calls follow those of earlier incarnations.
+    pub(super) fn begin_behind(&self, incarnation: u64) {
+        self.0.lock().last = incarnation << INCARNATION;
     }
 
     pub(super) fn pending(&self) -> usize {

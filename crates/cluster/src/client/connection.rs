@@ -48,7 +48,7 @@ pub(super) struct Connection {
 /// Keeps the connection, and with it the session.
 pub(super) struct Connections {
     pub(super) base: Arc<ClientBase>,
-    pub(super) connector: Box<dyn Connector>,
+    pub(super) connector: Arc<dyn Connector>,
     pub(super) traffic: Traffic,
     pub(super) writeback: Arc<Writeback>,
     pub(super) open_files: Arc<OpenFiles>,
@@ -57,7 +57,7 @@ pub(super) struct Connections {
 
 impl Connections {
     /// Connects within the time for that, and begins or resumes the session.
-    pub(super) async fn attach(&self) -> Result<Connection, AttachError> {
+    async fn attach(&self) -> Result<Connection, AttachError> {
         let late = || Err(AttachError::Lost(io::ErrorKind::TimedOut.into()));
         let attaching = self.base.env.timeout(self.base.options.patience, self.attach_now());
         attaching.await.unwrap_or_else(late)
@@ -78,20 +78,29 @@ impl Connections {
         };
         let receiving = channel.clone();
         let running = self.base.env.spawn(async move { receiving.run(reader, &handler).await });
-        let SessionInfo { id, begun, server: before, .. } = self.base.session.info();
-        let call = Call::outside(Request::Attach { session: id, resumes: begun });
+        let SessionInfo { id, begun, journal, server: before, .. } = self.base.session.info();
+        let call = Call::outside(Request::Attach { session: id, resumes: begun, journal });
         // The numbers of calls that are made from here on are sent behind this call.
         let pending = encode_list(&self.base.call_numbers.resume());
         let sent = self.base.now();
         let answered = channel.call::<_, Reply>(&call, &[pending]).await;
         let answer = answered.map_err(AttachError::lost)?.0.answer;
-        let Answer::Attached { root, lease, read_only, bytes, contents, squash, server, durable } =
-            answer
+        let Answer::Attached {
+            root,
+            lease,
+            read_only,
+            bytes,
+            contents,
+            squash,
+            server,
+            durable,
+            journal: state,
+        } = answer
         else {
             return Err(match answer {
                 Answer::Evicted => {
                     self.end_session();
-                    AttachError::lost("the server has ended the session")
+                    AttachError::Ended
                 }
                 Answer::Failed(error) => AttachError::Refused(FsError::from(error)),
                 _ => AttachError::lost("its answer does not fit the call"),
@@ -102,7 +111,12 @@ impl Connections {
             let refused = io::Error::new(io::ErrorKind::PermissionDenied, why);
             return Err(AttachError::Lost(refused));
         }
-        let is_new = begun && before != server;
+        // After a reboot no server is known, and what was held is reclaimed only if the server expects that.
+        let has_rebooted = begun && before.is_nil();
+        if has_rebooted {
+            self.writeback.resume(state.applied);
+        }
+        let is_new = begun && if has_rebooted { state.expected } else { before != server };
         self.base.inodes.set_rules(LocalRules { bytes, is_direct: !contents.is_empty(), squash });
         self.base.session.attach(root, |session| {
             session.begun = true;
@@ -122,6 +136,10 @@ impl Connections {
     /// The server has ended the session: another one begins with the next connection, unless there is to be none.
     fn end_session(&self) {
         self.base.session.end();
+        if self.base.journal.end() {
+            tracing::error!("the journal keeps what the server does not have, and takes no more");
+            self.base.queue.end_journal();
+        }
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"
         );
@@ -200,7 +218,7 @@ impl Connections {
                 AttachError::Lost(why) if why.kind() == io::ErrorKind::PermissionDenied => {
                     Link::Refused(why.to_string())
                 }
-                AttachError::Lost(_) | AttachError::Refused(_) => Link::Down,
+                _ => Link::Down,
             };
             if !self.base.links.set(link) {
                 return None;
@@ -213,7 +231,7 @@ impl Connections {
         }
     }
 
-    async fn attach_and_reclaim(&self) -> Result<Connection, AttachError> {
+    pub(super) async fn attach_and_reclaim(&self) -> Result<Connection, AttachError> {
         let connection = self.attach().await?;
         let Some(server) = connection.new_server else { return Ok(connection) };
         let Some(sent) = self.reclaim(&connection.channel).await? else {
@@ -293,8 +311,23 @@ impl Connections {
         let Some(channel) = self.base.links.close() else { return };
         let kept = self.base.replay_log.len();
         // After this call nothing would make these again.
-        if kept > 0 && self.last_call(&channel, Request::SyncAll).await != Some(Answer::Done) {
+        let is_durable =
+            kept == 0 || self.last_call(&channel, Request::SyncAll).await == Some(Answer::Done);
+        if !is_durable {
             tracing::warn!(changes = kept, "changes may not be durable");
+        }
+        if let Some(journal) = self.base.journal.live() {
+            // What is not at the server is for the next mount. The journal is empty before the server forgets its position.
+            let is_empty = is_durable && self.base.queue.len() == 0;
+            let cleared = if is_empty {
+                journal.clear().await.map_err(|it| it.to_string())
+            } else {
+                Err("some changes were not sent".into())
+            };
+            if let Err(error) = cleared {
+                tracing::error!(error, "the journal is kept for the next mount");
+                return channel.close("the client is closed");
+            }
         }
         self.last_call(&channel, Request::Detach).await;
         channel.close("the client is closed");
@@ -313,7 +346,9 @@ impl Connections {
     pub(super) fn abandon(&self) {
         if let Some(channel) = self.base.links.close() {
             let call = Call::outside(Request::Detach);
-            if channel.tell_for("Detach", &call, &[]).is_ok() {
+            // The next mount goes on with the session of a journal.
+            let has_journal = self.base.journal.live().is_some();
+            if !has_journal && channel.tell_for("Detach", &call, &[]).is_ok() {
                 channel.flush();
             }
             channel.close("the client is closed");

@@ -91,7 +91,8 @@ pub(super) async fn sync_inode(
     let synced = match records.sync(ino).await {
         Ok(false) => {
             let before = stages.base.grant_of(ino);
-            let synced = stages.writeback.sync(Request::Sync { ino, content_only }).await;
+            let request = Request::Sync { ino, content_only };
+            let synced = stages.writeback.sync_here(Some(ino), request).await;
             if let (Ok(()), Some(before)) = (&synced, before) {
                 records.after_sync(ino, before).await;
             }

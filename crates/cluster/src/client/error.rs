@@ -1,8 +1,10 @@
 //! Why a client does not begin, and why its calls fail.
 
 use std::io;
+use std::sync::Arc;
 
 use thalweg_fs::{Action, Failure, FsError};
+use thalweg_store::journal::JournalError;
 
 /// Why a client does not begin.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +15,22 @@ pub enum AttachError {
     /// The directory that the client is to see is not there.
     #[error(transparent)]
     Refused(FsError),
+    /// The journal cannot be used.
+    #[error("the journal cannot be used: {0}")]
+    Journal(#[source] Arc<JournalError>),
+    /// Changes of an earlier mount cannot be written back. They stay in the journal.
+    #[error(
+        "the journal has {mutations} changes of an earlier mount that cannot be written back: {why}"
+    )]
+    Pending {
+        /// Their number.
+        mutations: usize,
+        /// Why.
+        why: String,
+    },
+    /// The session that was to go on has ended.
+    #[error("the server has ended the session")]
+    Ended,
 }
 
 impl AttachError {

@@ -27,7 +27,7 @@ use super::link::Link;
 use super::options::Options;
 use super::stages::Stages;
 use super::user::{self, User};
-use super::{content, durability, names};
+use super::{content, durability, names, recovery};
 use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
 use crate::squash::acting;
 
@@ -90,7 +90,7 @@ impl Client {
         connector: Box<dyn Connector>,
         options: Options,
     ) -> Result<Client, AttachError> {
-        let stages = Stages::connect(env, connector, options).await?;
+        let stages = recovery::connect(env, connector, options).await?;
         Ok(Client { stages: Arc::new(stages), user: None })
     }
 
@@ -254,6 +254,15 @@ impl Filesystem for Client {
         how: WriteHow,
     ) -> Result<u64, FsError> {
         let (ino, stages) = (self.theirs(ino), &*self.stages);
+        if how.sync
+            && stages.base.journal.live().is_some()
+            && stages.base.inodes.has_delegation(ino)
+        {
+            let how = WriteHow { sync: false, ..how };
+            let offset = self.act(content::write(stages, ino, at, data, how)).await?;
+            durability::sync_inode(stages, ino, true).await?;
+            return Ok(offset);
+        }
         // The usual write of a delegated file: it makes nothing ready of the calls that other writes need.
         let wrote = user::act_now(&self.user, || stages.write_now(ino, at, &data, how));
         let Local::Made(offset) = wrote else {
@@ -294,7 +303,7 @@ impl Filesystem for Client {
     }
 
     async fn sync_all(&self) -> Result<(), FsError> {
-        self.stages.writeback.sync(Request::SyncAll).await
+        self.stages.writeback.sync_here(None, Request::SyncAll).await
     }
 
     async fn level(&self, ino: Ino) -> Result<Level, FsError> {

@@ -81,6 +81,11 @@ impl Losses {
         self.inodes.lock().remove(&ino);
     }
 
+    /// Why something was lost.
+    pub(super) fn first(&self) -> Option<FsError> {
+        self.inodes.lock().values().next().map(|it| it.error.clone())
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.inodes.lock().is_empty()
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thalweg_fs::ContentsFinder;
+use thalweg_store::device::DeviceRef;
 
 /// How a client treats its server.
 #[derive(Clone, Debug)]
@@ -26,6 +27,10 @@ pub struct Options {
     pub contents: Option<Arc<dyn ContentsFinder>>,
     /// What it does when the server has ended its session.
     pub recover: Recover,
+    /// Changes of its own that are not in the journal become so old at most.
+    pub commit: Duration,
+    /// Where the client keeps its journal, if it has one: [`journal`](super::journal).
+    pub journal: Option<DeviceRef>,
 }
 
 impl Default for Options {
@@ -39,6 +44,8 @@ impl Default for Options {
             expire: Duration::from_secs(1),
             contents: None,
             recover: Recover::Clean,
+            commit: Duration::from_secs(1),
+            journal: None,
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -16,6 +16,7 @@ use thalweg_fs::Ino;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 
 use super::inodes::{Inodes, Stripe};
+use super::journal_format::{JournaledMutation, Run};
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
 use super::user::{self, User};
@@ -25,6 +26,8 @@ use crate::protocol::{MAX_MUTATIONS, MAX_RELEASES, MAX_SHARES};
 const BATCH_BYTES: usize = 512 << 10;
 /// Mutations that wait when the next batch is sent.
 const FULL: u64 = 512;
+/// The same, and their bytes, with a journal: what waits there is safe.
+const FULL_OF_JOURNALED: (u64, usize) = (8192, 4 << 20);
 /// Mutations that wait before their makers wait too, and their bytes.
 const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
 /// No mutation waits.
@@ -50,6 +53,13 @@ pub(super) struct Batch {
     pub(super) releases: Vec<u64>,
 }
 
+/// Mutations for a record of the journal: they follow those that are there.
+pub(super) struct Unjournaled {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) runs: Vec<Run>,
+}
+
 #[derive(Default)]
 struct Collected {
     /// In the order of their numbers.
@@ -58,6 +68,8 @@ struct Collected {
     done: u64,
     /// Mutations up to this one are durable, or lost.
     synced: u64,
+    /// Mutations up to this one are in the journal, and may be sent; without one, all are as good as that.
+    journaled: u64,
     /// Recalls of delegations that are released when the server has the mutations up to these.
     releases: Vec<(u64, u64)>,
 }
@@ -72,17 +84,20 @@ pub(super) struct WritebackQueue {
     /// Of those that wait: their bytes, and when the first one was made in nanoseconds.
     bytes: AtomicUsize,
     since: AtomicU64,
+    /// There is a journal.
+    is_journaling: AtomicBool,
 }
 
 impl WritebackQueue {
     pub(super) fn new(inodes: Arc<Inodes>) -> WritebackQueue {
         WritebackQueue {
             inodes,
-            collected: Mutex::default(),
+            collected: Mutex::new(Collected { journaled: u64::MAX, ..Collected::default() }),
             made: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
             since: AtomicU64::new(NEVER),
+            is_journaling: AtomicBool::new(false),
         }
     }
 
@@ -132,7 +147,8 @@ impl WritebackQueue {
 
     /// Whether a batch is to be sent.
     pub(super) fn is_full(&self) -> bool {
-        self.exceeds((FULL, BATCH_BYTES))
+        let is_journaled = self.is_journaling.load(Ordering::Relaxed);
+        self.exceeds(if is_journaled { FULL_OF_JOURNALED } else { (FULL, BATCH_BYTES) })
     }
 
     /// Whether the makers of mutations have to wait.
@@ -229,7 +245,7 @@ impl WritebackQueue {
     pub(super) fn take_batch(&self) -> Batch {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
-        let Collected { waiting, done, releases, .. } = &mut *collected;
+        let Collected { waiting, done, releases, journaled, .. } = &mut *collected;
         let (mut bytes, mut taken) = (0, Vec::new());
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
         let user = waiting.front().and_then(|first| first.user.clone());
@@ -238,7 +254,8 @@ impl WritebackQueue {
             let fits = taken.is_empty() || bytes + next.record.bytes() <= BATCH_BYTES;
             // One share is the volume's.
             let has_share = !is_new || quotas.len() < MAX_SHARES - 1;
-            if taken.len() == MAX_MUTATIONS || next.user != user || !fits || !has_share {
+            let is_last = taken.len() == MAX_MUTATIONS || next.number > *journaled;
+            if is_last || next.user != user || !fits || !has_share {
                 break;
             }
             if is_new {
@@ -296,6 +313,114 @@ impl WritebackQueue {
         };
         assert!(done <= self.last(), "the server has mutations that were not made");
         done
+    }
+
+    /// Whether the mutations up to this one are in the journal, or need not be.
+    pub(super) fn is_journaled(&self, number: u64) -> bool {
+        self.collected.lock().journaled >= number
+    }
+
+    /// Mutations up to this one are in the journal.
+    pub(super) fn journaled(&self, last: u64) {
+        let mut collected = self.collected.lock();
+        collected.journaled = collected.journaled.max(last);
+    }
+
+    /// Mutations are in the journal from here on before they are sent: none was made yet.
+    pub(super) fn begin_journal(&self) {
+        assert!(self.last() == 0, "a journal begins with the first mutation");
+        self.collected.lock().journaled = 0;
+        self.is_journaling.store(true, Ordering::Relaxed);
+    }
+
+    /// There is no journal any more: mutations are sent at once.
+    pub(super) fn end_journal(&self) {
+        self.collected.lock().journaled = u64::MAX;
+        self.is_journaling.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether mutations wait that are in the journal.
+    pub(super) fn may_send(&self) -> bool {
+        let collected = self.collected.lock();
+        collected.waiting.front().is_some_and(|first| first.number <= collected.journaled)
+    }
+
+    /// Mutations that the server has, or that are lost.
+    pub(super) fn done(&self) -> u64 {
+        self.collected.lock().done
+    }
+
+    /// The next mutations that are not in the journal, of about so many bytes at most.
+    pub(super) fn unjournaled(&self, most: usize) -> Option<Unjournaled> {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let journaled = collected.journaled;
+        let start = collected.waiting.partition_point(|waiting| waiting.number <= journaled);
+        let first = collected.waiting.get(start)?.number;
+        let (mut bytes, mut last, mut runs) = (0, first, Vec::<Run>::new());
+        for Waiting { number, record, quota, user } in collected.waiting.range(start..) {
+            bytes += record.bytes();
+            if bytes > most && *number > first {
+                break;
+            }
+            let Parts { mutation, blocks, .. } = record.parts();
+            let user = user.as_deref().cloned();
+            let next = JournaledMutation { mutation, blocks, quota: *quota };
+            match runs.last_mut().filter(|run| run.user == user) {
+                Some(run) => run.mutations.push(next),
+                None => runs.push(Run { user, mutations: vec![next] }),
+            }
+            last = *number;
+        }
+        Some(Unjournaled { first, last, runs })
+    }
+
+    /// Mutations of a journal wait again, which have these numbers from the first one on.
+    pub(super) fn recover(&self, first: u64, runs: Vec<Run>) {
+        let mut collected = self.collected.lock();
+        assert!(
+            collected.waiting.is_empty() && self.last() == 0,
+            "a client recovers before it begins"
+        );
+        let mut number = first - 1;
+        for Run { user, mutations } in runs {
+            let user = user.map(std::sync::Arc::new);
+            for JournaledMutation { mutation, blocks, quota } in mutations {
+                number += 1;
+                for ino in [Some(mutation.kind.ino()), mutation.kind.made()].into_iter().flatten() {
+                    self.inodes.with_new(ino, |node| node.delegation.changed());
+                }
+                // What grows is known to the server, which alone stores bytes beside a journal.
+                let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));
+                self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
+                collected.waiting.push_back(Waiting { number, record, quota, user: user.clone() });
+            }
+        }
+        (collected.done, collected.journaled) = (first - 1, number);
+        self.made.store(number, Ordering::Release);
+        self.taken.store(first - 1, Ordering::Release);
+        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
+    }
+
+    /// What the mutations that wait have taken.
+    pub(super) fn charges(&self) -> Vec<Charge> {
+        let charge = |Waiting { record, quota, .. }: &Waiting| {
+            let Parts { mutation, blocks, .. } = record.parts();
+            Charge { quota: *quota, room: room_of(&mutation.kind, blocks) }
+        };
+        self.collected.lock().waiting.iter().map(charge).collect()
+    }
+
+    /// The server has the mutations of a recovered journal up to this one.
+    pub(super) fn skip(&self, applied: u64) {
+        let mut collected = self.collected.lock();
+        let count = collected.waiting.partition_point(|waiting| waiting.number <= applied);
+        let skipped: Vec<Waiting> = collected.waiting.drain(..count).collect();
+        drop(collected);
+        self.leave(count, skipped.iter().map(|waiting| waiting.record.bytes()).sum());
+        let mutations: Vec<_> =
+            skipped.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect();
+        self.remove(&mutations, 0, &[]);
     }
 
     /// The session has ended, and no inode is delegated any more; the mutations that are lost.

@@ -25,6 +25,7 @@ pub(super) enum Record {
     Bytes(Box<Parts>),
 }
 
+#[derive(Clone)]
 pub(super) struct Parts {
     pub(super) mutation: Mutation,
     /// Blocks that the file gets.
@@ -42,11 +43,21 @@ impl Record {
     pub(super) fn into_parts(self) -> Parts {
         match self {
             Record::Bytes(record) => *record,
-            Record::Small(bytes) => {
-                let mutation = postcard::from_bytes(&bytes).expect("a mutation encoded here");
-                Parts { mutation, blocks: 0, grows: false }
-            }
+            Record::Small(bytes) => Record::decode(&bytes),
         }
+    }
+
+    /// The parts of one that stays; its data are shared.
+    pub(super) fn parts(&self) -> Parts {
+        match self {
+            Record::Bytes(record) => (**record).clone(),
+            Record::Small(bytes) => Record::decode(bytes),
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Parts {
+        let mutation = postcard::from_bytes(bytes).expect("a mutation encoded here");
+        Parts { mutation, blocks: 0, grows: false }
     }
 
     /// Bytes that it counts for in a batch.

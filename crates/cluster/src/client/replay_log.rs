@@ -37,6 +37,14 @@ impl UncommittedCall {
     }
 }
 
+/// The positions of a batch in the journal.
+fn positions_of(call: &UncommittedCall) -> Option<(u64, u64)> {
+    match &*call.request {
+        Request::Batch { positions, .. } => *positions,
+        _ => None,
+    }
+}
+
 #[derive(Debug, Default)]
 struct Kept {
     /// In the order of their versions.
@@ -134,6 +142,25 @@ impl ReplayLog {
         let kept = self.0.lock();
         let last = kept.calls.last_key_value().map(|(version, _)| *version);
         (kept.bytes > MAX_KEPT).then_some(last.filter(|_| !kept.is_outdated))
+    }
+
+    /// Whether calls of programs are kept: changes that no journal has.
+    pub(super) fn has_calls(&self) -> bool {
+        let kept = self.0.lock();
+        kept.calls.values().any(|call| positions_of(call).is_none())
+    }
+
+    /// The highest version of a change, unless the versions are those of a server that is gone.
+    pub(super) fn last(&self) -> Option<u64> {
+        let kept = self.0.lock();
+        let last = kept.calls.last_key_value().map(|(version, _)| *version);
+        last.filter(|_| !kept.is_outdated)
+    }
+
+    /// The first position of the batches that are kept.
+    pub(super) fn first_position(&self) -> Option<u64> {
+        let kept = self.0.lock();
+        kept.calls.values().find_map(positions_of).map(|(first, _)| first)
     }
 
     pub(super) fn len(&self) -> usize {

@@ -158,6 +158,11 @@ impl PromisedRoom {
         }
     }
 
+    /// The mutations of a journal have taken this, and the server does not have them.
+    pub(super) fn recover(&self, charges: &[Charge]) {
+        self.0.lock().charged = shares_of(charges);
+    }
+
     pub(super) fn end_session(&self) {
         let no_room_until = self.0.lock().no_room_until;
         *self.0.lock() = Ledger { no_room_until, ..Ledger::default() };

@@ -10,6 +10,8 @@ use thalweg_fs::{Ino, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
+use super::journal_format::Mount;
+
 /// What the server has said of a session, and this client of itself.
 #[derive(Clone, Debug)]
 pub(super) struct SessionInfo {
@@ -25,6 +27,8 @@ pub(super) struct SessionInfo {
     pub(super) squash: Squash,
     /// The server's incarnation.
     pub(super) server: Uuid,
+    /// The incarnation of the client's journal, if it has one.
+    pub(super) journal: Option<u64>,
 }
 
 /// The clocks when a change is made: that of the environment, and what programs see.
@@ -52,6 +56,7 @@ impl Session {
             contents: Bytes::new(),
             squash: Squash::None,
             server: Uuid::nil(),
+            journal: None,
         };
         Session {
             env: env.clone(),
@@ -60,6 +65,13 @@ impl Session {
             lease_end: AtomicU64::new(0),
             checks_for_kernel: AtomicBool::new(false),
         }
+    }
+
+    /// The session is that of a mount of a journal; it goes on if the journal was mounted before.
+    pub(super) fn keep_journal(&self, Mount { session, incarnation }: Mount) {
+        let mut info = self.info.lock();
+        assert!(!info.begun, "a session has a journal from its beginning on");
+        (info.id, info.journal, info.begun) = (session, Some(incarnation), incarnation > 1);
     }
 
     pub(super) fn info(&self) -> SessionInfo {
@@ -93,7 +105,7 @@ impl Session {
     /// The server has ended it; the next one has another name.
     pub(super) fn end(&self) {
         let mut info = self.info.lock();
-        (info.id, info.begun) = (self.env.uuid(), false);
+        (info.id, info.begun, info.journal) = (self.env.uuid(), false, None);
         info.generation += 1;
         self.lease_end.store(0, Ordering::Relaxed);
     }

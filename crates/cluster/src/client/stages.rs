@@ -16,7 +16,6 @@ use super::connection::Connections;
 use super::direct_io::DirectIo;
 use super::error::{AttachError, expect_answer};
 use super::open_files::OpenFiles;
-use super::options::Options;
 use super::rpc::Rpc;
 use super::size_records::SizeRecords;
 use super::writeback::Writeback;
@@ -36,13 +35,13 @@ pub(super) struct Stages {
 }
 
 impl Stages {
-    /// Connects, and begins a session.
-    pub(super) async fn connect(
+    /// Begins a session, or goes on with that of a journal.
+    pub(super) async fn start(
         env: &Env,
-        connector: Box<dyn Connector>,
-        options: Options,
+        connector: Arc<dyn Connector>,
+        base: ClientBase,
     ) -> Result<Stages, AttachError> {
-        let base = Arc::new(ClientBase::new(env, options));
+        let base = Arc::new(base);
         let of = || base.clone();
         let rpc = Arc::new(Rpc::new(of()));
         let direct_io = Arc::new(DirectIo::new(of(), rpc.clone()));
@@ -59,7 +58,10 @@ impl Stages {
             open_files: open_files.clone(),
             size_records: size_records.clone(),
         });
-        let connection = connections.attach().await?;
+        // A recall may come before it is known what the server has of a journal: its mutations are sent behind that.
+        let turn = writeback.hold().await;
+        let connection = connections.attach_and_reclaim().await?;
+        drop(turn);
         let (keeping, renewing) = (connections.clone(), connections.clone());
         let (sending, reaching) = (writeback.clone(), direct_io.clone());
         let tasks = [

@@ -1,7 +1,7 @@
 //! Write-back: sends what this client has made by itself, many mutations at a time and in their order.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use super::base::ClientBase;
 use super::call_numbers::Slot;
 use super::direct_io::DirectIo;
 use super::error::LinkError;
+use super::journaling::Journaling;
 use super::queue::Batch;
 use super::room::{Charge, shares_of};
 use super::rpc::{Outgoing, Rpc};
@@ -32,13 +33,18 @@ pub(super) struct Writeback {
     base: Arc<ClientBase>,
     rpc: Arc<Rpc>,
     direct_io: Arc<DirectIo>,
+    journaling: Journaling,
     /// One batch at a time, so that they count in their order.
     sending: Arc<tokio::sync::Mutex<()>>,
+    /// The last position in the journal that the server has said to have.
+    reached: AtomicU64,
 }
 
 impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
-        Writeback { base, rpc, direct_io, sending: Arc::default() }
+        let journaling = Journaling::new(base.clone(), rpc.clone());
+        let (sending, reached) = Default::default();
+        Writeback { base, rpc, direct_io, journaling, sending, reached }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -117,6 +123,28 @@ impl Writeback {
         self.order(request).await
     }
 
+    /// The same, in the journal, if there is one; changes of a file that is not this client's alone, at the server.
+    pub(super) async fn sync_here(
+        self: &Arc<Self>,
+        ino: Option<Ino>,
+        request: Request,
+    ) -> Result<(), FsError> {
+        let inodes = &self.base.inodes;
+        let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
+        // After the lease another client may have used the file.
+        if is_own && self.journaling.commit().await? && self.base.session.is_leased() {
+            return Ok(());
+        }
+        self.sync(request).await
+    }
+
+    /// After a reboot the server has the mutations of the journal up to this one. The others keep the room that they have taken.
+    pub(super) fn resume(&self, applied: u64) {
+        self.base.queue.skip(applied);
+        self.base.room.recover(&self.base.queue.charges());
+        self.reached.store(applied, Ordering::Relaxed);
+    }
+
     /// Makes a call of a program behind what it depends on of what this client has made.
     pub(super) async fn call(
         self: &Arc<Self>,
@@ -158,11 +186,16 @@ impl Writeback {
 
     /// Sends mutations that have waited for long enough, again and again.
     pub(super) async fn run(self: &Arc<Self>) {
+        let mut pause = self.base.options.writeback;
+        if self.base.journal.live().is_some() {
+            pause = pause.min(self.base.options.commit);
+        }
         loop {
-            self.base.env.sleep(self.base.options.writeback.max(LEAST_PAUSE)).await;
+            self.base.env.sleep(pause.max(LEAST_PAUSE)).await;
             if self.base.links.is_closed() {
                 return;
             }
+            self.journaling.by_timer().await;
             let age = self.base.now().since(Time::default());
             let before = Time::default() + age.saturating_sub(self.base.options.expire);
             let is_late = self.base.queue.waits_since(before);
@@ -193,6 +226,7 @@ impl Writeback {
 
     async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {
         self.rpc.limit_uncommitted().await?;
+        self.journaling.before_send().await?;
         let mut batch = self.base.queue.take_batch();
         let syncs = sync.is_some_and(|last| batch.last >= last);
         if batch.mutations.is_empty() {
@@ -206,12 +240,15 @@ impl Writeback {
                 return Err(error);
             }
         }
+        let mut position = batch.last - batch.mutations.len() as u64;
         let mut parts = vec![(batch.mutations, batch.charges)];
         let mut is_whole = true;
         while let Some((mut part, mut charges)) = parts.pop() {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
             let how = (syncs && parts.is_empty(), releases);
-            let Err(error) = self.send_part((&part, &charges), &batch.user, how).await else {
+            let last = position + part.len() as u64;
+            let Err(error) = self.send_part((&part, &charges), &batch.user, last, how).await else {
+                position = last;
                 continue;
             };
             is_whole = false;
@@ -223,6 +260,7 @@ impl Writeback {
                 continue;
             }
             self.lose((&part, &charges), &error);
+            position = last;
             if !error.may_divide() {
                 parts.iter().rev().for_each(|(part, charges)| self.lose((part, charges), &error));
                 return Err(error);
@@ -245,7 +283,7 @@ impl Writeback {
         let generation = storing.reached.generation;
         let part = (&*mutations, &*batch.charges);
         let (stored, sent) = if batch.only_replaces {
-            let sending = self.send_call(part, &batch.user, (syncs, Vec::new()), |_, _| {});
+            let sending = self.send_call(part, &batch.user, None, (syncs, Vec::new()), |_, _| {});
             futures::future::join(storing.store(), sending).await
         } else {
             (storing.store().await, Err(FsError::Conflict))
@@ -271,6 +309,7 @@ impl Writeback {
         &self,
         part: Part<'_>,
         user: &User,
+        last: u64,
         how: (bool, Vec<u64>),
     ) -> Result<(), FsError> {
         assert!(!part.0.is_empty() && part.0.len() == part.1.len(), "each mutation has a charge");
@@ -287,7 +326,11 @@ impl Writeback {
                 completes.store(true, Ordering::Relaxed);
             }
         };
-        self.send_call(part, user, how, receive).await?;
+        // What was lost before it has positions, too.
+        let first = self.reached.load(Ordering::Relaxed) + 1;
+        let positions = self.base.session.info().journal.map(|_| (first, last));
+        self.send_call(part, user, positions, how, receive).await?;
+        self.reached.store(last, Ordering::Relaxed);
         if is_complete.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -299,6 +342,7 @@ impl Writeback {
         &self,
         (part, charges): Part<'_>,
         user: &User,
+        positions: Option<(u64, u64)>,
         (sync, releases): (bool, Vec<u64>),
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
@@ -313,7 +357,8 @@ impl Writeback {
             }
         }
         let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
-        let request = Request::Batch { sync, charged: shares_of(charges), releases };
+        let charged = shares_of(charges);
+        let request = Request::Batch { sync, charged, releases, positions };
         let mut call = Outgoing::with(request, vec![payload.into()], user.clone());
         (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
         self.rpc.make(call, then, std::future::pending()).await.map(drop)

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::context::{Place, Response};
 use super::counters::add;
+use super::journaled::take_over;
 use super::ops::reclaim;
 use super::options::Visitor;
 use super::pipeline::{perform, replay};
@@ -22,8 +23,8 @@ use super::session::{Admission, LevelWait, Session};
 use super::sessions::Ending;
 use super::stages::Stages;
 use crate::protocol::{
-    Answer, Call, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD, MAX_RELEASES, Reply, Request, SLOTS,
-    decode_list,
+    Answer, Call, JournalState, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD, MAX_RELEASES, Reply,
+    Request, SLOTS, decode_list,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -81,9 +82,9 @@ impl Handler for Connection {
     async fn handle(&self, incoming: Incoming) -> io::Result<()> {
         let call: Call = incoming.decode().map_err(io::Error::other)?;
         let Incoming { id, payload, .. } = incoming;
-        if let Request::Attach { session, resumes } = call.request {
+        if let Request::Attach { session, resumes, journal } = call.request {
             let pending = pending_of(&payload)?;
-            let answer = self.attach(session, resumes, pending).await;
+            let answer = self.attach(session, resumes, journal, pending).await;
             self.channel.answer(id, &plain(answer), &[]);
             return Ok(());
         }
@@ -123,14 +124,26 @@ impl Connection {
         Connection { stages, channel, serving, visitor, session: Mutex::new(None) }
     }
 
-    async fn attach(&self, id: Uuid, resumes: bool, pending: Option<Vec<u64>>) -> Answer {
+    async fn attach(
+        &self,
+        id: Uuid,
+        resumes: bool,
+        journal: Option<u64>,
+        pending: Option<Vec<u64>>,
+    ) -> Answer {
         let Stages { env, files, options, sessions, commit_on_share, .. } = &*self.stages;
         let session = match sessions.get(id) {
             // Another client cannot know the number.
-            Some(session) if session.visitor == self.visitor => session,
+            Some(session) if session.visitor == self.visitor => {
+                match take_over(&self.stages, &session, journal).await {
+                    Ok(true) => session,
+                    Ok(false) => return Answer::Evicted,
+                    Err(error) => return Answer::Failed(error.into()),
+                }
+            }
             Some(_) => return Answer::Evicted,
             None if resumes => return Answer::Evicted,
-            None => match sessions.begin(id, &self.visitor).await {
+            None => match sessions.begin(id, &self.visitor, journal).await {
                 Ok(session) => session,
                 Err(error) => return Answer::Failed(error.into()),
             },
@@ -138,6 +151,10 @@ impl Connection {
         session.connect(self.channel.clone(), env.now());
         pending.into_iter().for_each(|pending| session.replies.acknowledge_others(&pending));
         let root = session.root;
+        let journal = JournalState {
+            applied: session.journal.applied(),
+            expected: self.stages.grace_period.expects(session.serial),
+        };
         let old = self.session.lock().replace(session);
         drop(old);
         let table = files.session_table();
@@ -147,6 +164,7 @@ impl Connection {
             squash: self.visitor.squash,
             server: self.stages.incarnation,
             durable: commit_on_share.durable(),
+            journal,
             contents: sessions.direct().map(|it| it.location()).unwrap_or_default(),
             bytes: table.map(|it| it.byte_mutations()).unwrap_or_default(),
             read_only: self.visitor.access == Access::Read || files.is_read_only(),

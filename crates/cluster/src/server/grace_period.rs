@@ -12,7 +12,7 @@ use thalweg_fs::session_table::SessionRecord;
 
 use super::base::{Base, resolve};
 use super::session::Session;
-use super::sessions::{Ending, Sessions, decode};
+use super::sessions::{Ending, Recorded, Sessions, decode};
 
 #[derive(Debug)]
 pub(super) struct GracePeriod {
@@ -95,7 +95,7 @@ impl GracePeriod {
 
     /// Expects a session, which has this lease; `None` if it cannot go on.
     async fn expect(&self, record: SessionRecord) -> Result<Option<Duration>, FsError> {
-        let Some((id, visitor, granted)) = decode(&record.info) else {
+        let Some(Recorded { id, visitor, lease, journal }) = decode(&record.info) else {
             return Ok(None);
         };
         let path = match resolve(&*self.base.files, &visitor.path).await {
@@ -107,8 +107,8 @@ impl GracePeriod {
             Err(error) => return Err(error),
         };
         self.expected.send_if_modified(|expected| expected.insert(record.session));
-        self.sessions.resume((id, visitor, path), record);
-        Ok(Some(granted))
+        self.sessions.resume((id, visitor, path), journal, record);
+        Ok(Some(lease))
     }
 
     /// Waits for the clients, and ends the sessions of those that do not come.

@@ -33,7 +33,9 @@ pub(super) async fn carry_out(
         Request::RequestDelegation { ino } => delegations::request(op, *ino).await,
         Request::Reserve => delegations::reserve_numbers(ctx).await,
         Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
-        Request::Batch { sync, charged, .. } => batch::apply(op, &payload, *sync, charged).await,
+        Request::Batch { sync, charged, positions, .. } => {
+            batch::apply(op, &payload, *sync, charged, *positions).await
+        }
         Request::ReachContents { address } => content::reach_contents(op, address).await,
         Request::ExtendWriteBound { ino, end } => content::extend_write_bound(op, *ino, *end).await,
         Request::KeepSizeRecord { ino, instead_of } => {
@@ -42,9 +44,7 @@ pub(super) async fn carry_out(
         Request::Lookup { parent, name } => names::look_up(op, *parent, name).await,
         Request::Parent { directory } => names::parent(op, *directory).await,
         Request::Attributes { ino, .. } => attributes::attributes(op, *ino).await,
-        Request::SetAttributes { ino, change } => {
-            attributes::set_attributes(op, *ino, change).await
-        }
+        Request::SetAttributes { ino, change } => attributes::set(op, *ino, change).await,
         Request::Create { parent, name, new } => {
             names::create(op, (*parent, name), new, payload).await
         }

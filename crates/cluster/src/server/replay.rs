@@ -409,6 +409,7 @@ impl Turn<'_> {
 mod tests {
     use super::super::inode_limit::InodeLimit;
     use super::super::options::Visitor;
+    use super::super::session::SessionJournal;
     use super::*;
     use thalweg_net::keys::{Access, Squash};
 
@@ -422,8 +423,8 @@ mod tests {
             (Default::default(), serial),
             visitor,
             vec![],
-            Default::default(),
-            &limit,
+            SessionJournal::new(None, 0, Default::default()),
+            (Default::default(), &limit),
         ))
     }
 

@@ -1,6 +1,7 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
 mod handles;
+mod journal;
 mod known_inodes;
 mod reply_cache;
 
@@ -21,6 +22,7 @@ use super::options::Visitor;
 use crate::protocol::FromServer;
 use handles::Handles;
 pub(super) use handles::OpenFile;
+pub(super) use journal::{BatchPosition, SessionJournal};
 use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
 pub(super) use reply_cache::Admission;
@@ -46,6 +48,7 @@ pub(super) struct Session {
     /// Its calls that are carried out once. Each is answered on the connection on which it came last.
     pub(super) replies: ReplyCache<(Channel, u64)>,
     pub(super) handles: Handles,
+    pub(super) journal: SessionJournal,
     state: Mutex<SessionState>,
     /// Held from where an answer is granted something until it is queued, and before a call of the server is sent. So an
     /// invalidation is sent behind the answer that it takes back.
@@ -85,6 +88,7 @@ pub(super) struct SessionResources {
     pub(super) inodes: Vec<Ino>,
     pub(super) numbers: Vec<Range<u64>>,
     pub(super) heard: Time,
+    pub(super) has_journal: bool,
 }
 
 impl Session {
@@ -92,8 +96,8 @@ impl Session {
         (id, serial): (Uuid, u64),
         visitor: Visitor,
         path: Vec<Ino>,
-        now: Time,
-        limit: &Arc<InodeLimit>,
+        journal: SessionJournal,
+        (now, limit): (Time, &Arc<InodeLimit>),
     ) -> Session {
         let root = path.last().copied().unwrap_or(Ino::ROOT);
         let state = SessionState {
@@ -117,6 +121,7 @@ impl Session {
             counters: SessionCounters::default(),
             replies: ReplyCache::default(),
             handles: Handles::default(),
+            journal,
             state: Mutex::new(state),
             answer_order: Mutex::default(),
             moved: Notify::new(),
@@ -284,12 +289,14 @@ impl Session {
     ) -> Result<(), FsError> {
         let (state, mut made) = (self.state.lock(), HashSet::default());
         for (ino, new) in changes {
-            if !made.contains(&ino) && !state.known.has(ino) {
+            let is_own = || self.journal.has_made(ino) && !state.known.is_revoked(ino);
+            if !made.contains(&ino) && !state.known.has(ino) && !is_own() {
                 return Err(FsError::Stale);
             }
             let Some(new) = new else { continue };
             let mut numbers = state.numbers.iter();
-            if !is_replay && !numbers.any(|(range, _)| range.contains(&new.0)) {
+            let is_reserved = numbers.any(|(range, _)| range.contains(&new.0));
+            if !is_replay && !is_reserved && !self.journal.has_made(new) {
                 return Err(FsError::Invalid("the inode number is not the client's"));
             }
             made.insert(new);
@@ -334,6 +341,7 @@ impl Session {
                 inodes: state.known.clear(),
                 numbers: numbers.filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect(),
                 heard: state.heard,
+                has_journal: self.journal.is_kept(),
             }
         };
         self.replies.clear();

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thalweg_env::{HashMap, watch};
-use thalweg_fs::session_table::SessionRecord;
+use thalweg_fs::session_table::{Held, SessionRecord};
 use thalweg_fs::{DirectContents, FsError, Ino};
 use thalweg_net::keys::{Access, Squash};
 use uuid::Uuid;
@@ -19,7 +19,12 @@ use uuid::Uuid;
 use super::base::{Base, resolve};
 use super::counters::add;
 use super::options::Visitor;
-use super::session::{Session, SessionResources};
+use super::session::{Session, SessionJournal, SessionResources};
+use crate::protocol::{BATCH_SLOT, Grants};
+
+/// What an earlier server has granted a session whose client may have rebooted meanwhile.
+const DELEGATED: Grants =
+    Grants { attributes: false, names: false, content: false, delegation: true };
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
@@ -112,6 +117,7 @@ impl Sessions {
         self: &Arc<Self>,
         id: Uuid,
         visitor: &Visitor,
+        journal: Option<u64>,
     ) -> Result<Arc<Session>, FsError> {
         let path = resolve(&*self.base.files, &visitor.path).await?;
         if self.live.lock().by_serial.len() >= self.base.options.sessions {
@@ -119,12 +125,13 @@ impl Sessions {
         }
         let serial = match self.base.files.session_table() {
             Some(table) => {
-                let info = encode(id, visitor, self.base.options.lease);
+                let info = encode(id, visitor, self.base.options.lease, journal);
                 table.begin_session(info).await?
             }
             None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
         };
-        let session = self.add((id, serial), visitor.clone(), path);
+        let journal = SessionJournal::new(journal, 0, Held::default());
+        let session = self.add((id, serial), visitor.clone(), path, journal);
         // A rename may have come between that did not know of the session.
         match resolve(&*self.base.files, &visitor.path).await {
             Ok(path) if path == session.path => {}
@@ -137,9 +144,16 @@ impl Sessions {
         Ok(session)
     }
 
-    fn add(&self, numbers: (Uuid, u64), visitor: Visitor, path: Vec<Ino>) -> Arc<Session> {
+    fn add(
+        &self,
+        numbers: (Uuid, u64),
+        visitor: Visitor,
+        path: Vec<Ino>,
+        journal: SessionJournal,
+    ) -> Arc<Session> {
         let now = self.base.env.now();
-        let session = Arc::new(Session::new(numbers, visitor, path, now, &self.base.limit));
+        let session = Session::new(numbers, visitor, path, journal, (now, &self.base.limit));
+        let session = Arc::new(session);
         self.base.files.reference(session.root);
         self.live.lock().insert(session.clone());
         session
@@ -149,13 +163,28 @@ impl Sessions {
     pub(super) fn resume(
         &self,
         (id, visitor, path): (Uuid, Visitor, Vec<Ino>),
+        journal: Option<u64>,
         record: SessionRecord,
     ) {
-        let session = self.add((id, record.session), visitor, path);
+        let applied = record.slots.iter().find(|it| it.slot == BATCH_SLOT).map(|it| it.outcome);
+        let journal = SessionJournal::new(journal, applied.unwrap_or_default(), record.held);
+        let session = self.add((id, record.session), visitor, path, journal);
         let mut state = session.lock();
         state.recorded = record.slots.into_iter().map(|it| (it.slot, it)).collect();
         state.replayed = Some(HashMap::default());
         state.known.set_revoked(record.revoked);
+        drop(state);
+        self.restore(&session);
+    }
+
+    /// What a session may have changed in its journal is its again at this server: a client that has rebooted cannot reclaim that.
+    fn restore(&self, session: &Session) {
+        for ino in &session.journal.held.inodes {
+            if session.reclaim(*ino, 0) {
+                self.base.files.reference(*ino);
+            }
+            self.base.capabilities.reclaim(session.serial, *ino, DELEGATED);
+        }
     }
 
     /// Ends a session, and releases what it holds.
@@ -193,7 +222,7 @@ impl Sessions {
 
     /// Releases what an ended session held; returns when its client uses nothing of its cache.
     async fn release(&self, serial: u64, how: Ending, resources: SessionResources) {
-        let SessionResources { files, inodes, numbers, heard, .. } = resources;
+        let SessionResources { files, inodes, numbers, heard, has_journal, .. } = resources;
         let until = match how {
             Ending::Detached => self.base.env.now(),
             Ending::Evicted(_) => {
@@ -213,7 +242,9 @@ impl Sessions {
             self.base.open_files.close(serial, file).await;
         }
         inodes.into_iter().for_each(|ino| self.base.files.unreference(ino, 1));
-        if let Some(table) = self.base.files.session_table() {
+        // Inodes that only a journal has may have numbers of its client.
+        let are_unused = matches!(how, Ending::Detached) || !has_journal;
+        if let Some(table) = self.base.files.session_table().filter(|_| are_unused) {
             for range in numbers {
                 if let Err(error) = table.return_numbers(range).await {
                     tracing::debug!(%error, "inode numbers stay unused");
@@ -285,18 +316,30 @@ struct SessionInfo {
     squash: Squash,
     /// Milliseconds for which its client may use what it caches.
     lease: u64,
+    /// The incarnation of its client's journal.
+    journal: Option<u64>,
 }
 
-fn encode(id: Uuid, visitor: &Visitor, lease: Duration) -> Bytes {
+pub(super) fn encode(id: Uuid, visitor: &Visitor, lease: Duration, journal: Option<u64>) -> Bytes {
     let Visitor { name, path, access, squash } = visitor.clone();
     let (writes, lease) = (access == Access::Write, lease.as_millis() as u64);
-    let info = SessionInfo { id, name, path, writes, squash, lease };
+    let info = SessionInfo { id, name, path, writes, squash, lease, journal };
     postcard::to_allocvec(&info).expect("a record in memory encodes").into()
 }
 
 /// The session of a record: `None` for one that does not decode.
-pub(super) fn decode(info: &[u8]) -> Option<(Uuid, Visitor, Duration)> {
-    let SessionInfo { id, name, path, writes, squash, lease } = postcard::from_bytes(info).ok()?;
+pub(super) fn decode(info: &[u8]) -> Option<Recorded> {
+    let info: SessionInfo = postcard::from_bytes(info).ok()?;
+    let SessionInfo { id, name, path, writes, squash, lease, journal } = info;
     let access = if writes { Access::Write } else { Access::Read };
-    Some((id, Visitor { name, path, access, squash }, Duration::from_millis(lease)))
+    let visitor = Visitor { name, path, access, squash };
+    Some(Recorded { id, visitor, lease: Duration::from_millis(lease), journal })
+}
+
+/// What the filesystem's record of a session has come to.
+pub(super) struct Recorded {
+    pub(super) id: Uuid,
+    pub(super) visitor: Visitor,
+    pub(super) lease: Duration,
+    pub(super) journal: Option<u64>,
 }

@@ -254,11 +254,14 @@ fn a_session_of_another_client_is_not_resumed() {
         let thief = scene.visit("thief");
         for resumes in [false, true] {
             let two = Peer::new(&scene, &thief, 1).await;
-            assert_eq!(two.ask(0, Request::Attach { session, resumes }).await, Answer::Evicted);
+            assert_eq!(
+                two.ask(0, Request::Attach { session, resumes, journal: None }).await,
+                Answer::Evicted
+            );
             assert!(two.try_ask(&call(1, ROOT)).await.is_err());
         }
         let two = Peer::new(&scene, &thief, 1).await;
-        let unknown = Request::Attach { session: Uuid::nil(), resumes: true };
+        let unknown = Request::Attach { session: Uuid::nil(), resumes: true, journal: None };
         assert_eq!(two.ask(0, unknown).await, Answer::Evicted);
         assert!(matches!(one.ask(1, ROOT).await, Answer::Inode(_)));
         others.go_on().await;

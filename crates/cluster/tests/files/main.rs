@@ -14,6 +14,7 @@ mod full;
 mod histories;
 mod hostile;
 mod hostile_users;
+mod journal;
 mod levels;
 mod limits;
 mod linear;

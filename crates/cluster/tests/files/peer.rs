@@ -72,7 +72,7 @@ impl Peer {
     }
 
     pub(crate) async fn attach(&self, session: Uuid, resumes: bool) {
-        let answer = self.ask(0, Request::Attach { session, resumes }).await;
+        let answer = self.ask(0, Request::Attach { session, resumes, journal: None }).await;
         assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
     }
 

@@ -79,7 +79,7 @@ fn lock() -> Lock {
 fn about_sessions(ino: Ino) -> Vec<Request> {
     let (handle, caller, flags) = (HANDLE, Caller::default(), READING);
     vec![
-        Request::Attach { session: uuid::Uuid::nil(), resumes: true },
+        Request::Attach { session: uuid::Uuid::nil(), resumes: true, journal: None },
         Request::Reclaim,
         Request::ReclaimOpen { handle, caller, ino, flags },
         Request::ReclaimLock { ino, lock: lock() },
@@ -156,7 +156,7 @@ fn about_files(ino: Ino) -> Vec<Request> {
 
 /// A batch of nothing more than what its payload says.
 pub(crate) fn batch_request() -> Request {
-    Request::Batch { sync: false, charged: Vec::new(), releases: Vec::new() }
+    Request::Batch { sync: false, charged: Vec::new(), releases: Vec::new(), positions: None }
 }
 
 /// A request of each kind, and of some kinds several, about a directory and a file `f` in it.

@@ -52,6 +52,7 @@ impl LocalFs {
         &self,
         mutations: &[Mutation],
         cover: &Cover,
+        outcome: u64,
     ) -> Result<(), FsError> {
         let mut gates = Vec::new();
         if let Some(external_contents) = self.external_to_change()? {
@@ -71,7 +72,7 @@ impl LocalFs {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            Ok(((), self.apply_in(&txn, mutations, cover.clone()).await?))
+            Ok(((), self.apply_in(&txn, mutations, cover.clone(), outcome).await?))
         })
         .await
     }
@@ -171,6 +172,7 @@ impl LocalFs {
         txn: &Arc<dyn Transaction>,
         mutations: &[Mutation],
         cover: Cover,
+        outcome: u64,
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
         let is_within = self.inner.external_contents.is_none();
@@ -195,7 +197,7 @@ impl LocalFs {
                 .flatten()
                 .for_each(|it| op.end_change(it.0));
         }
-        (op.recorder, op.now, op.is_stored) = (recorder, now, false);
+        (op.recorder, op.now, op.is_stored, op.outcome) = (recorder, now, false, outcome);
         effects.add(op.finish().await?);
         Ok(effects)
     }

@@ -22,7 +22,7 @@ use crate::error::FsError;
 use crate::filesystem::{Filesystem, SessionTable};
 use crate::mutation::{ByteMutations, Mutation};
 use crate::room::RoomShare;
-use crate::session_table::{Recorder, SessionRecord, SlotRecord, SupersededCall};
+use crate::session_table::{Held, Recorder, SessionRecord, SlotRecord, SupersededCall};
 
 /// The value of a slot.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -49,15 +49,24 @@ pub(super) const TAILS: [u8; 4] = [0; 4];
 /// What keys of records of revoked inodes have behind the session.
 const REVOKED: [u8; 5] = [0; 5];
 
+/// What keys of records of delegated inodes have behind the session.
+const DELEGATED: [u8; 6] = [0; 6];
+
+/// What keys of records of reserved inode numbers have behind the session.
+const RESERVED: [u8; 7] = [0; 7];
+
 pub(super) fn session_key(session: u64) -> Vec<u8> {
     key(0, Tag::Session, &session.to_be_bytes())
 }
 
-fn revoked_key(session: u64, ino: Ino) -> Vec<u8> {
-    let mut key = session_key(session);
-    key.extend_from_slice(&REVOKED);
-    key.extend_from_slice(&ino.0.to_be_bytes());
-    key
+/// The key of a record of a session about an inode, or a number of one.
+fn key_of(session: u64, kind: &[u8], ino: u64) -> Vec<u8> {
+    [&session_key(session), kind, &ino.to_be_bytes()[..]].concat()
+}
+
+/// The inode that a key is about which begins so behind the session. Keys of other kinds have other lengths.
+fn ino_of(rest: &[u8], kind: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(rest.strip_prefix(kind)?.try_into().ok()?))
 }
 
 fn slot_key(session: u64, slot: u16) -> Vec<u8> {
@@ -79,6 +88,10 @@ pub(super) enum Record {
     Sizes(Ino),
     /// It was shut out of this inode; inode tokens of this generation are valid since.
     Revoked(Ino, u64),
+    /// This inode was delegated to its client, which has a journal.
+    Delegated(Ino),
+    /// These inode numbers were reserved for its client, which has a journal.
+    Reserved(u64, u64),
 }
 
 /// The session of a record's key, and which record it is; `None` when the record is invalid.
@@ -92,10 +105,16 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     if rest == [0; 3] {
         return (value.len() <= MAX_ADDRESS).then_some((session, Record::Address));
     }
-    if let Some(ino) = rest.strip_prefix(&REVOKED).filter(|ino| ino.len() == size_of::<Ino>()) {
-        let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
+    if let Some(ino) = ino_of(rest, &DELEGATED) {
+        return value.is_empty().then_some((session, Record::Delegated(Ino(ino))));
+    }
+    if let Some(start) = ino_of(rest, &RESERVED) {
+        let end = U64::read_from_bytes(value).ok()?.get();
+        return (start < end).then_some((session, Record::Reserved(start, end)));
+    }
+    if let Some(ino) = ino_of(rest, &REVOKED) {
         let generation = U64::read_from_bytes(value).ok()?;
-        return Some((session, Record::Revoked(ino, generation.get())));
+        return Some((session, Record::Revoked(Ino(ino), generation.get())));
     }
     if let Some(ino) = rest.strip_prefix(&TAILS) {
         let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
@@ -178,6 +197,23 @@ impl LocalFs {
         .await
     }
 
+    /// Changes records of a session, durably.
+    async fn change_session(
+        &self,
+        session: u64,
+        change: impl Fn(&mut FsCall<'_>),
+    ) -> Result<(), FsError> {
+        self.change_as(Durability::Synced, async |txn| {
+            let mut op = self.op(&txn);
+            if op.get(&session_key(session)).await?.is_none() {
+                return Err(FsError::Stale);
+            }
+            change(&mut op);
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
     /// Removes some records of a session; whether none is left. The session's own record is the first.
     async fn remove_session(&self, session: u64) -> Result<bool, FsError> {
         self.change(async |txn| {
@@ -243,6 +279,8 @@ impl SessionTable for LocalFs {
                     Record::Info => last.info = value,
                     Record::Slot(slot) => last.slots.push(slot),
                     Record::Revoked(ino, generation) => last.revoked.push((ino, generation)),
+                    Record::Delegated(ino) => last.held.inodes.push(ino),
+                    Record::Reserved(start, end) => last.held.numbers.push(start..end),
                     Record::Address | Record::Sizes(_) => {}
                 }
             }
@@ -253,6 +291,29 @@ impl SessionTable for LocalFs {
             self.inner.count_rooms().await?;
         }
         Ok(sessions)
+    }
+
+    async fn set_session(&self, session: u64, info: Bytes) -> Result<(), FsError> {
+        if info.len() > MAX_INFO {
+            return Err(FsError::Invalid("the record of a session is too long"));
+        }
+        self.change_session(session, |op| {
+            op.put(session_key(session), info.clone());
+        })
+        .await
+    }
+
+    async fn hold(&self, session: u64, held: &Held) -> Result<(), FsError> {
+        self.change_session(session, |op| {
+            for ino in &held.inodes {
+                op.put(key_of(session, &DELEGATED, ino.0), Bytes::new());
+            }
+            for Range { start, end } in &held.numbers {
+                let end = U64::from(*end);
+                op.put(key_of(session, &RESERVED, *start), end.as_bytes().to_vec());
+            }
+        })
+        .await
     }
 
     fn inode_token(&self, session: u64, ino: Ino, generation: u64) -> u64 {
@@ -274,7 +335,7 @@ impl SessionTable for LocalFs {
                 if op.get(&session_key(session)).await?.is_some() {
                     for (ino, generation) in some {
                         let generation = U64::from(*generation);
-                        op.put(revoked_key(session, *ino), generation.as_bytes().to_vec());
+                        op.put(key_of(session, &REVOKED, ino.0), generation.as_bytes().to_vec());
                     }
                 }
                 Ok(((), op.finish().await?))
@@ -318,12 +379,17 @@ impl SessionTable for LocalFs {
             .then_some(self as &dyn DirectContents)
     }
 
-    async fn apply(&self, mutations: &[Mutation], charged: &[RoomShare]) -> Result<(), FsError> {
+    async fn apply(
+        &self,
+        mutations: &[Mutation],
+        charged: &[RoomShare],
+        outcome: u64,
+    ) -> Result<(), FsError> {
         // What is made again after a crash has used its promise before.
         let call = self.recorder.as_ref().map(|it| it.call);
         let session = call.filter(|call| call.before.is_none()).map(|call| call.session);
         let cover = session.map(|it| self.inner.rooms.cover(it, charged)).unwrap_or_default();
-        self.apply_all(mutations, &cover).await?;
+        self.apply_all(mutations, &cover, outcome).await?;
         session.into_iter().for_each(|session| self.inner.rooms.spend(session, charged));
         Ok(())
     }

@@ -139,7 +139,7 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
     for _ in 0..8 {
         let count = maker.rng.random_range(1..60);
         let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
-        fs.apply(&mutations, &[]).await.unwrap();
+        fs.apply(&mutations, &[], 0).await.unwrap();
         for (ino, foreseen) in &maker.nodes {
             let found = attributes(&fs, *ino).await;
             let foreseen = Attributes { stored: found.stored, ..*foreseen };
@@ -205,21 +205,21 @@ fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
         };
         let mutation = |kind| Mutation { time, kind };
         let far = [mutation(create.clone()), mutation(write(most.end))];
-        assert!(matches!(fs.apply(&far, &[]).await, Err(FsError::NotSupported)));
+        assert!(matches!(fs.apply(&far, &[], 0).await, Err(FsError::NotSupported)));
         let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
         let cut = [
             mutation(create.clone()),
             mutation(MutationKind::SetAttributes { ino: number, change }),
         ];
-        assert!(matches!(fs.apply(&cut, &[]).await, Err(FsError::NotSupported)));
+        assert!(matches!(fs.apply(&cut, &[], 0).await, Err(FsError::NotSupported)));
         let near = [mutation(create), mutation(write(most.end - 1))];
-        fs.apply(&near, &[]).await.unwrap();
+        fs.apply(&near, &[], 0).await.unwrap();
         // The bytes of an inode that there is stay when it is made again.
         let again = [near[0].clone(), mutation(write(0))];
-        assert!(matches!(fs.apply(&again, &[]).await, Err(FsError::Invalid(_))));
+        assert!(matches!(fs.apply(&again, &[], 0).await, Err(FsError::Invalid(_))));
         assert_eq!(fs.read(number, 0, 1).await.unwrap().concat(), [0]);
         // One that is there may be written behind that.
-        fs.apply(&[mutation(write(most.end + 9))], &[]).await.unwrap();
+        fs.apply(&[mutation(write(most.end + 9))], &[], 0).await.unwrap();
         assert_eq!(attributes(&fs, number).await.size, most.end + 10);
     });
 }

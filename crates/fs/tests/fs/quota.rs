@@ -237,10 +237,10 @@ fn what_one_transaction_takes_counts_for_its_quota_once() {
             clear_suid: false,
         };
         let batch = [create, write(1, 0), write(2, 40)].map(|kind| Mutation { time, kind });
-        fs.apply(&batch, &[]).await.unwrap();
+        fs.apply(&batch, &[], 0).await.unwrap();
         assert_eq!(fs.quota(root).await.unwrap().unwrap().bytes, 80 * BLOCK);
         let more = [write(3, 80)].map(|kind| Mutation { time, kind });
-        assert!(matches!(fs.apply(&more, &[]).await, Err(FsError::QuotaExceeded)));
+        assert!(matches!(fs.apply(&more, &[], 0).await, Err(FsError::QuotaExceeded)));
         fs.unlink(root, b"batch").await.unwrap();
         fs.sync_all().await.unwrap();
 

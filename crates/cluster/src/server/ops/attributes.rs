@@ -20,7 +20,7 @@ pub(super) async fn attributes(Op { ctx, stages }: Op<'_>, ino: Ino) -> Answered
     Ok(Response { wants, ..Response::of(Answer::Inode(found?.attributes)) })
 }
 
-pub(super) async fn set_attributes(op: Op<'_>, ino: Ino, change: &AttributeChange) -> Answered {
+pub(super) async fn set(op: Op<'_>, ino: Ino, change: &AttributeChange) -> Answered {
     let Op { ctx, stages: Stages { recall, replay, .. } } = op;
     let _change = recall.begin(ctx).await?;
     let before = match change.size {

@@ -7,6 +7,7 @@ use thalweg_fs::{FsError, Node};
 
 use super::super::counters::add;
 use super::super::room::check_shares;
+use super::super::session::BatchPosition;
 use super::{Answered, Op, Response};
 use crate::protocol::{Answer, MAX_MUTATIONS, changed_by_mutations, decode_list};
 
@@ -36,10 +37,19 @@ pub(super) async fn apply(
     payload: &Bytes,
     sync: bool,
     charged: &[RoomShare],
+    positions: Option<(u64, u64)>,
 ) -> Answered {
     let Op { ctx, stages } = op;
     check_shares(charged)?;
     let mutations = decode(payload)?;
+    let position = match ctx.session.journal.begin(positions).await? {
+        BatchPosition::Applied => {
+            // It may not be durable yet.
+            ctx.depend();
+            return Ok(made_by(&mutations));
+        }
+        BatchPosition::Next(position) => position,
+    };
     let changes = mutations.iter().map(|it| (it.kind.ino(), it.kind.made()));
     ctx.session.may_make(changes, ctx.is_replay())?;
     if let Some(user) = stages.authorize.user(ctx) {
@@ -47,7 +57,7 @@ pub(super) async fn apply(
     }
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let change = stages.recall.begin_with(ctx, changed_by_mutations(&mutations), &[]).await?;
-    let applied = table.apply(&mutations, charged).await;
+    let applied = table.apply(&mutations, charged, position.last()).await;
     drop(change);
     if let Err(error) = applied {
         // Its client sends each half again.
@@ -56,6 +66,7 @@ pub(super) async fn apply(
         }
         return Err(error);
     }
+    position.applied();
     ctx.session.use_numbers(mutations.iter().filter_map(|it| it.kind.made()));
     if sync {
         ctx.depend();

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use thalweg_fs::session_table::Held;
 use thalweg_fs::{FsError, Ino, Kind};
 use thalweg_net::keys::Access;
 
@@ -52,7 +53,18 @@ async fn inherits(ctx: &RequestContext<'_>, ino: Ino) -> Result<bool, FsError> {
 pub(super) async fn with_quota(ctx: &RequestContext<'_>, ino: Ino, response: Response) -> Answered {
     let Some(table) = ctx.files.session_table() else { return Ok(response) };
     let quota = table.quota_of(ino).await?;
+    hold(ctx, Held { inodes: vec![ino], ..Held::default() }).await?;
     Ok(Response { quota, room_for: vec![quota], ..response })
+}
+
+/// Records what a client with a journal may change by itself, before it may: also after a crash of the server it is no other
+/// client's before the journal is written back.
+async fn hold(ctx: &RequestContext<'_>, held: Held) -> Result<(), FsError> {
+    if !ctx.session.journal.is_kept() {
+        return Ok(());
+    }
+    let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
+    table.hold(ctx.session.serial, &held).await
 }
 
 pub(super) async fn reserve_numbers(ctx: &RequestContext<'_>) -> Answered {
@@ -61,7 +73,10 @@ pub(super) async fn reserve_numbers(ctx: &RequestContext<'_>) -> Answered {
         return Err(FsError::Invalid("the client has many inode numbers"));
     }
     let Range { start: first, end } = table.reserve_numbers(MAX_NUMBERS).await?;
+    let numbers = std::iter::once(first..end).collect();
+    hold(ctx, Held { numbers, ..Held::default() }).await?;
     ctx.session.add_numbers(first..end, true);
+    ctx.session.journal.reserve(first..end);
     let inode_token = table.inode_range_token(ctx.session.serial, first..end);
     Ok(Response::of(Answer::Numbers { first, count: end - first, inode_token }))
 }

@@ -80,6 +80,13 @@ impl Handles {
         self.0.lock().as_ref().map_or(0, HashMap::len)
     }
 
+    /// The client has nothing open any more: what it had.
+    #[must_use = "they are to be closed"]
+    pub(in crate::server) fn take(&self) -> Vec<OpenFile> {
+        let mut open = self.0.lock();
+        open.as_mut().into_iter().flat_map(HashMap::drain).map(|(_, file)| file).collect()
+    }
+
     /// The session ends, once: what the client had open.
     pub(super) fn end(&self) -> Vec<OpenFile> {
         self.0.lock().take().into_iter().flat_map(HashMap::into_values).collect()

@@ -1,0 +1,218 @@
+//! A client's journal (Arion, chapters 6 and 7 of its paper): what the client has made by itself is durable on a local device
+//! before the server has it, so that `fsync` is one flush and no message.
+//!
+//! Mutations go to the journal in the order of their numbers, which are their positions there. The server gets them from the
+//! queue, and none that is not in the journal; a record is released when the server has made its mutations durable. So after a
+//! crash of this client the journal has everything from the server's position on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use thalweg_env::{Env, HashSet};
+use thalweg_fs::mutation::MutationKind;
+use thalweg_store::device::DeviceRef;
+use thalweg_store::journal::log::{Log, LogRecovery};
+use thalweg_store::journal::{End, JournalError};
+use uuid::Uuid;
+
+use super::journal_format::{Head, JournalRecord, Mount, OWNER, Run};
+use super::queue::{Unjournaled, WritebackQueue};
+
+/// Bytes of mutations in one record, about.
+const RECORD_BYTES: usize = 1 << 20;
+/// Least size of a journal in bytes. The largest record takes a part of it.
+pub const MIN_SIZE: u64 = 4 << 20;
+
+/// Makes a device an empty journal of a client. All content of the device is lost.
+///
+/// # Errors
+/// [`JournalError::Invalid`] for a device that is smaller than [`MIN_SIZE`]; the device's.
+pub async fn create(env: &Env, device: &DeviceRef) -> Result<(), JournalError> {
+    let size = device.geometry().size;
+    if size < MIN_SIZE {
+        let why = format!("{size} bytes are too small, a journal takes {MIN_SIZE}");
+        return Err(JournalError::Invalid(why));
+    }
+    Log::create(device, env.uuid(), OWNER).await.map(drop)
+}
+
+/// What a journal has that is not mounted.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct JournalReport {
+    /// The session at the server that made it; `None` of one that was never mounted, or was unmounted in order.
+    pub session: Option<Uuid>,
+    /// How often the session went on after a reboot, from 1 on.
+    pub incarnation: u64,
+    /// The position of the first change.
+    pub first: u64,
+    /// Changes. The server may have some of them.
+    pub changes: usize,
+    /// Inodes that they change.
+    pub files: usize,
+    /// Bytes of files among them.
+    pub bytes: u64,
+    /// Bytes of the device.
+    pub size: u64,
+}
+
+/// Reads a journal, and changes nothing.
+///
+/// # Errors
+/// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`], [`JournalError::Rotten`]; the device's.
+pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, JournalError> {
+    let found = FoundJournal::open(env, device.clone()).await?;
+    let mutations = found.runs.iter().flat_map(|run| &run.mutations).map(|it| &it.mutation.kind);
+    let (mut inodes, mut bytes) = (HashSet::default(), 0);
+    for kind in mutations {
+        inodes.insert(kind.made().unwrap_or(kind.ino()));
+        if let MutationKind::Write { data, .. } = kind {
+            bytes += data.len() as u64;
+        }
+    }
+    Ok(JournalReport {
+        session: found.mount.map(|mount| mount.session),
+        incarnation: found.mount.map_or(0, |mount| mount.incarnation),
+        first: found.first,
+        changes: found.mutations(),
+        files: inodes.len(),
+        bytes,
+        size: device.geometry().size,
+    })
+}
+
+/// A journal that was opened, and what it has.
+pub(super) struct FoundJournal {
+    log: LogRecovery,
+    pub(super) mount: Option<Mount>,
+    /// The position of the first mutation.
+    pub(super) first: u64,
+    pub(super) runs: Vec<Run>,
+}
+
+impl FoundJournal {
+    /// Reads a journal, and changes nothing.
+    ///
+    /// # Errors
+    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Corrupt`] when its middle
+    /// is damaged; the device's.
+    pub(super) async fn open(env: &Env, device: DeviceRef) -> Result<FoundJournal, JournalError> {
+        let decode = |record| JournalRecord::decode(&record);
+        let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
+        if let End::Rotten { sequence, later } = scanned.end {
+            let device = log.device().name();
+            return Err(JournalError::Rotten { device, sequence, later });
+        }
+        let mut found = FoundJournal { log, mount: None, first: 1, runs: Vec::new() };
+        for record in scanned.records {
+            let JournalRecord { head: Head { mount, first }, runs } = record;
+            let is_next = found.mount == Some(mount) && first == found.next();
+            if !is_next && !found.runs.is_empty() {
+                let device = found.log.device().name();
+                let why = format!("{device}: mutations from {first} on do not follow those before");
+                return Err(JournalError::Invalid(why));
+            }
+            if found.runs.is_empty() {
+                found.first = first;
+            }
+            found.mount = Some(mount);
+            found.runs.extend(runs);
+        }
+        Ok(found)
+    }
+
+    /// The position behind the last mutation.
+    fn next(&self) -> u64 {
+        self.first + self.mutations() as u64
+    }
+
+    pub(super) fn mutations(&self) -> usize {
+        self.runs.iter().map(|run| run.mutations.len()).sum()
+    }
+
+    /// Forgets everything, and begins a mount.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn begin(self, mount: Mount) -> Result<ClientJournal, JournalError> {
+        let log = self.log.begin(1).await?;
+        let begins = JournalRecord { head: Head { mount, first: 1 }, runs: Vec::new() };
+        let appended = log.append(&begins.encode()).await?;
+        let records = Mutex::new(VecDeque::from([(appended.sequence, 0)]));
+        Ok(ClientJournal { log, mount, committing: tokio::sync::Mutex::default(), records })
+    }
+}
+
+/// The journal of a client that is mounted.
+pub(super) struct ClientJournal {
+    log: Log,
+    pub(super) mount: Mount,
+    /// One record at a time.
+    committing: tokio::sync::Mutex<()>,
+    /// Of the records: the number in the log, and the position of the last mutation. The last one stays: it names the session.
+    records: Mutex<VecDeque<(u64, u64)>>,
+}
+
+impl ClientJournal {
+    /// Returns when the mutations up to this one are durable in the journal. Callers share records and flushes.
+    ///
+    /// # Errors
+    /// [`JournalError::Full`]; the device's, after which the journal is used no more.
+    pub(super) async fn commit(
+        &self,
+        queue: &WritebackQueue,
+        last: u64,
+    ) -> Result<(), JournalError> {
+        let _turn = self.committing.lock().await;
+        while !queue.is_journaled(last) {
+            let Some(Unjournaled { first, last, runs }) = queue.unjournaled(RECORD_BYTES) else {
+                return Ok(());
+            };
+            let record = JournalRecord { head: Head { mount: self.mount, first }, runs };
+            let appended = self.log.append(&record.encode()).await?;
+            self.records.lock().push_back((appended.sequence, last));
+            queue.journaled(last);
+        }
+        Ok(())
+    }
+
+    /// The server has made the mutations up to this one durable; whether a record is released.
+    pub(super) fn release(&self, position: u64) -> bool {
+        let mut records = self.records.lock();
+        let others = records.len().saturating_sub(1);
+        let done = records.iter().take(others).take_while(|(_, last)| *last <= position).count();
+        let Some((last, _)) = records.drain(..done).next_back() else { return false };
+        drop(records);
+        self.log.release(last + 1);
+        true
+    }
+
+    /// Forgets everything: the server has all of it, and made it durable.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn clear(&self) -> Result<(), JournalError> {
+        let _turn = self.committing.lock().await;
+        self.log.clear().await
+    }
+}
+
+/// The journal of a client, if it has one and that is used.
+#[derive(Default)]
+pub(super) struct JournalSlot(Mutex<Option<Arc<ClientJournal>>>);
+
+impl JournalSlot {
+    pub(super) fn begin(&self, journal: ClientJournal) {
+        *self.0.lock() = Some(Arc::new(journal));
+    }
+
+    /// The journal, while it is used.
+    pub(super) fn live(&self) -> Option<Arc<ClientJournal>> {
+        self.0.lock().clone()
+    }
+
+    /// The journal is used no more; whether it was.
+    pub(super) fn end(&self) -> bool {
+        self.0.lock().take().is_some()
+    }
+}

@@ -1,0 +1,90 @@
+//! How a client uses its journal: nothing goes to the server before it is in the journal, and a record goes when the server has made it
+//! durable.
+
+use std::sync::Arc;
+
+use thalweg_fs::FsError;
+use thalweg_store::journal::JournalError;
+
+use super::base::ClientBase;
+use super::journal::ClientJournal;
+use super::rpc::Rpc;
+use crate::protocol::Request;
+
+pub(super) struct Journaling {
+    base: Arc<ClientBase>,
+    rpc: Arc<Rpc>,
+}
+
+impl Journaling {
+    pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>) -> Journaling {
+        Journaling { base, rpc }
+    }
+
+    /// Returns when all mutations so far are durable in the journal; whether they are, which takes a journal with room. Calls of
+    /// programs that were answered are in no journal, and mutations may depend on them: these are durable at the server before.
+    pub(super) async fn commit(&self) -> Result<bool, FsError> {
+        let Some(journal) = self.base.journal.live() else { return Ok(false) };
+        let last = self.base.queue.last();
+        if self.base.replay_log.has_calls() {
+            self.sync_server().await?;
+        }
+        match journal.commit(&self.base.queue, last).await {
+            Ok(()) => return Ok(true),
+            Err(JournalError::Full { .. }) => {}
+            Err(error) => self.give_up(&error),
+        }
+        Ok(false)
+    }
+
+    /// The journal fails: everything goes to the server at once from here on.
+    fn give_up(&self, error: &JournalError) {
+        if self.base.journal.end() {
+            tracing::error!(%error, "the journal fails, and is used no more: a sync waits for the server");
+        }
+        self.base.queue.end_journal();
+    }
+
+    /// Has the server make everything durable that it has of this client.
+    async fn sync_server(&self) -> Result<(), FsError> {
+        let last = self.base.replay_log.last();
+        Box::pin(self.rpc.own(Request::SyncAll)).await?;
+        if let Some(version) = last {
+            self.base.replay_log.set_durable(version);
+        }
+        Ok(())
+    }
+
+    /// Before a batch is taken: all mutations are in the journal, or at least some that can be sent.
+    pub(super) async fn before_send(&self) -> Result<(), FsError> {
+        while let Some(journal) = self.base.journal.live() {
+            self.release(&journal);
+            if self.commit().await? || self.base.queue.may_send() {
+                return Ok(());
+            }
+            // The journal is full of records that the server has, and has not made durable.
+            self.sync_server().await?;
+            if !self.release(&journal) {
+                self.give_up(&JournalError::Full { needed: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases what the server has made durable; whether that was anything.
+    fn release(&self, journal: &ClientJournal) -> bool {
+        // In this order: a batch is kept before it counts as sent.
+        let done = self.base.queue.done();
+        let first = self.base.replay_log.first_position();
+        journal.release(first.map_or(done, |first| done.min(first - 1)))
+    }
+
+    /// Mutations wait for no longer than the time of a commit.
+    pub(super) async fn by_timer(&self) {
+        let Some(journal) = self.base.journal.live() else { return };
+        self.release(&journal);
+        if let Err(error) = self.commit().await {
+            tracing::warn!(%error, "changes are not in the journal yet");
+        }
+    }
+}

@@ -2,6 +2,8 @@
 
 mod causes;
 
+pub(crate) use causes::explain_journal;
+
 use std::error::Error;
 use std::fmt;
 

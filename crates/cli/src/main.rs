@@ -20,6 +20,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod output;
 
 mod attention;
+mod client_journal;
 mod commands;
 mod control;
 mod daemon;

@@ -1,6 +1,7 @@
 //! `thalweg cluster`: a filesystem that many machines share.
 
 mod caps;
+mod journal;
 mod selftest;
 mod status;
 
@@ -52,6 +53,8 @@ pub(crate) enum ClusterCommand {
     SelftestAgent(selftest::Agent),
     #[command(subcommand)]
     Client(ClientCommand),
+    #[command(subcommand)]
+    Journal(journal::JournalCommand),
 }
 
 /// Make a filesystem to be shared, on a new volume or an existing one
@@ -189,6 +192,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
             key::revoke(&args, "thalweg cluster client list")
         }
         ClusterCommand::Client(ClientCommand::Evict(args)) => evict(env, args).await,
+        ClusterCommand::Journal(command) => journal::run(env, command).await,
     }
     .map(|()| 0)
 }

@@ -96,6 +96,10 @@ Options behind -o:
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 Of a shared filesystem, for changes that the client has made by itself:
   writeback=SECONDS, expire=SECONDS  how often it looks for old ones (0.25), and how old they become (1)
+  journal_dev=PATH  keep a journal of them there, a file or a device of this machine: fsync needs no message then.
+                    A new file is made. writeback and expire are 60 with a journal
+  journal_size=SIZE of a new journal (2G)
+  commit=SECONDS    how old changes become that are not in the journal yet (1)
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again
 Of a shared filesystem whose server is away, as in nfs(5):
@@ -135,6 +139,10 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
     if options.contents.is_some() {
         return Err(Failure::new("contents= is an option of shared filesystems: SERVER:/PATH"));
+    }
+    if options.journal.journal_size.is_some() {
+        return Err(Failure::new("journal_size= is for shared filesystems: SERVER:/PATH")
+            .help("thalweg volume create --journal-size makes a volume with another one"));
     }
     if options.recover.is_some() {
         return Err(Failure::new("recover= is for shared filesystems: SERVER:/PATH"));
@@ -178,15 +186,29 @@ async fn shared(
     directory: &Path,
     options: MountOptions,
 ) -> Outcome<()> {
-    let JournalOptions { writeback, expire, .. } = options.journal;
-    let known = JournalOptions { writeback, expire, ..JournalOptions::default() };
-    if options.journal != known || options.writeback_cache {
+    let JournalOptions { writeback, expire, commit, journal_size, .. } = options.journal;
+    let journal_dev = options.journal.journal_dev.clone();
+    let has_journal = journal_dev.is_some();
+    let ours = JournalOptions {
+        writeback,
+        expire,
+        commit,
+        journal_dev,
+        journal_size,
+        ..Default::default()
+    };
+    if options.journal != ours || options.writeback_cache {
         return Err(Failure::new(format!(
             "{address} is a shared filesystem, without these options"
         ))
         .help(
-            "leave out writeback_cache, and the options of volumes that are updated in place but writeback and expire",
+            "leave out writeback_cache, and the options of volumes that are updated in place but writeback, expire, commit \
+             and journal_dev",
         ));
+    }
+    if !has_journal && (commit.is_some() || journal_size.is_some()) {
+        return Err(Failure::new("commit= and journal_size= are about a journal")
+            .help("name one with journal_dev=PATH, or leave them out"));
     }
     let directory = usable(directory)?;
     if let Some(found) = mounts::at(&directory)?.filter(|it| it.source == address.to_string()) {

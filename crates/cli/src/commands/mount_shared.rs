@@ -14,6 +14,7 @@ use thalweg_net::keys::{Home, Token};
 use thalweg_net::visit::VisitError;
 
 use super::key;
+use crate::client_journal;
 use crate::daemon::background;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
@@ -28,6 +29,9 @@ use crate::request::mount_options::ContentsWord;
 /// The pauses before a server that is away is tried again, for the mount itself.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// With a journal, changes are this old before they are sent, unless the mount says otherwise.
+const WITH_JOURNAL: Duration = Duration::from_secs(60);
 
 /// A mount of a shared filesystem.
 pub(crate) struct Remote {
@@ -136,6 +140,11 @@ impl Remote {
         for list in options {
             command.extend(["-o".into(), list.into()]);
         }
+        if let Some(journal) = &self.request.options.journal.journal_dev {
+            // The process has another working directory. The last option of a name counts.
+            let journal = std::path::absolute(journal)?;
+            command.extend(["-o".into(), format!("journal_dev={}", journal.display()).into()]);
+        }
         if let Some(keys) = &self.keys {
             command.extend(["--keys".into(), std::path::absolute(keys)?.into()]);
         }
@@ -175,10 +184,20 @@ impl Remote {
 
     async fn start(&self, env: &Env) -> Outcome<Running> {
         let connector = self.address.connector(env, self.home());
-        let (journal, defaults) = (&self.request.options.journal, Options::default());
+        let (options, defaults) = (&self.request.options.journal, Options::default());
+        let journal = match &options.journal_dev {
+            Some(path) => Some(client_journal::open(env, path, options.journal_size).await?),
+            None => None,
+        };
+        let (writeback, expire) = match journal {
+            Some(_) => (WITH_JOURNAL, WITH_JOURNAL),
+            None => (defaults.writeback, defaults.expire),
+        };
         let options = Options {
-            writeback: journal.writeback.unwrap_or(defaults.writeback),
-            expire: journal.expire.unwrap_or(defaults.expire),
+            writeback: options.writeback.unwrap_or(writeback),
+            expire: options.expire.unwrap_or(expire),
+            commit: options.commit.unwrap_or(defaults.commit),
+            journal,
             contents: match self.request.options.contents {
                 Some(ContentsWord::Server) => None,
                 Some(ContentsWord::Direct) | None => devices::finder(env),

@@ -84,9 +84,33 @@ impl From<RemoteError> for Failure {
     }
 }
 
+/// An error of a client's journal.
+pub(crate) fn explain_journal(error: &JournalError) -> Failure {
+    let failure = Failure::of(error);
+    match error {
+        JournalError::NoJournal { device } => failure.help(format!(
+            "thalweg cluster journal create {device} makes one, and overwrites what is there"
+        )),
+        JournalError::Foreign { .. } => {
+            failure.help("name another file or device: this one is the journal of a volume")
+        }
+        _ => failure,
+    }
+}
+
 impl From<client::AttachError> for Failure {
     fn from(error: client::AttachError) -> Failure {
-        let client::AttachError::Lost(error) = error else { return Failure::of(&error) };
+        let error = match error {
+            client::AttachError::Lost(error) => error,
+            error @ client::AttachError::Pending { .. } => {
+                return Failure::of(&error).help(
+                    "they stay in the journal; thalweg cluster journal inspect PATH shows them, and thalweg cluster \
+                     journal erase PATH gives them up. Mount it without journal_dev= meanwhile",
+                );
+            }
+            client::AttachError::Journal(error) => return explain_journal(&error),
+            error => return Failure::of(&error),
+        };
         if !error.get_ref().is_some_and(|inner| inner.is::<RemoteError>()) {
             return Failure::of(&error).while_doing("the server cannot be reached");
         }

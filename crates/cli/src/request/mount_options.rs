@@ -11,6 +11,7 @@ use thalweg_store::inplace::{self, Mode};
 
 use super::away_options::AwayOptions;
 use crate::failure::{Failure, Outcome};
+use crate::size::Size;
 
 /// Bytes that the kernel reads ahead unless told otherwise.
 const READ_AHEAD: u32 = 1 << 20;
@@ -110,6 +111,8 @@ pub(crate) struct JournalOptions {
     pub(crate) data: Option<Mode>,
     /// The device of the journal; by default a part of the volume.
     pub(crate) journal_dev: Option<PathBuf>,
+    /// Bytes of a new journal of a client of a shared filesystem.
+    pub(crate) journal_size: Option<u64>,
     /// Writes of fewer bytes go through the journal.
     pub(crate) threshold: Option<u32>,
     /// The maximum age of the running transaction.
@@ -213,6 +216,7 @@ impl MountOptions {
         match name {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
+            "journal_size" => journal.journal_size = Some(size(name, value)?.0),
             "threshold" => journal.threshold = Some(bytes(name, value)?),
             "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
             "rotational" => {
@@ -327,6 +331,7 @@ impl JournalOptions {
         let words = [
             self.data.map(|data| format!("data={data}")),
             self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
+            self.journal_size.map(|bytes| format!("journal_size={bytes}")),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
             seconds("commit", self.commit),
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),
@@ -340,12 +345,16 @@ impl JournalOptions {
     }
 }
 
-fn bytes(name: &str, value: &str) -> Outcome<u32> {
-    let size: crate::size::Size = value.parse().map_err(|_| {
+fn size(name: &str, value: &str) -> Outcome<Size> {
+    value.parse().map_err(|_| {
         Failure::new(format!("{name}={value} is not a size"))
             .help("write a number of bytes, or for example 64K")
-    })?;
-    u32::try_from(size.0).map_err(|_| Failure::new(format!("{name}={value} is too large")))
+    })
+}
+
+fn bytes(name: &str, value: &str) -> Outcome<u32> {
+    u32::try_from(size(name, value)?.0)
+        .map_err(|_| Failure::new(format!("{name}={value} is too large")))
 }
 
 fn yes_or_no(name: &str, value: &str) -> Outcome<bool> {

@@ -16,6 +16,7 @@ mod cluster;
 mod cluster_access;
 mod cluster_away;
 mod cluster_caps;
+mod cluster_journal;
 mod cluster_selftest;
 mod cluster_status;
 mod cluster_stopped;

@@ -1,0 +1,124 @@
+//! `thalweg cluster journal`: the journal of a client, which is not mounted.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use thalweg_cluster::client::journal::{self, JournalReport};
+use thalweg_env::Env;
+use thalweg_store::device::Access;
+
+use crate::client_journal::{self, USUAL_SIZE};
+use crate::failure::{Failure, Outcome, explain_journal};
+use crate::size::Size;
+
+/// Make, look at and erase the journal of a client, while it is not mounted
+///
+/// `thalweg mount SERVER:/PATH DIRECTORY -o journal_dev=PATH` keeps there what the client has made by itself.
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    Create(Create),
+    Inspect(Inspect),
+    Erase(Erase),
+}
+
+/// Make an empty journal
+///
+/// A mount makes a file that is absent by itself.
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// A new file, or a device, whose content is lost
+    path: PathBuf,
+    /// Bytes of a new file
+    #[arg(long, value_name = "SIZE")]
+    size: Option<Size>,
+}
+
+/// Show what a journal has that the server may not have
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// The journal
+    path: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Forget what a journal has; what the server does not have of it is lost
+#[derive(Debug, Args)]
+pub(crate) struct Erase {
+    /// The journal
+    path: PathBuf,
+    /// Also if changes are lost
+    #[arg(long)]
+    force: bool,
+}
+
+pub(super) async fn run(env: &Env, command: JournalCommand) -> Outcome<()> {
+    match command {
+        JournalCommand::Create(args) => create(env, &args).await,
+        JournalCommand::Inspect(args) => show(env, &args).await,
+        JournalCommand::Erase(args) => erase(env, &args).await,
+    }
+}
+
+async fn create(env: &Env, Create { path, size }: &Create) -> Outcome<()> {
+    let place = path.display();
+    if path.exists() {
+        if size.is_some() {
+            return Err(Failure::new(format!("{place} is there already"))
+                .help("leave --size out, or name a new file"));
+        }
+        if report(env, path, Access::Exclusive).await.is_ok_and(|it| it.changes > 0) {
+            return Err(Failure::new(format!("{place} is a journal with changes"))
+                .help(format!("thalweg cluster journal erase {place} gives them up")));
+        }
+    }
+    let size = size.map_or(USUAL_SIZE, |size| size.0);
+    client_journal::create(env, path, size).await?;
+    println!("{place} is a journal: mount it with -o journal_dev={place}");
+    Ok(())
+}
+
+async fn report(env: &Env, path: &Path, access: Access) -> Outcome<JournalReport> {
+    let device = client_journal::device(env, path, access).await?;
+    journal::inspect(env, &device).await.map_err(|error| {
+        explain_journal(&error).while_doing(format!("cannot read the journal {}", path.display()))
+    })
+}
+
+async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
+    let report = report(env, path, Access::Reading).await?;
+    if *json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    let JournalReport { session, incarnation, first, changes, files, bytes, size } = report;
+    match session {
+        Some(session) => println!("session      {session}, mounted {incarnation} times"),
+        None => println!("session      none: it is empty"),
+    }
+    match changes {
+        0 => println!("changes      none"),
+        _ => println!(
+            "changes      {changes} of {files} files and directories, from position {first} on"
+        ),
+    }
+    println!("data         {}", Size(bytes));
+    println!("journal      {}", Size(size));
+    Ok(())
+}
+
+async fn erase(env: &Env, Erase { path, force }: &Erase) -> Outcome<()> {
+    let place = path.display();
+    let report = report(env, path, Access::Exclusive).await?;
+    if report.changes > 0 && !force {
+        return Err(Failure::new(format!(
+            "{place} has {} changes, which would be lost",
+            report.changes
+        ))
+        .help("mount it to have them written back; --force erases it all the same"));
+    }
+    client_journal::create(env, path, report.size).await?;
+    println!("{place} is empty; {} changes were given up", report.changes);
+    Ok(())
+}

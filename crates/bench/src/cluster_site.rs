@@ -134,6 +134,33 @@ impl Site {
     }
 }
 
+/// The client with a journal.
+const JOURNALED: &str = "journaled";
+
+impl Site {
+    /// A client with a journal on a drive of its own, which it makes empty.
+    pub(crate) async fn journaled(&self, drive: DeviceRef) -> Result<Client, BenchError> {
+        client::journal::create(&self.env, &drive).await.map_err(failed)?;
+        let host = self.network.host(JOURNALED);
+        let connector = host.connector(&self.server, PORT);
+        self.hosts.lock().insert(JOURNALED.to_owned(), host);
+        let minute = Duration::from_secs(60);
+        let options = client::Options {
+            writeback: minute,
+            expire: minute,
+            journal: Some(drive),
+            ..client::Options::default()
+        };
+        Client::connect(&self.env, Box::new(connector), options).await.map_err(failed)
+    }
+
+    /// Bytes that the server has sent to that client.
+    pub(crate) fn sent_to_client(&self) -> u64 {
+        let hosts = self.hosts.lock();
+        hosts.get(JOURNALED).map_or(0, |host| self.network.tally(&self.server, host).bytes)
+    }
+}
+
 async fn filesystem(env: &Env, drive: Arc<SolidState>) -> Result<LocalFs, BenchError> {
     let part = |start, size| -> Result<DeviceRef, BenchError> {
         Ok(Arc::new(Partition::new(drive.clone(), start, size).map_err(failed)?))

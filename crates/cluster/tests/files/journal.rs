@@ -8,6 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_cluster::client::{self, AttachError, Client, journal};
+use thalweg_cluster::protocol::{Answer, Request};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::{
     AttributeChange, Cookie, Filesystem, Ino, Node, Rename, SetXattr, WriteAt, WriteHow,
@@ -19,6 +20,7 @@ use thalweg_sim::{campaign, run};
 use thalweg_store::device::{DeviceRef, Geometry};
 
 use crate::full::alone;
+use crate::peer::Peer;
 use crate::scene::*;
 
 /// Bytes of a journal.
@@ -47,14 +49,23 @@ impl Journaled {
     }
 
     async fn mount(&self, scene: &Scene, lazy: bool) -> Result<Client, AttachError> {
+        self.mounting(scene, lazy).await
+    }
+
+    fn mounting(
+        &self,
+        scene: &Scene,
+        lazy: bool,
+    ) -> impl Future<Output = Result<Client, AttachError>> + Send + 'static {
         let (writeback, expire) = match lazy {
             true => (Duration::from_secs(1), Duration::from_secs(60)),
             false => (Duration::from_millis(100), Duration::from_millis(300)),
         };
-        let options =
-            client::Options { journal: Some(self.device.clone()), writeback, expire, ..patient() };
+        let journal = Some(self.device.clone());
+        let options = client::Options { journal, writeback, expire, ..patient() };
         let connector = Box::new(self.host.connector(&scene.server, PORT));
-        Client::connect(self.process.env(), connector, options).await
+        let env = self.process.env().clone();
+        async move { Client::connect(&env, connector, options).await }
     }
 
     /// The power fails: of what was not durable, `left` is in the journal.
@@ -269,6 +280,36 @@ fn check(what: &str, history: &History, now: &State, tally: &mut Tally) {
     tally.syncs += history.syncs;
 }
 
+/// Mounts the journal again. The server and the client may crash meanwhile, again and again.
+async fn recover(
+    scene: &mut Scene,
+    machine: &mut Journaled,
+    rng: &mut Rng,
+    tally: &mut Tally,
+) -> Client {
+    let env = scene.env.clone();
+    for _ in 0..3 {
+        if rng.random_bool(0.4) {
+            break;
+        }
+        let mounting = machine.process.env().spawn(machine.mounting(scene, true));
+        env.sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
+        if rng.random_bool(0.5) {
+            scene.crash(left(rng)).await;
+            tally.server_crashes += 1;
+            match mounting.await.unwrap() {
+                Ok(client) => return client,
+                Err(AttachError::Lost(_)) => continue,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(mounting);
+        machine.crash(left(rng));
+        tally.client_crashes += 1;
+    }
+    machine.mount(scene, true).await.unwrap()
+}
+
 fn live(seed: u64, rounds: usize) -> Tally {
     run(seed, move |env| async move {
         let mut scene = Scene::durable(&env).await;
@@ -315,7 +356,7 @@ fn live(seed: u64, rounds: usize) -> Tally {
             // A reader that comes before the client is back waits for it.
             let looking = if looks_early { Ok(env.spawn(look)) } else { Err(look) };
             env.sleep(Duration::from_millis(rng.random_range(0..1000))).await;
-            let recovered = machine.mount(&scene, true).await.unwrap();
+            let recovered = recover(&mut scene, &mut machine, &mut rng, &mut tally).await;
             let now = match looking {
                 Ok(looking) => looking.await.unwrap(),
                 Err(look) => look.await,
@@ -391,6 +432,31 @@ fn a_journal_is_mounted_once() {
         assert_eq!(text(&second, seen).await, "first");
         env.sleep(2 * LEASE).await;
         assert_eq!(client.status().evictions, 1);
+    });
+}
+
+/// An earlier incarnation is refused, also by the next server.
+#[test]
+fn a_journal_that_was_rolled_back_is_refused() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let session = env.uuid();
+        for (journal, resumes, is_let_in) in [
+            (Some(3), false, true),
+            (Some(4), true, true),
+            (Some(3), true, false),
+            (None, true, false),
+            (Some(4), true, true),
+        ] {
+            for restarts in [false, true] {
+                if restarts {
+                    scene.crash(Shape::Nothing).await;
+                }
+                let peer = Peer::new(&scene, &scene.visit("a"), 0).await;
+                let answer = peer.ask(0, Request::Attach { session, resumes, journal }).await;
+                assert_eq!(matches!(answer, Answer::Attached { .. }), is_let_in, "{answer:?}");
+            }
+        }
     });
 }
 

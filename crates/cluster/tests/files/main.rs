@@ -15,6 +15,7 @@ mod histories;
 mod hostile;
 mod hostile_users;
 mod journal;
+mod journal_crashes;
 mod levels;
 mod limits;
 mod linear;

@@ -1,0 +1,333 @@
+//! Crashes of a client with a journal, of its server, and of both: a client that looks later finds a prefix of what the program has
+//! done, with everything that was synced.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_cluster::client::{AttachError, Client};
+use thalweg_env::{Env, Rng};
+use thalweg_fs::{AttributeChange, Cookie, Filesystem, Ino, Node, Rename, WriteAt, WriteHow};
+use thalweg_sim::crash::Shape;
+use thalweg_sim::{campaign, run};
+
+use crate::journal::Journaled;
+use crate::scene::*;
+
+/// What a directory has.
+type State = BTreeMap<String, Arc<Vec<u8>>>;
+
+/// What a program has done, and what of that it was told to be durable.
+#[derive(Debug, Default)]
+struct History {
+    /// The states, one after each change. The last one may not have come about.
+    states: Vec<State>,
+    /// The state that a sync has covered.
+    synced: usize,
+    syncs: u64,
+}
+
+/// A program that changes files of a directory.
+struct Program {
+    env: Env,
+    rng: Rng,
+    client: Client,
+    directory: Ino,
+    inodes: BTreeMap<String, Ino>,
+    state: State,
+    history: Arc<Mutex<History>>,
+    made: u64,
+    /// Of each inode, the state after its last change.
+    changed: BTreeMap<Ino, usize>,
+}
+
+fn left(rng: &mut Rng) -> Shape {
+    match rng.random_range(0..4) {
+        0 => Shape::Nothing,
+        1 => Shape::Everything,
+        2 => Shape::Subset(rng.random()),
+        _ => Shape::Torn(rng.random()),
+    }
+}
+
+impl Program {
+    fn begins(&mut self, ino: Option<Ino>) {
+        let mut history = self.history.lock();
+        history.states.push(self.state.clone());
+        if let Some(ino) = ino {
+            self.changed.insert(ino, history.states.len() - 1);
+        }
+    }
+
+    fn some(&mut self) -> Option<(String, Ino)> {
+        let at = self.rng.random_range(0..self.inodes.len().max(1));
+        self.inodes.iter().nth(at).map(|(name, ino)| (name.clone(), *ino))
+    }
+
+    async fn create(&mut self) {
+        self.made += 1;
+        let name = format!("f{}", self.made);
+        self.state.insert(name.clone(), Arc::default());
+        self.begins(None);
+        let made = self.client.create(self.directory, name.as_bytes(), &new(Node::File)).await;
+        let ino = made.unwrap().ino;
+        self.client.reference(ino);
+        self.inodes.insert(name, ino);
+        self.changed.insert(ino, self.history.lock().states.len() - 1);
+    }
+
+    async fn write(&mut self, name: &str, ino: Ino, sync: bool) {
+        let bytes = Arc::make_mut(self.state.get_mut(name).unwrap());
+        // A few are large, so that the journal is soon full.
+        let is_large = self.rng.random_bool(0.15);
+        let len = self.rng.random_range(1..if is_large { 250_000 } else { 12_000 });
+        let offset = self.rng.random_range(0..=bytes.len().min(30_000));
+        bytes.resize(bytes.len().max(offset + len), 0);
+        let value = self.rng.random_range(1..=255);
+        bytes[offset..offset + len].fill(value);
+        self.begins(Some(ino));
+        let (at, data) = (WriteAt::Offset(offset as u64), vec![Bytes::from(vec![value; len])]);
+        let how = WriteHow { sync, ..WriteHow::default() };
+        self.client.write(ino, at, data, how).await.unwrap();
+        if sync {
+            self.synced(Some(ino));
+        }
+    }
+
+    /// A sync of an inode, or of everything, has succeeded: what is found later has at least its last change.
+    fn synced(&self, ino: Option<Ino>) {
+        let mut history = self.history.lock();
+        let last = history.states.len() - 1;
+        let changed = ino.map_or(last, |ino| self.changed.get(&ino).copied().unwrap_or_default());
+        history.synced = history.synced.max(changed);
+        history.syncs += 1;
+    }
+
+    /// Whether the volume may soon be full.
+    fn is_large(&self) -> bool {
+        self.state.values().map(|bytes| bytes.len()).sum::<usize>() > 3_000_000
+    }
+
+    async fn step(&mut self) {
+        let chosen = if self.is_large() { 16 } else { self.rng.random_range(0..20) };
+        match (chosen, self.some()) {
+            (0..4, _) | (_, None) => self.create().await,
+            (4..12, Some((name, ino))) => self.write(&name, ino, false).await,
+            (12, Some((name, ino))) => self.write(&name, ino, true).await,
+            (13, Some((_, ino))) => {
+                self.client.sync(ino, false).await.unwrap();
+                self.synced(Some(ino));
+            }
+            (14, Some((name, ino))) => {
+                let size = self.rng.random_range(0..=self.state[&name].len());
+                Arc::make_mut(self.state.get_mut(&name).unwrap()).truncate(size);
+                self.begins(Some(ino));
+                let change = AttributeChange { size: Some(size as u64), ..Default::default() };
+                self.client.set_attributes(ino, &change).await.unwrap();
+            }
+            (15..18, _) if self.rng.random_bool(0.7) && !self.is_large() => {}
+            // Names that are made otherwise than by a create go to the server.
+            (15, Some((name, ino))) => {
+                self.made += 1;
+                let to = format!("r{}", self.made);
+                let bytes = self.state.remove(&name).unwrap();
+                self.state.insert(to.clone(), bytes);
+                self.begins(None);
+                let names = ((self.directory, name.as_bytes()), (self.directory, to.as_bytes()));
+                self.client.rename(names.0, names.1, Rename::Replace).await.unwrap();
+                self.inodes.remove(&name);
+                self.inodes.insert(to, ino);
+            }
+            (16, Some((name, ino))) => {
+                self.state.remove(&name);
+                self.begins(None);
+                self.client.unlink(self.directory, name.as_bytes()).await.unwrap();
+                self.inodes.remove(&name);
+                self.client.unreference(ino, 1);
+            }
+            (17, _) => {
+                self.client.sync_all().await.unwrap();
+                self.synced(None);
+            }
+            _ => self.env.sleep(Duration::from_millis(self.rng.random_range(0..700))).await,
+        }
+    }
+}
+
+/// What another client finds.
+async fn found(other: &Client, directory: Ino) -> State {
+    let mut state = State::new();
+    let entries = other.read_directory(directory, Cookie::START, 1000, false).await.unwrap();
+    for entry in entries {
+        let name = String::from_utf8(entry.name.to_vec()).unwrap();
+        let found = other.find(directory, &entry.name).await.unwrap();
+        other.reference(found.ino);
+        let mut bytes = Vec::new();
+        while (bytes.len() as u64) < found.size {
+            let some = other.read(found.ino, bytes.len() as u64, 1 << 20).await.unwrap().concat();
+            assert!(!some.is_empty(), "{name} has {} of {} bytes", bytes.len(), found.size);
+            bytes.extend_from_slice(&some);
+        }
+        other.unreference(found.ino, 1);
+        state.insert(name, Arc::new(bytes));
+    }
+    state
+}
+
+/// What happened.
+#[derive(Debug, Default)]
+struct Tally {
+    syncs: u64,
+    client_crashes: u64,
+    server_crashes: u64,
+    /// States that a crash took back.
+    taken_back: usize,
+    /// Changes that only the journal had.
+    unsent: usize,
+}
+
+fn summary(state: &State) -> Vec<(String, usize)> {
+    state.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
+}
+
+/// Begins a program in a directory that is durable.
+async fn begin(machine: &Journaled, client: &Client, name: &str) -> Program {
+    let top = client.find(Ino::ROOT, b"top").await.unwrap().ino;
+    client.reference(top);
+    let directory = make(client, top, name, Node::Directory).await;
+    client.reference(directory);
+    client.sync_all().await.unwrap();
+    let history = Arc::new(Mutex::new(History::default()));
+    history.lock().states.push(State::new());
+    let env = machine.process.env().clone();
+    let (rng, client) = (env.rng(), client.clone());
+    let (inodes, changed, state) = Default::default();
+    Program { env, rng, client, directory, inodes, state, history, made: 0, changed }
+}
+
+/// What another client finds must be what the program has come to, at its last sync or after that.
+fn check(what: &str, history: &History, now: &State, tally: &mut Tally) {
+    let at = history.states.iter().rposition(|it| it == now);
+    let Some(at) = at.filter(|at| *at >= history.synced) else {
+        let states: Vec<_> = history.states.iter().map(summary).collect();
+        let (now, synced) = (summary(now), history.synced);
+        panic!("{what}: {now:?} is {at:?}, of which {synced} was synced: {states:#?}");
+    };
+    tally.taken_back += history.states.len() - 1 - at;
+    tally.syncs += history.syncs;
+}
+
+/// Mounts the journal again. The server and the client may crash meanwhile, again and again.
+async fn recover(
+    scene: &mut Scene,
+    machine: &mut Journaled,
+    rng: &mut Rng,
+    tally: &mut Tally,
+) -> Client {
+    let env = scene.env.clone();
+    for _ in 0..3 {
+        if rng.random_bool(0.4) {
+            break;
+        }
+        let mounting = machine.process.env().spawn(machine.mounting(scene, true));
+        env.sleep(Duration::from_micros(rng.random_range(0..20_000))).await;
+        let crashing = rng.random_range(0..3);
+        if crashing > 0 {
+            // The client's machine stops with the server's, or lives on.
+            if crashing == 2 {
+                machine.crash(left(rng));
+                tally.client_crashes += 1;
+            }
+            scene.crash(left(rng)).await;
+            tally.server_crashes += 1;
+            if crashing == 2 {
+                continue;
+            }
+            match mounting.await.unwrap() {
+                Ok(client) => return client,
+                Err(AttachError::Lost(_)) => continue,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(mounting);
+        machine.crash(left(rng));
+        tally.client_crashes += 1;
+    }
+    machine.mount(scene, true).await.unwrap()
+}
+
+fn live(seed: u64, rounds: usize) -> Tally {
+    run(seed, move |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let mut rng = env.rng();
+        let mut tally = Tally::default();
+        let visitor = scene.client("other").await;
+        let other = visitor.client.clone();
+        let top = make(&other, Ino::ROOT, "top", Node::Directory).await;
+        other.reference(top);
+        other.sync_all().await.unwrap();
+        let mut machine = Journaled::new(&scene, "a").await;
+        for round in 0..rounds {
+            let client = machine.mount(&scene, rng.random_bool(0.6)).await.unwrap();
+            let name = format!("d{round}");
+            let mut program = begin(&machine, &client, &name).await;
+            let history = program.history.clone();
+            let working = machine.process.env().spawn(async move {
+                loop {
+                    program.step().await;
+                }
+            });
+            for _ in 0..rng.random_range(1..4) {
+                env.sleep(Duration::from_millis(rng.random_range(50..3000))).await;
+                if rng.random_bool(0.4) {
+                    scene.crash(left(&mut rng)).await;
+                    tally.server_crashes += 1;
+                }
+            }
+            // The client crashes, and perhaps the server with it.
+            tally.unsent += client.status().unsent;
+            machine.crash(left(&mut rng));
+            drop((working, client));
+            tally.client_crashes += 1;
+            if rng.random_bool(0.3) {
+                scene.crash(left(&mut rng)).await;
+                tally.server_crashes += 1;
+            }
+            let (reader, looks_early) = (other.clone(), rng.random_bool(0.5));
+            let look = async move {
+                let seen = reader.find(top, name.as_bytes()).await.unwrap().ino;
+                reader.reference(seen);
+                found(&reader, seen).await
+            };
+            // A reader that comes before the client is back waits for it.
+            let looking = if looks_early { Ok(env.spawn(look)) } else { Err(look) };
+            env.sleep(Duration::from_millis(rng.random_range(0..1000))).await;
+            let recovered = recover(&mut scene, &mut machine, &mut rng, &mut tally).await;
+            let now = match looking {
+                Ok(looking) => looking.await.unwrap(),
+                Err(look) => look.await,
+            };
+            recovered.close().await;
+            let what = format!("seed {seed}, round {round}");
+            check(&what, &history.lock(), &now, &mut tally);
+        }
+        tally
+    })
+}
+
+#[test]
+fn what_was_synced_survives_and_others_see_a_prefix() {
+    let (mut syncs, mut crashes, mut taken_back, mut unsent) = (0, 0, 0, 0);
+    for seed in campaign::seeds(40) {
+        let tally = live(seed, 4);
+        syncs += tally.syncs;
+        crashes += tally.client_crashes + tally.server_crashes;
+        taken_back += tally.taken_back;
+        unsent += tally.unsent;
+    }
+    println!("{syncs} syncs, {crashes} crashes, {unsent} unsent changes, {taken_back} taken back");
+    assert!(syncs > 100 && crashes > 100 && unsent > 100 && taken_back > 0);
+}

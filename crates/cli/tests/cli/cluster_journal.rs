@@ -66,7 +66,7 @@ fn what_was_synced_survives_the_mount_and_waits_for_no_server() {
     files[0].write_all_at(b"later", 0).unwrap();
     files[0].sync_all().unwrap();
     let found = inspect(&journal);
-    assert!(found["changes"].as_u64().unwrap() > 8 && found["incarnation"] == 1, "{found}");
+    assert!(found["changes"].as_u64().unwrap() > 8 && found["session"].is_string(), "{found}");
     drop(files);
     mount.kill(&scene, "one");
 

@@ -22,7 +22,7 @@ use super::session::SessionInfo;
 use super::size_records::SizeRecords;
 use super::writeback::Writeback;
 use crate::protocol::{
-    Answer, Call, HELLO, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
+    Answer, Call, HELLO, JournalMount, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -114,7 +114,7 @@ impl Connections {
         // After a reboot no server is known, and what was held is reclaimed only if the server expects that.
         let has_rebooted = begun && before.is_nil();
         if has_rebooted {
-            self.writeback.resume(state.applied);
+            self.writeback.resume(state);
         }
         let is_new = begun && if has_rebooted { state.expected } else { before != server };
         self.base.inodes.set_rules(LocalRules { bytes, is_direct: !contents.is_empty(), squash });
@@ -123,6 +123,7 @@ impl Connections {
             session.lease = Duration::from_millis(u64::from(lease));
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
+            session.journal = journal.map(|_| JournalMount::Incarnation(state.incarnation));
             // A new server counts once it has what was reclaimed.
             session.server = if is_new { session.server } else { server };
         });
@@ -347,7 +348,7 @@ impl Connections {
         if let Some(channel) = self.base.links.close() {
             let call = Call::outside(Request::Detach);
             // The next mount goes on with the session of a journal.
-            let has_journal = self.base.journal.live().is_some();
+            let has_journal = self.base.session.info().journal.is_some();
             if !has_journal && channel.tell_for("Detach", &call, &[]).is_ok() {
                 channel.flush();
             }

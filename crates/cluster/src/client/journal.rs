@@ -16,7 +16,7 @@ use thalweg_store::journal::log::{Log, LogRecovery};
 use thalweg_store::journal::{End, JournalError};
 use uuid::Uuid;
 
-use super::journal_format::{Head, JournalRecord, Mount, OWNER, Run};
+use super::journal_format::{Head, JournalRecord, OWNER, Run};
 use super::queue::{Unjournaled, WritebackQueue};
 
 /// Bytes of mutations in one record, about.
@@ -42,8 +42,6 @@ pub async fn create(env: &Env, device: &DeviceRef) -> Result<(), JournalError> {
 pub struct JournalReport {
     /// The session at the server that made it; `None` of one that was never mounted, or was unmounted in order.
     pub session: Option<Uuid>,
-    /// How often the session went on after a reboot, from 1 on.
-    pub incarnation: u64,
     /// The position of the first change.
     pub first: u64,
     /// Changes. The server may have some of them.
@@ -71,8 +69,7 @@ pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, Jou
         }
     }
     Ok(JournalReport {
-        session: found.mount.map(|mount| mount.session),
-        incarnation: found.mount.map_or(0, |mount| mount.incarnation),
+        session: found.session,
         first: found.first,
         changes: found.mutations(),
         files: inodes.len(),
@@ -84,7 +81,7 @@ pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, Jou
 /// A journal that was opened, and what it has.
 pub(super) struct FoundJournal {
     log: LogRecovery,
-    pub(super) mount: Option<Mount>,
+    pub(super) session: Option<Uuid>,
     /// The position of the first mutation.
     pub(super) first: u64,
     pub(super) runs: Vec<Run>,
@@ -94,8 +91,8 @@ impl FoundJournal {
     /// Reads a journal, and changes nothing.
     ///
     /// # Errors
-    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Corrupt`] when its middle
-    /// is damaged; the device's.
+    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Rotten`],
+    /// [`JournalError::Invalid`]; the device's.
     pub(super) async fn open(env: &Env, device: DeviceRef) -> Result<FoundJournal, JournalError> {
         let decode = |record| JournalRecord::decode(&record);
         let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
@@ -103,10 +100,10 @@ impl FoundJournal {
             let device = log.device().name();
             return Err(JournalError::Rotten { device, sequence, later });
         }
-        let mut found = FoundJournal { log, mount: None, first: 1, runs: Vec::new() };
+        let mut found = FoundJournal { log, session: None, first: 1, runs: Vec::new() };
         for record in scanned.records {
-            let JournalRecord { head: Head { mount, first }, runs } = record;
-            let is_next = found.mount == Some(mount) && first == found.next();
+            let JournalRecord { head: Head { session, first }, runs } = record;
+            let is_next = found.session == Some(session) && first == found.next();
             if !is_next && !found.runs.is_empty() {
                 let device = found.log.device().name();
                 let why = format!("{device}: mutations from {first} on do not follow those before");
@@ -115,7 +112,7 @@ impl FoundJournal {
             if found.runs.is_empty() {
                 found.first = first;
             }
-            found.mount = Some(mount);
+            found.session = Some(session);
             found.runs.extend(runs);
         }
         Ok(found)
@@ -134,19 +131,19 @@ impl FoundJournal {
     ///
     /// # Errors
     /// The device's.
-    pub(super) async fn begin(self, mount: Mount) -> Result<ClientJournal, JournalError> {
+    pub(super) async fn begin(self, session: Uuid) -> Result<ClientJournal, JournalError> {
         let log = self.log.begin(1).await?;
-        let begins = JournalRecord { head: Head { mount, first: 1 }, runs: Vec::new() };
+        let begins = JournalRecord { head: Head { session, first: 1 }, runs: Vec::new() };
         let appended = log.append(&begins.encode()).await?;
         let records = Mutex::new(VecDeque::from([(appended.sequence, 0)]));
-        Ok(ClientJournal { log, mount, committing: tokio::sync::Mutex::default(), records })
+        Ok(ClientJournal { log, session, committing: tokio::sync::Mutex::default(), records })
     }
 }
 
 /// The journal of a client that is mounted.
 pub(super) struct ClientJournal {
     log: Log,
-    pub(super) mount: Mount,
+    pub(super) session: Uuid,
     /// One record at a time.
     committing: tokio::sync::Mutex<()>,
     /// Of the records: the number in the log, and the position of the last mutation. The last one stays: it names the session.
@@ -168,7 +165,7 @@ impl ClientJournal {
             let Some(Unjournaled { first, last, runs }) = queue.unjournaled(RECORD_BYTES) else {
                 return Ok(());
             };
-            let record = JournalRecord { head: Head { mount: self.mount, first }, runs };
+            let record = JournalRecord { head: Head { session: self.session, first }, runs };
             let appended = self.log.append(&record.encode()).await?;
             self.records.lock().push_back((appended.sequence, last));
             queue.journaled(last);

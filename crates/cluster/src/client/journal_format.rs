@@ -24,17 +24,9 @@ const FORMAT: u8 = 1;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Head {
     /// The session at the server.
-    pub(super) mount: Mount,
+    pub(super) session: Uuid,
     /// The position of the first mutation.
     pub(super) first: u64,
-}
-
-/// A mount of a journal: its session at the server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Mount {
-    pub(super) session: Uuid,
-    /// How often the session went on after a reboot, from 1 on.
-    pub(super) incarnation: u64,
 }
 
 /// A mutation, with what its inode's owner has taken for it of the room that the server has promised.
@@ -118,9 +110,9 @@ mod tests {
         };
         let time = Timestamp { seconds: 1_700_000_000, nanos: 5 };
         let mutation = JournaledMutation { mutation: Mutation { time, kind }, blocks: 1, quota: 2 };
-        let mount = Mount { session: Uuid::from_u128(7), incarnation: 3 };
+        let session = Uuid::from_u128(7);
         let runs = vec![Run { user: None, mutations: vec![mutation] }];
-        JournalRecord { head: Head { mount, first: 9 }, runs }
+        JournalRecord { head: Head { session, first: 9 }, runs }
     }
 
     #[test]
@@ -128,7 +120,7 @@ mod tests {
         let record = write().encode();
         let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it:02x}")).collect::<String>();
         assert_eq!(record.stamp, 9);
-        assert_eq!(hex(&record.header), "0110000000000000000000000000000000070309");
+        assert_eq!(hex(&record.header), "01100000000000000000000000000000000709");
         assert_eq!(hex(&record.body.concat()), "01000180c49fd50c0502ac0280200464617461000102");
         assert_eq!(JournalRecord::decode(&found(record)), Some(write()));
     }

@@ -86,6 +86,8 @@ pub(super) struct WritebackQueue {
     since: AtomicU64,
     /// There is a journal.
     is_journaling: AtomicBool,
+    /// All mutations are those of a journal that is written back.
+    is_recovered: AtomicBool,
 }
 
 impl WritebackQueue {
@@ -98,6 +100,7 @@ impl WritebackQueue {
             bytes: AtomicUsize::new(0),
             since: AtomicU64::new(NEVER),
             is_journaling: AtomicBool::new(false),
+            is_recovered: AtomicBool::new(false),
         }
     }
 
@@ -397,9 +400,14 @@ impl WritebackQueue {
             }
         }
         (collected.done, collected.journaled) = (first - 1, number);
+        self.is_recovered.store(true, Ordering::Relaxed);
         self.made.store(number, Ordering::Release);
         self.taken.store(first - 1, Ordering::Release);
         self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(super) fn is_recovered(&self) -> bool {
+        self.is_recovered.load(Ordering::Relaxed)
     }
 
     /// What the mutations that wait have taken.

@@ -1,6 +1,6 @@
 //! After a crash of the client: its journal is written back, in its order and as a part of the session that made it.
 //!
-//! The session goes on with the next incarnation of the journal. Another client that wants a delegated file waits for that as
+//! The session goes on with the next incarnation of its client, which the server counts. Another client that wants a delegated file waits for that as
 //! for any recall. Nothing of the journal is forgotten before the server has all of it, so a crash at any point repeats this.
 
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use thalweg_env::Env;
 use thalweg_env::connection::Connector;
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::JournalError;
+use uuid::Uuid;
 
 use super::base::ClientBase;
 use super::error::AttachError;
 use super::journal::{ClientJournal, FoundJournal};
-use super::journal_format::Mount;
 use super::options::Options;
 use super::stages::Stages;
-use crate::protocol::{Answer, Request};
+use crate::protocol::{Answer, JournalMount, Request};
 
 /// Connects, and begins a session. The journal of an earlier mount is written back first.
 ///
@@ -35,7 +35,7 @@ pub(super) async fn connect(
     options.contents = None;
     let journal = recover(env, &connector, &options, device).await?;
     let base = ClientBase::new(env, options);
-    base.session.keep_journal(journal.mount);
+    base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal();
     base.journal.begin(journal);
     Stages::start(env, connector, base).await
@@ -53,12 +53,11 @@ async fn recover(
 ) -> Result<ClientJournal, AttachError> {
     let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
     let mut resumed = None;
-    if let Some(mount) = found.mount {
-        resumed = resume(env, connector, options, mount, &mut found).await?;
+    if let Some(session) = found.session {
+        resumed = resume(env, connector, options, session, &mut found).await?;
     }
     // The journal is empty before the server forgets its position.
-    let mount = Mount { session: env.uuid(), incarnation: 1 };
-    let journal = found.begin(mount).await.map_err(AttachError::journal)?;
+    let journal = found.begin(env.uuid()).await.map_err(AttachError::journal)?;
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
@@ -70,15 +69,13 @@ async fn resume(
     env: &Env,
     connector: &Arc<dyn Connector>,
     options: &Options,
-    Mount { session, incarnation }: Mount,
+    session: Uuid,
     found: &mut FoundJournal,
 ) -> Result<Option<Stages>, AttachError> {
     let mutations = found.mutations();
-    let mount = Mount { session, incarnation: incarnation + 1 };
     let runs = std::mem::take(&mut found.runs);
     let base = ClientBase::new(env, options.clone());
-    base.session.keep_journal(mount);
-    base.call_numbers.begin_behind(mount.incarnation);
+    base.session.keep_journal(session, JournalMount::Rebooted);
     base.queue.recover(found.first, runs);
     let stages = match Stages::start(env, connector.clone(), base).await {
         Ok(stages) => stages,

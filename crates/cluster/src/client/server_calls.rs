@@ -78,6 +78,10 @@ impl ServerCalls {
         self.answer_after(id, async move {
             if releases && let Err(error) = calls.hand_over().await {
                 tracing::error!(%error, "a directory was given back without all changes in it");
+                if calls.writeback.is_refused() {
+                    // Another client would miss changes of the journal: it waits until the session ends.
+                    return calls.channel.close("the journal cannot be written back");
+                }
             }
             calls.base.queue.forget_release(recall);
             join_all(dropped.into_iter().map(Invalidation::wait)).await;

@@ -10,7 +10,7 @@ use thalweg_fs::{Ino, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
-use super::journal_format::Mount;
+use crate::protocol::JournalMount;
 
 /// What the server has said of a session, and this client of itself.
 #[derive(Clone, Debug)]
@@ -27,8 +27,8 @@ pub(super) struct SessionInfo {
     pub(super) squash: Squash,
     /// The server's incarnation.
     pub(super) server: Uuid,
-    /// The incarnation of the client's journal, if it has one.
-    pub(super) journal: Option<u64>,
+    /// How the client mounts its journal, if it has one.
+    pub(super) journal: Option<JournalMount>,
 }
 
 /// The clocks when a change is made: that of the environment, and what programs see.
@@ -67,11 +67,12 @@ impl Session {
         }
     }
 
-    /// The session is that of a mount of a journal; it goes on if the journal was mounted before.
-    pub(super) fn keep_journal(&self, Mount { session, incarnation }: Mount) {
+    /// The session has this name, and a journal, from its beginning on; with [`JournalMount::Rebooted`] it goes on.
+    pub(super) fn keep_journal(&self, session: Uuid, mount: JournalMount) {
         let mut info = self.info.lock();
         assert!(!info.begun, "a session has a journal from its beginning on");
-        (info.id, info.journal, info.begun) = (session, Some(incarnation), incarnation > 1);
+        (info.id, info.journal, info.begun) =
+            (session, Some(mount), mount == JournalMount::Rebooted);
     }
 
     pub(super) fn info(&self) -> SessionInfo {

@@ -1,7 +1,7 @@
 //! Write-back: sends what this client has made by itself, many mutations at a time and in their order.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use super::queue::Batch;
 use super::room::{Charge, shares_of};
 use super::rpc::{Outgoing, Rpc};
 use super::user::User;
-use crate::protocol::{Answer, Needs, Reply, Request, decode_list};
+use crate::protocol::{Answer, JournalState, Needs, Reply, Request, decode_list};
 
 /// The right to send the next batch.
 pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
@@ -38,13 +38,15 @@ pub(super) struct Writeback {
     sending: Arc<tokio::sync::Mutex<()>>,
     /// The last position in the journal that the server has said to have.
     reached: AtomicU64,
+    /// Why the server has refused a mutation of a journal that is written back: none behind it is sent.
+    refused: OnceLock<FsError>,
 }
 
 impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
-        let (sending, reached) = Default::default();
-        Writeback { base, rpc, direct_io, journaling, sending, reached }
+        let (sending, reached, refused) = Default::default();
+        Writeback { base, rpc, direct_io, journaling, sending, reached, refused }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -138,8 +140,14 @@ impl Writeback {
         self.sync(request).await
     }
 
-    /// After a reboot the server has the mutations of the journal up to this one. The others keep the room that they have taken.
-    pub(super) fn resume(&self, applied: u64) {
+    /// Whether the server has refused a mutation of a journal that is written back.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.get().is_some()
+    }
+
+    /// After a reboot the server has some of the mutations of the journal. The others keep the room that they have taken.
+    pub(super) fn resume(&self, JournalState { incarnation, applied, .. }: JournalState) {
+        self.base.call_numbers.begin_behind(incarnation);
         self.base.queue.skip(applied);
         self.base.room.recover(&self.base.queue.charges());
         self.reached.store(applied, Ordering::Relaxed);
@@ -225,6 +233,9 @@ impl Writeback {
     }
 
     async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {
+        if let Some(error) = self.refused.get() {
+            return Err(error.clone());
+        }
         self.rpc.limit_uncommitted().await?;
         self.journaling.before_send().await?;
         let mut batch = self.base.queue.take_batch();
@@ -258,6 +269,10 @@ impl Writeback {
                 parts.push((part.split_off(half), charges.split_off(half)));
                 parts.push((part, charges));
                 continue;
+            }
+            if self.base.queue.is_recovered() {
+                let error = self.refused.get_or_init(|| error).clone();
+                return Err(error);
             }
             self.lose((&part, &charges), &error);
             position = last;

@@ -23,8 +23,8 @@ use super::session::{Admission, LevelWait, Session};
 use super::sessions::Ending;
 use super::stages::Stages;
 use crate::protocol::{
-    Answer, Call, JournalState, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD, MAX_RELEASES, Reply,
-    Request, SLOTS, decode_list,
+    Answer, Call, JournalMount, JournalState, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD,
+    MAX_RELEASES, Reply, Request, SLOTS, decode_list,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -128,7 +128,7 @@ impl Connection {
         &self,
         id: Uuid,
         resumes: bool,
-        journal: Option<u64>,
+        journal: Option<JournalMount>,
         pending: Option<Vec<u64>>,
     ) -> Answer {
         let Stages { env, files, options, sessions, commit_on_share, .. } = &*self.stages;
@@ -143,7 +143,7 @@ impl Connection {
             }
             Some(_) => return Answer::Evicted,
             None if resumes => return Answer::Evicted,
-            None => match sessions.begin(id, &self.visitor, journal).await {
+            None => match sessions.begin(id, &self.visitor, journal.map(|_| 1)).await {
                 Ok(session) => session,
                 Err(error) => return Answer::Failed(error.into()),
             },
@@ -152,6 +152,7 @@ impl Connection {
         pending.into_iter().for_each(|pending| session.replies.acknowledge_others(&pending));
         let root = session.root;
         let journal = JournalState {
+            incarnation: session.journal.incarnation.lock().unwrap_or_default(),
             applied: session.journal.applied(),
             expected: self.stages.grace_period.expects(session.serial),
         };

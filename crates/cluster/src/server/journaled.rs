@@ -10,31 +10,34 @@ use thalweg_fs::FsError;
 use super::session::Session;
 use super::sessions::encode;
 use super::stages::Stages;
+use crate::protocol::JournalMount;
 
-/// A client attaches a session again that goes on. One with a later incarnation of its journal has rebooted. Whether it may: an
-/// earlier incarnation may not, which is another mount of the same journal or of a copy.
+/// A client attaches a session again that goes on, perhaps after a reboot. Whether it may: an earlier incarnation may not, which is
+/// another mount of the same journal or of a copy.
 ///
 /// # Errors
 /// Those of the transaction.
 pub(super) async fn take_over(
     stages: &Stages,
     session: &Session,
-    journal: Option<u64>,
+    journal: Option<JournalMount>,
 ) -> Result<bool, FsError> {
-    let before = *session.journal.incarnation.lock();
-    let (Some(before), Some(now)) = (before, journal) else { return Ok(before == journal) };
-    if now <= before {
-        return Ok(now == before);
-    }
-    let info = encode(session.id, &session.visitor, stages.options.lease, journal);
+    let latest = *session.journal.incarnation.lock();
+    let (before, next) = match (latest, journal) {
+        (Some(latest), Some(JournalMount::Rebooted)) => (latest, latest + 1),
+        (Some(latest), Some(JournalMount::Incarnation(own))) => return Ok(own == latest),
+        (latest, journal) => return Ok(latest.is_none() && journal.is_none()),
+    };
+    let info = encode(session.id, &session.visitor, stages.options.lease, Some(next));
     let table = stages.files.session_table().ok_or(FsError::NotSupported)?;
     table.set_session(session.serial, info).await?;
     {
         let mut incarnation = session.journal.incarnation.lock();
-        if incarnation.is_some_and(|latest| latest >= now) {
+        if *incarnation != Some(before) {
+            // Another connection was faster; both are the client's, or one is a copy's.
             return Ok(false);
         }
-        *incarnation = journal;
+        *incarnation = Some(next);
     }
     tracing::info!(client = session.visitor.name, "a client with a journal has rebooted");
     for file in session.handles.take() {

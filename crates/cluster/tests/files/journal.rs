@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_cluster::client::{self, AttachError, Client, journal};
-use thalweg_cluster::protocol::{Answer, Request};
+use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_env::Env;
-use thalweg_fs::{Filesystem, Ino, Node, SetXattr, WriteAt, WriteHow};
+use thalweg_fs::{Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::recording::Recorder;
@@ -129,12 +129,13 @@ fn a_journal_that_was_rolled_back_is_refused() {
     run(1, |env| async move {
         let mut scene = Scene::durable(&env).await;
         let session = env.uuid();
+        let of = |number| Some(JournalMount::Incarnation(number));
         for (journal, resumes, is_let_in) in [
-            (Some(3), false, true),
-            (Some(4), true, true),
-            (Some(3), true, false),
+            (of(1), false, true),
+            (Some(JournalMount::Rebooted), true, true),
+            (of(1), true, false),
             (None, true, false),
-            (Some(4), true, true),
+            (of(3), true, true),
         ] {
             for restarts in [false, true] {
                 if restarts {
@@ -170,6 +171,44 @@ fn what_cannot_be_written_back_stays_in_the_journal() {
             let Err(AttachError::Pending { mutations, .. }) = failed else { panic!("{failed:?}") };
             assert!(mutations > 0);
         }
+    });
+}
+
+/// Nothing behind a change that is refused is written back, and the session goes on, so that a later mount does all of it.
+#[test]
+fn what_the_server_refuses_is_written_back_later() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let mut machine = Journaled::new(&scene, "a").await;
+        let client = machine.mount(&scene, true).await.unwrap();
+        let directory = alone(&client, "d").await;
+        let old = make(&client, directory, "old", Node::File).await;
+        client.reference(old);
+        client.wait_for(old, Level::Server, LEASE).await.unwrap();
+        let file = make(&client, directory, "file", Node::File).await;
+        client.reference(file);
+        put(&client, old, "later").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        machine.crash(Shape::Nothing);
+        drop(client);
+        // A quota is set behind the server's back.
+        let limit = async |files: u64| {
+            let files = Bytes::from(files.to_string());
+            let name = b"thalweg.quota.max_files";
+            scene.files.set_xattr(directory, name, files, SetXattr::Any).await.unwrap();
+        };
+        limit(4).await;
+        for _ in 0..2 {
+            let refused = machine.mount(&scene, true).await;
+            assert!(matches!(refused, Err(AttachError::Pending { .. })), "{refused:?}");
+            assert_eq!(text(&*scene.files, old).await, "");
+        }
+        limit(0).await;
+        let again = machine.mount(&scene, true).await.unwrap();
+        assert_eq!(text(&*scene.files, old).await, "later");
+        let seen = again.find(Ino::ROOT, b"d").await.unwrap().ino;
+        again.reference(seen);
+        again.find(seen, b"file").await.unwrap();
     });
 }
 

@@ -92,9 +92,9 @@ async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
-    let JournalReport { session, incarnation, first, changes, files, bytes, size } = report;
+    let JournalReport { session, first, changes, files, bytes, size } = report;
     match session {
-        Some(session) => println!("session      {session}, mounted {incarnation} times"),
+        Some(session) => println!("session      {session}"),
         None => println!("session      none: it is empty"),
     }
     match changes {

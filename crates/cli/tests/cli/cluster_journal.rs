@@ -93,7 +93,7 @@ fn what_is_no_journal_is_refused() {
     let Some(scene) = Scene::with_mounts() else { return };
     let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
     let (data, empty) = (scene.home.path("data"), scene.home.path("empty"));
-    fs::write(&data, vec![b'x'; 1 << 20]).unwrap();
+    fs::write(&data, vec![b'x'; 4 << 20]).unwrap();
     let mut first = vec!["--token", token.as_str()];
     let mut refused = |options: &str, word: &str| {
         let mut command = scene.mount_command("one", "/");
@@ -105,7 +105,7 @@ fn what_is_no_journal_is_refused() {
     refused(&format!("{},journal_size=1M", at(&data)), "is there already");
     refused(&format!("{},journal_size=64K", at(&empty)), "too small");
     refused("commit=5", "are about a journal");
-    assert!(!empty.exists() && fs::read(&data).unwrap() == vec![b'x'; 1 << 20]);
+    assert!(!empty.exists() && fs::read(&data).unwrap() == vec![b'x'; 4 << 20]);
     // Made on purpose, it overwrites the file.
     good(thalweg(["cluster", "journal", "create"]).arg(&data));
     good(scene.mount_command("one", "/").args(["-o", &at(&data)]));

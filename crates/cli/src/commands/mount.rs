@@ -206,6 +206,9 @@ async fn shared(
              and journal_dev",
         ));
     }
+    if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+        return Err(Failure::new("journal_dev= names no file").help("write journal_dev=PATH"));
+    }
     if !has_journal && (commit.is_some() || journal_size.is_some()) {
         return Err(Failure::new("commit= and journal_size= are about a journal")
             .help("name one with journal_dev=PATH, or leave them out"));

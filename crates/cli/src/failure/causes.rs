@@ -89,7 +89,7 @@ pub(crate) fn explain_journal(error: &JournalError) -> Failure {
     let failure = Failure::of(error);
     match error {
         JournalError::NoJournal { device } => failure.help(format!(
-            "thalweg cluster journal create {device} makes one, and overwrites what is there"
+            "thalweg cluster journal create {device} makes one, and overwrites its content"
         )),
         JournalError::Foreign { .. } => {
             failure.help("name another file or device: this one is the journal of a volume")

@@ -105,6 +105,7 @@ fn what_is_no_journal_is_refused() {
     refused(&format!("{},journal_size=1M", at(&data)), "is there already");
     refused(&format!("{},journal_size=64K", at(&empty)), "too small");
     refused("commit=5", "are about a journal");
+    refused("journal_dev=", "names no file");
     assert!(!empty.exists() && fs::read(&data).unwrap() == vec![b'x'; 4 << 20]);
     // Made on purpose, it overwrites the file.
     good(thalweg(["cluster", "journal", "create"]).arg(&data));

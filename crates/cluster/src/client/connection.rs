@@ -348,7 +348,7 @@ impl Connections {
         if let Some(channel) = self.base.links.close() {
             let call = Call::outside(Request::Detach);
             // The next mount goes on with the session of a journal.
-            let has_journal = self.base.session.info().journal.is_some();
+            let has_journal = self.base.session.has_journal();
             if !has_journal && channel.tell_for("Detach", &call, &[]).is_ok() {
                 channel.flush();
             }

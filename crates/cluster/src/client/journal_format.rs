@@ -14,7 +14,7 @@ use thalweg_fs::mutation::Mutation;
 use thalweg_store::journal::log::{FoundRecord, LogRecord};
 use uuid::{Uuid, uuid};
 
-/// Whose logs the journals of clients are.
+/// The owner that all logs of clients' journals name.
 pub(super) const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
 
 /// The version of the format.

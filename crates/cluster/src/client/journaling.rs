@@ -9,7 +9,6 @@ use thalweg_store::journal::JournalError;
 use super::base::ClientBase;
 use super::journal::ClientJournal;
 use super::rpc::Rpc;
-use crate::protocol::Request;
 
 pub(super) struct Journaling {
     base: Arc<ClientBase>,
@@ -27,7 +26,7 @@ impl Journaling {
         let Some(journal) = self.base.journal.live() else { return Ok(false) };
         let last = self.base.queue.last();
         if self.base.replay_log.has_calls() {
-            self.sync_server().await?;
+            self.rpc.make_durable().await?;
         }
         match journal.commit(&self.base.queue, last).await {
             Ok(()) => return Ok(true),
@@ -45,16 +44,6 @@ impl Journaling {
         self.base.queue.end_journal();
     }
 
-    /// Has the server make everything durable that it has of this client.
-    async fn sync_server(&self) -> Result<(), FsError> {
-        let last = self.base.replay_log.last();
-        Box::pin(self.rpc.own(Request::SyncAll)).await?;
-        if let Some(version) = last {
-            self.base.replay_log.set_durable(version);
-        }
-        Ok(())
-    }
-
     /// Before a batch is taken: all mutations are in the journal, or at least some that can be sent.
     pub(super) async fn before_send(&self) -> Result<(), FsError> {
         while let Some(journal) = self.base.journal.live() {
@@ -63,8 +52,9 @@ impl Journaling {
                 return Ok(());
             }
             // The journal is full of records that the server has, and has not made durable.
-            self.sync_server().await?;
-            if !self.release(&journal) {
+            self.rpc.make_durable().await?;
+            // While a new server gets the calls again, none of them counts as durable.
+            if !self.release(&journal) && self.base.replay_log.first_position().is_none() {
                 self.give_up(&JournalError::Full { needed: 0 });
             }
         }

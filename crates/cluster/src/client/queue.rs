@@ -30,6 +30,8 @@ const FULL: u64 = 512;
 const FULL_OF_JOURNALED: (u64, usize) = (8192, 4 << 20);
 /// Mutations that wait before their makers wait too, and their bytes.
 const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
+/// Without a journal all mutations may be sent.
+const NO_JOURNAL: u64 = u64::MAX;
 /// No mutation waits.
 const NEVER: u64 = u64::MAX;
 
@@ -68,8 +70,6 @@ struct Collected {
     done: u64,
     /// Mutations up to this one are durable, or lost.
     synced: u64,
-    /// Mutations up to this one are in the journal, and may be sent; without one, all are as good as that.
-    journaled: u64,
     /// Recalls of delegations that are released when the server has the mutations up to these.
     releases: Vec<(u64, u64)>,
 }
@@ -84,8 +84,8 @@ pub(super) struct WritebackQueue {
     /// Of those that wait: their bytes, and when the first one was made in nanoseconds.
     bytes: AtomicUsize,
     since: AtomicU64,
-    /// There is a journal.
-    is_journaling: AtomicBool,
+    /// Mutations up to this one are in the journal, and may be sent.
+    journaled: AtomicU64,
     /// All mutations are those of a journal that is written back.
     is_recovered: AtomicBool,
 }
@@ -94,12 +94,12 @@ impl WritebackQueue {
     pub(super) fn new(inodes: Arc<Inodes>) -> WritebackQueue {
         WritebackQueue {
             inodes,
-            collected: Mutex::new(Collected { journaled: u64::MAX, ..Collected::default() }),
+            collected: Mutex::default(),
             made: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
             since: AtomicU64::new(NEVER),
-            is_journaling: AtomicBool::new(false),
+            journaled: AtomicU64::new(NO_JOURNAL),
             is_recovered: AtomicBool::new(false),
         }
     }
@@ -150,8 +150,8 @@ impl WritebackQueue {
 
     /// Whether a batch is to be sent.
     pub(super) fn is_full(&self) -> bool {
-        let is_journaled = self.is_journaling.load(Ordering::Relaxed);
-        self.exceeds(if is_journaled { FULL_OF_JOURNALED } else { (FULL, BATCH_BYTES) })
+        let has_journal = self.journaled.load(Ordering::Acquire) != NO_JOURNAL;
+        self.exceeds(if has_journal { FULL_OF_JOURNALED } else { (FULL, BATCH_BYTES) })
     }
 
     /// Whether the makers of mutations have to wait.
@@ -248,7 +248,8 @@ impl WritebackQueue {
     pub(super) fn take_batch(&self) -> Batch {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
-        let Collected { waiting, done, releases, journaled, .. } = &mut *collected;
+        let journaled = self.journaled.load(Ordering::Acquire);
+        let Collected { waiting, done, releases, .. } = &mut *collected;
         let (mut bytes, mut taken) = (0, Vec::new());
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
         let user = waiting.front().and_then(|first| first.user.clone());
@@ -257,7 +258,7 @@ impl WritebackQueue {
             let fits = taken.is_empty() || bytes + next.record.bytes() <= BATCH_BYTES;
             // One share is the volume's.
             let has_share = !is_new || quotas.len() < MAX_SHARES - 1;
-            let is_last = taken.len() == MAX_MUTATIONS || next.number > *journaled;
+            let is_last = taken.len() == MAX_MUTATIONS || next.number > journaled;
             if is_last || next.user != user || !fits || !has_share {
                 break;
             }
@@ -320,32 +321,29 @@ impl WritebackQueue {
 
     /// Whether the mutations up to this one are in the journal, or need not be.
     pub(super) fn is_journaled(&self, number: u64) -> bool {
-        self.collected.lock().journaled >= number
+        self.journaled.load(Ordering::Acquire) >= number
     }
 
     /// Mutations up to this one are in the journal.
     pub(super) fn journaled(&self, last: u64) {
-        let mut collected = self.collected.lock();
-        collected.journaled = collected.journaled.max(last);
+        self.journaled.fetch_max(last, Ordering::AcqRel);
     }
 
     /// Mutations are in the journal from here on before they are sent: none was made yet.
     pub(super) fn begin_journal(&self) {
         assert!(self.last() == 0, "a journal begins with the first mutation");
-        self.collected.lock().journaled = 0;
-        self.is_journaling.store(true, Ordering::Relaxed);
+        self.journaled.store(0, Ordering::Release);
     }
 
     /// There is no journal any more: mutations are sent at once.
     pub(super) fn end_journal(&self) {
-        self.collected.lock().journaled = u64::MAX;
-        self.is_journaling.store(false, Ordering::Relaxed);
+        self.journaled.store(NO_JOURNAL, Ordering::Release);
     }
 
     /// Whether mutations wait that are in the journal.
     pub(super) fn may_send(&self) -> bool {
         let collected = self.collected.lock();
-        collected.waiting.front().is_some_and(|first| first.number <= collected.journaled)
+        collected.waiting.front().is_some_and(|first| self.is_journaled(first.number))
     }
 
     /// Mutations that the server has, or that are lost.
@@ -357,8 +355,7 @@ impl WritebackQueue {
     pub(super) fn unjournaled(&self, most: usize) -> Option<Unjournaled> {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
-        let journaled = collected.journaled;
-        let start = collected.waiting.partition_point(|waiting| waiting.number <= journaled);
+        let start = collected.waiting.partition_point(|waiting| self.is_journaled(waiting.number));
         let first = collected.waiting.get(start)?.number;
         let (mut bytes, mut last, mut runs) = (0, first, Vec::<Run>::new());
         for Waiting { number, record, quota, user } in collected.waiting.range(start..) {
@@ -387,7 +384,7 @@ impl WritebackQueue {
         );
         let mut number = first - 1;
         for Run { user, mutations } in runs {
-            let user = user.map(std::sync::Arc::new);
+            let user = user.map(Arc::new);
             for JournaledMutation { mutation, blocks, quota } in mutations {
                 number += 1;
                 for ino in [Some(mutation.kind.ino()), mutation.kind.made()].into_iter().flatten() {
@@ -399,7 +396,7 @@ impl WritebackQueue {
                 collected.waiting.push_back(Waiting { number, record, quota, user: user.clone() });
             }
         }
-        (collected.done, collected.journaled) = (first - 1, number);
+        collected.done = first - 1;
         self.is_recovered.store(true, Ordering::Relaxed);
         self.made.store(number, Ordering::Release);
         self.taken.store(first - 1, Ordering::Release);

@@ -137,11 +137,9 @@ impl ReplayLog {
         (calls.len(), newest.into_keys().collect())
     }
 
-    /// The highest version of a change, if so many are kept that the server is to make them durable.
-    pub(super) fn exceeded(&self) -> Option<Option<u64>> {
-        let kept = self.0.lock();
-        let last = kept.calls.last_key_value().map(|(version, _)| *version);
-        (kept.bytes > MAX_KEPT).then_some(last.filter(|_| !kept.is_outdated))
+    /// Whether so many changes are kept that the server is to make them durable.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.0.lock().bytes > MAX_KEPT
     }
 
     /// Whether calls of programs are kept: changes that no journal has.

@@ -106,7 +106,12 @@ impl Rpc {
 
     /// While many changes are kept, has the server make them durable.
     pub(super) async fn limit_uncommitted(self: &Arc<Self>) -> Result<(), FsError> {
-        let Some(last) = self.base.replay_log.exceeded() else { return Ok(()) };
+        if self.base.replay_log.is_exceeded() { self.make_durable().await } else { Ok(()) }
+    }
+
+    /// Has the server make everything durable that it has of this client.
+    pub(super) async fn make_durable(self: &Arc<Self>) -> Result<(), FsError> {
+        let last = self.base.replay_log.last();
         Box::pin(self.own(Request::SyncAll)).await?;
         if let Some(version) = last {
             self.base.replay_log.set_durable(version);

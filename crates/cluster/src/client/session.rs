@@ -75,6 +75,10 @@ impl Session {
             (session, Some(mount), mount == JournalMount::Rebooted);
     }
 
+    pub(super) fn has_journal(&self) -> bool {
+        self.info.lock().journal.is_some()
+    }
+
     pub(super) fn info(&self) -> SessionInfo {
         self.info.lock().clone()
     }

@@ -343,7 +343,7 @@ impl Writeback {
         };
         // What was lost before it has positions, too.
         let first = self.reached.load(Ordering::Relaxed) + 1;
-        let positions = self.base.session.info().journal.map(|_| (first, last));
+        let positions = self.base.session.has_journal().then_some((first, last));
         self.send_call(part, user, positions, how, receive).await?;
         self.reached.store(last, Ordering::Relaxed);
         if is_complete.load(Ordering::Relaxed) {

@@ -22,7 +22,7 @@ use super::options::Visitor;
 use super::session::{Session, SessionJournal, SessionResources};
 use crate::protocol::{BATCH_SLOT, Grants};
 
-/// What an earlier server has granted a session whose client may have rebooted meanwhile.
+/// Grants of an earlier server to a session; its client may have rebooted meanwhile.
 const DELEGATED: Grants =
     Grants { attributes: false, names: false, content: false, delegation: true };
 

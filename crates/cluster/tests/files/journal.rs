@@ -71,16 +71,31 @@ impl Journaled {
     }
 }
 
+/// Mounts, and makes a file in a directory of the client alone.
+async fn begin(scene: &Scene, machine: &Journaled, lazy: bool) -> (Client, Ino) {
+    let client = machine.mount(scene, lazy).await.unwrap();
+    let directory = alone(&client, "d").await;
+    let file = make(&client, directory, "file", Node::File).await;
+    client.reference(file);
+    (client, file)
+}
+
+/// The file, as a client finds it.
+async fn find(client: &Client) -> Ino {
+    let directory = client.find(Ino::ROOT, b"d").await.unwrap().ino;
+    client.reference(directory);
+    let file = client.find(directory, b"file").await.unwrap().ino;
+    client.reference(file);
+    file
+}
+
 /// A database's commit: one flush here, and no message.
 #[test]
 fn a_sync_costs_one_flush_and_no_message() {
     run(1, |env| async move {
         let scene = Scene::durable(&env).await;
         let machine = Journaled::new(&scene, "a").await;
-        let client = machine.mount(&scene, true).await.unwrap();
-        let directory = alone(&client, "d").await;
-        let file = make(&client, directory, "file", Node::File).await;
-        client.reference(file);
+        let (client, file) = begin(&scene, &machine, true).await;
         for at in 0..3 {
             put(&client, file, "text").await.unwrap();
             client.sync(file, false).await.unwrap();
@@ -105,18 +120,12 @@ fn a_journal_is_mounted_once() {
     run(1, |env| async move {
         let scene = Scene::durable(&env).await;
         let machine = Journaled::new(&scene, "a").await;
-        let client = machine.mount(&scene, true).await.unwrap();
-        let directory = alone(&client, "d").await;
-        let file = make(&client, directory, "file", Node::File).await;
-        client.reference(file);
+        let (client, file) = begin(&scene, &machine, true).await;
         put(&client, file, "first").await.unwrap();
         client.sync(file, false).await.unwrap();
         // A copy of it takes over, and the mount of the original has lost its session.
         let second = machine.mount(&scene, true).await.unwrap();
-        let seen = second.find(Ino::ROOT, b"d").await.unwrap().ino;
-        second.reference(seen);
-        let seen = second.find(seen, b"file").await.unwrap().ino;
-        second.reference(seen);
+        let seen = find(&second).await;
         assert_eq!(text(&second, seen).await, "first");
         env.sleep(2 * LEASE).await;
         assert_eq!(client.status().evictions, 1);
@@ -154,10 +163,7 @@ fn what_cannot_be_written_back_stays_in_the_journal() {
     run(1, |env| async move {
         let scene = Scene::durable(&env).await;
         let mut machine = Journaled::new(&scene, "a").await;
-        let client = machine.mount(&scene, true).await.unwrap();
-        let directory = alone(&client, "d").await;
-        let file = make(&client, directory, "file", Node::File).await;
-        client.reference(file);
+        let (client, file) = begin(&scene, &machine, true).await;
         let value = Bytes::from_static(b"1");
         client.set_xattr(file, b"user.a", value, SetXattr::Any).await.unwrap();
         put(&client, file, "text").await.unwrap();
@@ -206,9 +212,7 @@ fn what_the_server_refuses_is_written_back_later() {
         limit(0).await;
         let again = machine.mount(&scene, true).await.unwrap();
         assert_eq!(text(&*scene.files, old).await, "later");
-        let seen = again.find(Ino::ROOT, b"d").await.unwrap().ino;
-        again.reference(seen);
-        again.find(seen, b"file").await.unwrap();
+        find(&again).await;
     });
 }
 
@@ -219,10 +223,7 @@ fn a_failed_journal_leaves_the_server() {
         let machine = Journaled::new(&scene, "a").await;
         let (faulty, faults) = thalweg_sim::faults::Faulty::wrap(&env, machine.device.clone());
         let machine = Journaled { device: faulty, ..machine };
-        let client = machine.mount(&scene, true).await.unwrap();
-        let directory = alone(&client, "d").await;
-        let file = make(&client, directory, "file", Node::File).await;
-        client.reference(file);
+        let (client, file) = begin(&scene, &machine, true).await;
         put(&client, file, "text").await.unwrap();
         client.sync(file, false).await.unwrap();
         faults.die_after(0);
@@ -231,10 +232,7 @@ fn a_failed_journal_leaves_the_server() {
         assert_eq!(client.status().unsent, 0);
         let visitor = scene.client("other").await;
         let other = &visitor.client;
-        let seen = other.find(Ino::ROOT, b"d").await.unwrap().ino;
-        other.reference(seen);
-        let seen = other.find(seen, b"file").await.unwrap().ino;
-        other.reference(seen);
+        let seen = find(other).await;
         assert_eq!(text(other, seen).await, "after");
     });
 }
@@ -246,10 +244,7 @@ fn a_full_journal_waits_for_the_server() {
         run(1, move |env| async move {
             let mut scene = Scene::durable(&env).await;
             let mut machine = Journaled::new(&scene, "a").await;
-            let client = machine.mount(&scene, is_lazy).await.unwrap();
-            let directory = alone(&client, "d").await;
-            let file = make(&client, directory, "file", Node::File).await;
-            client.reference(file);
+            let (client, file) = begin(&scene, &machine, is_lazy).await;
             let mut bytes = vec![0; 200_000];
             for number in 1..100_u8 {
                 bytes.fill(number);
@@ -265,11 +260,48 @@ fn a_full_journal_waits_for_the_server() {
             drop(client);
             scene.crash(Shape::Nothing).await;
             let again = machine.mount(&scene, true).await.unwrap();
-            let seen = again.find(Ino::ROOT, b"d").await.unwrap().ino;
-            again.reference(seen);
-            let seen = again.find(seen, b"file").await.unwrap().ino;
-            again.reference(seen);
+            let seen = find(&again).await;
             assert_eq!(again.read(seen, 0, 1 << 20).await.unwrap().concat(), bytes);
         });
     }
+}
+
+#[test]
+fn a_change_is_in_the_journal_soon_also_without_a_sync() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let mut machine = Journaled::new(&scene, "a").await;
+        let (client, file) = begin(&scene, &machine, true).await;
+        put(&client, file, "soon").await.unwrap();
+        let commit = client::Options::default().commit;
+        env.sleep(commit + commit / 10).await;
+        put(&client, file, "late").await.unwrap();
+        assert!(client.status().unsent > 0);
+        machine.crash(Shape::Nothing);
+        drop(client);
+        let again = machine.mount(&scene, true).await.unwrap();
+        assert_eq!(text(&again, find(&again).await).await, "soon");
+    });
+}
+
+/// What is synced under the lease needs no server. After the lease another client may have used the file, so a sync waits.
+#[test]
+fn a_sync_without_the_server_ends_under_the_lease() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let (client, file) = begin(&scene, &machine, true).await;
+        client.sync(file, false).await.unwrap();
+        scene.network.part(&[machine.host.clone()], &[scene.server.clone()]);
+        put(&client, file, "cut off").await.unwrap();
+        let sync = client.sync(file, false);
+        assert!(env.timeout(LEASE / 4, sync).await.is_some(), "it waits for the server");
+        env.sleep(2 * LEASE).await;
+        let (waiting, own) = (client.clone(), machine.process.env());
+        let syncing = own.spawn(async move { waiting.sync(file, false).await });
+        env.sleep(LEASE).await;
+        assert!(!syncing.is_finished(), "it ends after the lease");
+        scene.network.heal();
+        syncing.await.unwrap().unwrap();
+    });
 }

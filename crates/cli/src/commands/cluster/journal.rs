@@ -26,7 +26,7 @@ pub(crate) enum JournalCommand {
 /// A mount makes a file that is absent by itself.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// A new file, or a device, whose content is lost
+    /// A new file, or a device that is overwritten
     path: PathBuf,
     /// Bytes of a new file
     #[arg(long, value_name = "SIZE")]

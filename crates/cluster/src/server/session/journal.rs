@@ -1,6 +1,7 @@
 //! What a session knows of its client's journal: how far the server has applied it, and what the client may have changed there.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_fs::session_table::Held;
@@ -12,10 +13,10 @@ use tokio::sync::MutexGuard;
 pub(in crate::server) struct SessionJournal {
     /// The incarnation; `None` without a journal.
     pub(in crate::server) incarnation: Mutex<Option<u64>>,
-    /// The last position that was applied. One batch at a time: one that a client has sent before it rebooted may be under way.
-    applied: tokio::sync::Mutex<u64>,
-    /// The same, to be read without waiting.
-    position: Mutex<u64>,
+    /// The last position that was applied.
+    applied: AtomicU64,
+    /// One batch at a time: one that a client has sent before it rebooted may be under way.
+    applying: tokio::sync::Mutex<()>,
     /// What the records have of an earlier server.
     pub(in crate::server) held: Held,
     /// Inode numbers that were reserved for the client, also those that inodes have by now.
@@ -33,7 +34,7 @@ pub(in crate::server) enum BatchPosition<'a> {
 pub(in crate::server) struct NextBatch<'a> {
     journal: &'a SessionJournal,
     /// `None` without a journal.
-    turn: Option<(MutexGuard<'a, u64>, u64)>,
+    turn: Option<(MutexGuard<'a, ()>, u64)>,
 }
 
 impl NextBatch<'_> {
@@ -43,9 +44,8 @@ impl NextBatch<'_> {
     }
 
     pub(in crate::server) fn applied(self) {
-        if let Some((mut applied, last)) = self.turn {
-            *applied = last;
-            *self.journal.position.lock() = last;
+        if let Some((_turn, last)) = self.turn {
+            self.journal.applied.store(last, Ordering::Release);
         }
     }
 }
@@ -58,8 +58,8 @@ impl SessionJournal {
     ) -> SessionJournal {
         SessionJournal {
             incarnation: Mutex::new(incarnation),
-            applied: tokio::sync::Mutex::new(applied),
-            position: Mutex::new(applied),
+            applied: AtomicU64::new(applied),
+            applying: tokio::sync::Mutex::default(),
             reserved: Mutex::new(held.numbers.clone()),
             held,
         }
@@ -72,7 +72,7 @@ impl SessionJournal {
 
     /// The last position that was applied.
     pub(in crate::server) fn applied(&self) -> u64 {
-        *self.position.lock()
+        self.applied.load(Ordering::Acquire)
     }
 
     /// Inode numbers are the client's.
@@ -102,16 +102,17 @@ impl SessionJournal {
                 _ => Err(FsError::Invalid("a batch has positions when its client has a journal")),
             };
         };
-        let applied = self.applied.lock().await;
-        if first > last || first > *applied + 1 {
+        let turn = self.applying.lock().await;
+        let applied = self.applied();
+        if first > last || first.saturating_sub(1) > applied {
             return Err(FsError::Invalid("mutations are missing before the batch"));
         }
-        if last <= *applied {
+        if last <= applied {
             return Ok(BatchPosition::Applied);
         }
-        if first <= *applied {
+        if first <= applied {
             return Err(FsError::Invalid("a part of the batch was applied before"));
         }
-        Ok(BatchPosition::Next(NextBatch { journal: self, turn: Some((applied, last)) }))
+        Ok(BatchPosition::Next(NextBatch { journal: self, turn: Some((turn, last)) }))
     }
 }

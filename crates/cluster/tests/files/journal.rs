@@ -292,7 +292,8 @@ fn a_sync_without_the_server_ends_under_the_lease() {
         let machine = Journaled::new(&scene, "a").await;
         let (client, file) = begin(&scene, &machine, true).await;
         client.sync(file, false).await.unwrap();
-        scene.network.part(&[machine.host.clone()], &[scene.server.clone()]);
+        scene.network.cut(&machine.host, &scene.server);
+        scene.network.cut(&scene.server, &machine.host);
         put(&client, file, "cut off").await.unwrap();
         let sync = client.sync(file, false);
         assert!(env.timeout(LEASE / 4, sync).await.is_some(), "it waits for the server");

@@ -20,6 +20,7 @@ mod base;
 mod cache;
 mod cached;
 mod call_numbers;
+mod conflicts;
 mod connection;
 mod content;
 mod delegated;
@@ -58,4 +59,4 @@ mod writeback;
 
 pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
-pub use options::{Options, Recover, UnknownRecover};
+pub use options::{OnConflict, Options, Recover, UnknownOnConflict, UnknownRecover};

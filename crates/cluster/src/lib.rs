@@ -1,6 +1,7 @@
 //! A filesystem for many machines.
 //!
 //! - [`server`]: a filesystem, served to clients on other machines; [`client`]: such a filesystem on the client's side;
+//! - [`conflicts`]: what a client could not write back that was away;
 //! - `protocol`, `failure`: what the two say to each other; `squash`: what they make of the users of a client.
 //!
 //! # Lock order
@@ -10,6 +11,7 @@
 //! 2. all others, none of which is held while another is taken or anything is awaited.
 
 pub mod client;
+pub mod conflicts;
 #[doc(hidden)]
 pub mod failure;
 #[doc(hidden)]

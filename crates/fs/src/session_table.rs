@@ -73,13 +73,15 @@ pub struct SessionRecord {
     pub held: Held,
 }
 
-/// What a client with a journal may change by itself: its journal may have changes of that, also when the client reboots.
+/// What a client with a journal may change by itself: its journal may have changes of that, also when the client reboots or is away.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Held {
     /// Inodes that were delegated to it.
     pub inodes: Vec<Ino>,
     /// Inode numbers that were reserved for it.
     pub numbers: Vec<Range<u64>>,
+    /// Inodes of these that other clients have used while it was away, each with the time of its last change before that.
+    pub used: Vec<(Ino, Timestamp)>,
 }
 
 /// Records a call in the transactions of its change.

@@ -22,7 +22,8 @@ use super::session::SessionInfo;
 use super::size_records::SizeRecords;
 use super::writeback::Writeback;
 use crate::protocol::{
-    Answer, Call, HELLO, JournalMount, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
+    Answer, Call, HELLO, JournalMount, MAX_CLAIMS, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request,
+    decode_list, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -63,7 +64,7 @@ impl Connections {
         attaching.await.unwrap_or_else(late)
     }
 
-    async fn attach_now(&self) -> Result<Connection, AttachError> {
+    async fn open_channel(&self) -> Result<(Channel, Task<io::Result<()>>), AttachError> {
         let mut stream = self.connector.connect().await.map_err(AttachError::Lost)?;
         HELLO.exchange(&mut stream).await.map_err(AttachError::Lost)?;
         let (reader, writer) = tokio::io::split(stream);
@@ -78,13 +79,18 @@ impl Connections {
         };
         let receiving = channel.clone();
         let running = self.base.env.spawn(async move { receiving.run(reader, &handler).await });
+        Ok((channel, running))
+    }
+
+    async fn attach_now(&self) -> Result<Connection, AttachError> {
+        let (channel, running) = self.open_channel().await?;
         let SessionInfo { id, begun, journal, server: before, .. } = self.base.session.info();
         let call = Call::outside(Request::Attach { session: id, resumes: begun, journal });
         // The numbers of calls that are made from here on are sent behind this call.
         let pending = encode_list(&self.base.call_numbers.resume());
         let sent = self.base.now();
         let answered = channel.call::<_, Reply>(&call, &[pending]).await;
-        let answer = answered.map_err(AttachError::lost)?.0.answer;
+        let (Reply { answer, .. }, used) = answered.map_err(AttachError::lost)?;
         let Answer::Attached {
             root,
             lease,
@@ -106,6 +112,8 @@ impl Connections {
                 _ => AttachError::lost("its answer does not fit the call"),
             });
         };
+        let used: Vec<(Ino, bool)> =
+            decode_list(&used, MAX_CLAIMS).map_err(|error| AttachError::lost(error.to_string()))?;
         if !self.base.session.fits(squash) {
             let why = "its users act as others now; unmount it, and mount it again";
             let refused = io::Error::new(io::ErrorKind::PermissionDenied, why);
@@ -123,6 +131,7 @@ impl Connections {
             session.lease = Duration::from_millis(u64::from(lease));
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
+            session.used = used.into();
             session.journal = journal.map(|_| JournalMount::Incarnation(state.incarnation));
             // A new server counts once it has what was reclaimed.
             session.server = if is_new { session.server } else { server };

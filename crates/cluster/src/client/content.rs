@@ -174,7 +174,7 @@ mod tests {
                 .map(|piece| piece.iter().map(Bytes::len).sum())
                 .collect()
         };
-        assert_eq!(lens(0, &[]), []);
+        assert_eq!(lens(0, &[]), Vec::<usize>::new());
         assert_eq!(lens(7, &[5, 6]), [11]);
         assert_eq!(lens(most - 4, &[3, 3]), [4, 2]);
         assert_eq!(lens(0, &[2 * MAX_PAYLOAD]), [MAX_PAYLOAD, MAX_PAYLOAD]);

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_env::Env;
-use thalweg_env::connection::Connector;
 use thalweg_fs::access::{Actor, Rules};
 use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
 use thalweg_fs::{
@@ -22,12 +20,11 @@ use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
 
 use super::delegation::Local;
-use super::error::{AttachError, LinkError, expect_answer};
+use super::error::{LinkError, expect_answer};
 use super::link::Link;
-use super::options::Options;
 use super::stages::Stages;
 use super::user::{self, User};
-use super::{content, durability, names, recovery};
+use super::{content, durability, names};
 use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
 use crate::squash::acting;
 
@@ -81,17 +78,9 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects, and begins a session.
-    ///
-    /// # Errors
-    /// [`AttachError`].
-    pub async fn connect(
-        env: &Env,
-        connector: Box<dyn Connector>,
-        options: Options,
-    ) -> Result<Client, AttachError> {
-        let stages = recovery::connect(env, connector, options).await?;
-        Ok(Client { stages: Arc::new(stages), user: None })
+    /// A client of these stages.
+    pub(super) fn of(stages: Stages) -> Client {
+        Client { stages: Arc::new(stages), user: None }
     }
 
     /// Ends the session in order. Calls fail from now on.

@@ -118,6 +118,10 @@ impl FoundJournal {
         Ok(found)
     }
 
+    pub(super) fn device(&self) -> DeviceRef {
+        self.log.device().clone()
+    }
+
     /// The position behind the last mutation.
     fn next(&self) -> u64 {
         self.first + self.mutations() as u64

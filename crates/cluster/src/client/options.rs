@@ -31,6 +31,10 @@ pub struct Options {
     pub commit: Duration,
     /// Where the client keeps its journal, if it has one: [`journal`](super::journal).
     pub journal: Option<DeviceRef>,
+    /// What it does with changes of its journal that other clients have made impossible while it was away.
+    pub on_conflict: OnConflict,
+    /// The name of its host, for conflict sets.
+    pub host: String,
 }
 
 impl Default for Options {
@@ -46,6 +50,8 @@ impl Default for Options {
             recover: Recover::Clean,
             commit: Duration::from_secs(1),
             journal: None,
+            on_conflict: OnConflict::Copy,
+            host: "client".to_owned(),
         }
     }
 }
@@ -60,6 +66,37 @@ pub enum Recover {
     Clean,
     /// All of its calls fail from then on.
     No,
+}
+
+/// What a client does with changes of its journal that other clients have made impossible while it was away, and all changes behind them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnConflict {
+    /// It makes conflict copies: [`crate::conflicts`].
+    #[default]
+    Copy,
+    /// They are dropped, and counted in the log.
+    Discard,
+    /// They stay in the journal, and the mount fails.
+    Refuse,
+}
+
+/// It is none of `copy`, `discard` and `refuse`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("none of copy, discard and refuse")]
+pub struct UnknownOnConflict;
+
+impl FromStr for OnConflict {
+    type Err = UnknownOnConflict;
+
+    fn from_str(text: &str) -> Result<OnConflict, UnknownOnConflict> {
+        match text {
+            "copy" => Ok(OnConflict::Copy),
+            "discard" => Ok(OnConflict::Discard),
+            "refuse" => Ok(OnConflict::Refuse),
+            _ => Err(UnknownOnConflict),
+        }
+    }
 }
 
 /// It is neither `clean` nor `no`.

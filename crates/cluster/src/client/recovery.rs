@@ -2,27 +2,43 @@
 //!
 //! The session goes on with the next incarnation of its client, which the server counts. Another client that wants a delegated file waits for that as
 //! for any recall. Nothing of the journal is forgotten before the server has all of it, so a crash at any point repeats this.
+//!
+//! If the client was away for so long that other clients went on, the server refuses changes of what they have used. Write-back stops at
+//! the first of these, and the rest becomes a set of conflict copies.
 
 use std::sync::Arc;
 
 use thalweg_env::Env;
 use thalweg_env::connection::Connector;
+use thalweg_fs::FsError;
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::JournalError;
 use uuid::Uuid;
 
 use super::base::ClientBase;
+use super::conflicts::{Keeper, Rest, is_conflict};
 use super::error::AttachError;
+use super::filesystem::Client;
 use super::journal::{ClientJournal, FoundJournal};
-use super::options::Options;
+use super::options::{OnConflict, Options};
 use super::stages::Stages;
 use crate::protocol::{Answer, JournalMount, Request};
 
-/// Connects, and begins a session. The journal of an earlier mount is written back first.
-///
-/// # Errors
-/// [`AttachError`].
-pub(super) async fn connect(
+impl Client {
+    /// Connects, and begins a session. The journal of an earlier mount is written back first.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub async fn connect(
+        env: &Env,
+        connector: Box<dyn Connector>,
+        options: Options,
+    ) -> Result<Client, AttachError> {
+        connect(env, connector, options).await.map(Client::of)
+    }
+}
+
+async fn connect(
     env: &Env,
     connector: Box<dyn Connector>,
     mut options: Options,
@@ -72,11 +88,11 @@ async fn resume(
     session: Uuid,
     found: &mut FoundJournal,
 ) -> Result<Option<Stages>, AttachError> {
-    let mutations = found.mutations();
+    let (mutations, first) = (found.mutations(), found.first);
     let runs = std::mem::take(&mut found.runs);
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
-    base.queue.recover(found.first, runs);
+    base.queue.recover(first, runs);
     let stages = match Stages::start(env, connector.clone(), base).await {
         Ok(stages) => stages,
         Err(AttachError::Ended) if mutations == 0 => return Ok(None),
@@ -87,8 +103,17 @@ async fn resume(
         Err(error) => return Err(error),
     };
     let pending = |why: String| AttachError::Pending { mutations, why };
-    let sent = stages.writeback.send(true).await;
-    sent.map_err(|error| pending(error.to_string()))?;
+    if let Err(error) = stages.writeback.send(true).await {
+        match stages.writeback.refused().filter(|(error, _)| is_conflict(error)) {
+            Some((why, reached)) if options.on_conflict != OnConflict::Refuse => {
+                let again = FoundJournal::open(env, found.device()).await;
+                let runs = again.map_err(AttachError::journal)?.runs;
+                let rest = Rest::of(runs, (reached + 1).saturating_sub(first));
+                set_aside(env, connector, &stages, rest, &why).await?;
+            }
+            _ => return Err(pending(error.to_string())),
+        }
+    }
     if let Some(error) = stages.base.losses.first() {
         return Err(pending(error.to_string()));
     }
@@ -99,6 +124,38 @@ async fn resume(
     }
     tracing::info!(mutations, "the journal was written back");
     Ok(Some(stages))
+}
+
+/// Other clients have made the rest of a journal impossible: keeps it in conflict copies, or drops it.
+async fn set_aside(
+    env: &Env,
+    connector: &Arc<dyn Connector>,
+    journaled: &Stages,
+    rest: Rest,
+    why: &FsError,
+) -> Result<(), AttachError> {
+    journaled.writeback.set_aside();
+    let options = &journaled.base.options;
+    let (changes, files) = (rest.count(), rest.files());
+    if options.on_conflict == OnConflict::Discard {
+        tracing::error!(changes, files, %why, "changes of the journal are discarded, which others have made impossible");
+        return Ok(());
+    }
+    let used = journaled.base.session.info().used;
+    let used = used.iter().copied().collect();
+    let base = ClientBase::new(env, Options { exclusive: None, ..options.clone() });
+    let client = Client::of(Stages::start(env, connector.clone(), base).await?);
+    let kept = Keeper::new(&client, journaled, &used, &options.host).keep(rest, why).await;
+    client.close().await;
+    let set = kept.map_err(|error| {
+        let why = format!("no conflict copies can be made: {error}");
+        AttachError::Pending { mutations: changes, why }
+    })?;
+    tracing::warn!(
+        set = set.name, changes, files, %why,
+        "others have used what the journal is about: the rest of it is in conflict copies"
+    );
+    Ok(())
 }
 
 impl AttachError {

@@ -40,13 +40,15 @@ pub(super) struct Writeback {
     reached: AtomicU64,
     /// Why the server has refused a mutation of a journal that is written back: none behind it is sent.
     refused: OnceLock<FsError>,
+    /// It is not to be sent any more.
+    is_set_aside: AtomicBool,
 }
 
 impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
-        let (sending, reached, refused) = Default::default();
-        Writeback { base, rpc, direct_io, journaling, sending, reached, refused }
+        let (sending, reached, refused, is_set_aside) = Default::default();
+        Writeback { base, rpc, direct_io, journaling, sending, reached, refused, is_set_aside }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -92,11 +94,18 @@ impl Writeback {
         let last = self.base.queue.last();
         loop {
             let turn = self.hold().await;
-            if self.base.queue.has(last) || !(all || self.base.queue.is_full()) {
+            let is_set_aside = self.is_set_aside.load(Ordering::Relaxed);
+            if is_set_aside || self.base.queue.has(last) || !(all || self.base.queue.is_full()) {
                 return Ok(());
             }
             self.send_batch(turn, None).await?;
         }
+    }
+
+    /// The mutations of a journal that the server does not have are given up: other clients get what they are about without them.
+    pub(super) fn set_aside(&self) {
+        assert!(self.is_refused(), "a journal is set aside that can be written back");
+        self.is_set_aside.store(true, Ordering::Relaxed);
     }
 
     /// Writes back queued mutations and makes them durable, sharing a batch with concurrent callers. Returns false if nothing was
@@ -145,12 +154,17 @@ impl Writeback {
         self.refused.get().is_some()
     }
 
-    /// After a reboot the server has some of the mutations of the journal. The others keep the room that they have taken.
+    /// After a reboot the server has some of the mutations of the journal. The other clients keep the room that they have taken.
     pub(super) fn resume(&self, JournalState { incarnation, applied, .. }: JournalState) {
         self.base.call_numbers.begin_behind(incarnation);
         self.base.queue.skip(applied);
         self.base.room.recover(&self.base.queue.charges());
         self.reached.store(applied, Ordering::Relaxed);
+    }
+
+    /// Of a journal that is written back: why the server has refused a mutation, and the last position that it has.
+    pub(super) fn refused(&self) -> Option<(FsError, u64)> {
+        Some((self.refused.get()?.clone(), self.reached.load(Ordering::Relaxed)))
     }
 
     /// Makes a call of a program behind what it depends on of what this client has made.

@@ -108,6 +108,7 @@ impl Authorize {
             | Request::Reserve
             | Request::Room { .. }
             | Request::ReachContents { .. }
+            | Request::Path { .. }
             | Request::ExtendWriteBound { .. }
             | Request::KeepSizeRecord { .. }
             // All users may.

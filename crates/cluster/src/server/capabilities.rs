@@ -23,7 +23,7 @@ use crate::protocol::{Changed, Grants};
 pub(super) use pages::Late;
 use pages::content_of;
 pub(super) use table::Drops;
-use table::{ATTRIBUTES, CONTENT, Holder, NAMES, NOTHING, Table, add_change};
+use table::{ATTRIBUTES, Absent, CONTENT, Holder, NAMES, NOTHING, Table, add_change};
 
 #[derive(Debug)]
 pub(super) struct Capabilities {
@@ -185,8 +185,11 @@ impl Capabilities {
                 Changed::Pages(_) => held.content &= *read >= number,
                 Changed::Name { .. } | Changed::Content { .. } | Changed::Size { .. } => {}
             });
-            if is_held && matches!(change, Changed::Delegation(_)) {
-                table.share(ino, until);
+            if matches!(change, Changed::Delegation(_)) {
+                table.release_absent(ino, session);
+                if is_held {
+                    table.share(ino, until);
+                }
             }
         }
     }
@@ -345,8 +348,30 @@ impl Capabilities {
     }
 
     pub(super) fn drop_session(&self, session: u64) {
-        self.table.lock().holders.retain(|_, holders| {
+        let mut table = self.table.lock();
+        table.absent.remove(&session);
+        table.holders.retain(|_, holders| {
             holders.retain(|it| it.session != session);
+            !holders.is_empty()
+        });
+    }
+
+    /// The client of a session was away for too long, and caches nothing any more. But its journal may have changes of what is
+    /// delegated to it, and of the inodes with its numbers: these stay its own until other clients use them, but for those that
+    /// are released.
+    pub(super) fn lapse(
+        &self,
+        session: u64,
+        numbers: Vec<Range<u64>>,
+        released: impl Iterator<Item = Ino>,
+    ) {
+        let mut table = self.table.lock();
+        table.absent.insert(session, Absent::new(numbers, released.collect()));
+        table.holders.retain(|_, holders| {
+            for holder in holders.iter_mut().filter(|it| it.session == session) {
+                holder.held = Grants { delegation: holder.held.delegation, ..NOTHING };
+            }
+            holders.retain(|it| it.held != NOTHING);
             !holders.is_empty()
         });
     }

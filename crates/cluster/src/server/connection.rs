@@ -14,17 +14,17 @@ use uuid::Uuid;
 
 use super::context::{Place, Response};
 use super::counters::add;
-use super::journaled::take_over;
+use super::journaled::{take_over, used_meanwhile};
 use super::ops::reclaim;
 use super::options::Visitor;
 use super::pipeline::{perform, replay};
 use super::reply::{Recipient, Sight, answer, plain, undo};
-use super::session::{Admission, LevelWait, Session};
+use super::session::{Admission, JournalInfo, LevelWait, Presence, Session};
 use super::sessions::Ending;
 use super::stages::Stages;
 use crate::protocol::{
-    Answer, Call, JournalMount, JournalState, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD,
-    MAX_RELEASES, Reply, Request, SLOTS, decode_list,
+    Answer, Call, JournalMount, JournalState, MAX_ANSWERED, MAX_CLAIMS, MAX_FORGOTTEN, MAX_PAYLOAD,
+    MAX_RELEASES, Reply, Request, SLOTS, decode_list, encode_list,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -84,8 +84,15 @@ impl Handler for Connection {
         let Incoming { id, payload, .. } = incoming;
         if let Request::Attach { session, resumes, journal } = call.request {
             let pending = pending_of(&payload)?;
-            let answer = self.attach(session, resumes, journal, pending).await;
-            self.channel.answer(id, &plain(answer), &[]);
+            let (answer, used) = match self.attach(session, resumes, journal, pending).await {
+                Ok(session) => {
+                    (self.attached(&session), used_meanwhile(&self.stages, &session).await)
+                }
+                Err(refused) => (refused, Vec::new()),
+            };
+            // A client that hears of some only takes the others for changed.
+            let used = &used[..used.len().min(MAX_CLAIMS)];
+            self.channel.answer(id, &plain(answer), &[encode_list(used)]);
             return Ok(());
         }
         let session = self.session.lock().clone();
@@ -130,34 +137,40 @@ impl Connection {
         resumes: bool,
         journal: Option<JournalMount>,
         pending: Option<Vec<u64>>,
-    ) -> Answer {
-        let Stages { env, files, options, sessions, commit_on_share, .. } = &*self.stages;
+    ) -> Result<Arc<Session>, Answer> {
+        let Stages { env, sessions, .. } = &*self.stages;
         let session = match sessions.get(id) {
             // Another client cannot know the number.
             Some(session) if session.visitor == self.visitor => {
                 match take_over(&self.stages, &session, journal).await {
                     Ok(true) => session,
-                    Ok(false) => return Answer::Evicted,
-                    Err(error) => return Answer::Failed(error.into()),
+                    Ok(false) => return Err(Answer::Evicted),
+                    Err(error) => return Err(Answer::Failed(error.into())),
                 }
             }
-            Some(_) => return Answer::Evicted,
-            None if resumes => return Answer::Evicted,
-            None => match sessions.begin(id, &self.visitor, journal.map(|_| 1)).await {
-                Ok(session) => session,
-                Err(error) => return Answer::Failed(error.into()),
-            },
+            Some(_) => return Err(Answer::Evicted),
+            None if resumes => return Err(Answer::Evicted),
+            None => {
+                let first = JournalInfo { incarnation: 1, presence: Presence::Present };
+                let begun = sessions.begin(id, &self.visitor, journal.map(|_| first)).await;
+                begun.map_err(|error| Answer::Failed(error.into()))?
+            }
         };
         session.connect(self.channel.clone(), env.now());
         pending.into_iter().for_each(|pending| session.replies.acknowledge_others(&pending));
+        let old = self.session.lock().replace(session.clone());
+        drop(old);
+        Ok(session)
+    }
+
+    fn attached(&self, session: &Session) -> Answer {
+        let Stages { files, options, sessions, commit_on_share, .. } = &*self.stages;
         let root = session.root;
         let journal = JournalState {
-            incarnation: session.journal.incarnation.lock().unwrap_or_default(),
+            incarnation: session.journal.info().map_or(0, |info| info.incarnation),
             applied: session.journal.applied(),
             expected: self.stages.grace_period.expects(session.serial),
         };
-        let old = self.session.lock().replace(session);
-        drop(old);
         let table = files.session_table();
         Answer::Attached {
             root,

@@ -11,7 +11,7 @@ use thalweg_fs::FsError;
 use thalweg_fs::session_table::SessionRecord;
 
 use super::base::{Base, resolve};
-use super::session::Session;
+use super::session::{Presence, Session};
 use super::sessions::{Ending, Recorded, Sessions, decode};
 
 #[derive(Debug)]
@@ -106,6 +106,10 @@ impl GracePeriod {
             }
             Err(error) => return Err(error),
         };
+        if journal.is_some_and(|journal| journal.presence == Presence::Lapsed) {
+            self.sessions.resume((id, visitor, path), journal, record);
+            return Ok(Some(Duration::ZERO));
+        }
         self.expected.send_if_modified(|expected| expected.insert(record.session));
         self.sessions.resume((id, visitor, path), journal, record);
         Ok(Some(lease))
@@ -118,7 +122,8 @@ impl GracePeriod {
         let _ = self.base.env.timeout(patience, expected.wait_for(HashSet::is_empty)).await;
         let lost = self.sessions.matching(|session| self.expects(session.serial));
         if let Some(table) = self.base.files.session_table() {
-            let numbers: Vec<u64> = lost.iter().map(|it| it.serial).collect();
+            let without = lost.iter().filter(|it| !it.journal.is_kept());
+            let numbers: Vec<u64> = without.map(|it| it.serial).collect();
             self.sessions.shut_out(&numbers).await;
             if let Err(error) = table.end_sessions(&numbers).await {
                 tracing::error!(%error, "the records of lost clients stay");

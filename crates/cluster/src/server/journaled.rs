@@ -1,47 +1,88 @@
-//! The journals of clients: how a client goes on that has rebooted.
+//! The journals of clients: how a client goes on that has rebooted, or was away.
 //!
 //! A client with a journal numbers its mutations. The record of its last batch, which is a part of the batch's transaction, has
 //! the position of the last mutation. So a client that has rebooted learns which mutations of its journal the server has.
 //!
-//! Until the client is back, its session goes on, and nothing that it may have changed in its journal is another client's.
+//! Until the client is back, its session goes on, and nothing that it may have changed in its journal is another client's. If it
+//! stays away while others want that, its journal *lapses*: they go on, and before they use an inode of it, that is put on record.
+//! When the client comes back it writes back what its journal has of inodes that no other client has used; the rest is refused.
 
-use thalweg_fs::FsError;
+use std::sync::Arc;
 
-use super::session::Session;
+use thalweg_fs::{FsError, Ino};
+
+use super::base::resolve;
+use super::session::{JournalInfo, Presence, Session};
 use super::sessions::encode;
 use super::stages::Stages;
 use crate::protocol::JournalMount;
 
 /// A client attaches a session again that goes on, perhaps after a reboot. Whether it may: an earlier incarnation may not, which is
-/// another mount of the same journal or of a copy.
+/// another mount of the same journal or of a copy; nor may one that has not rebooted since the journal has lapsed, since it has
+/// acted on what it cached.
 ///
 /// # Errors
-/// Those of the transaction.
+/// Those of the transactions.
 pub(super) async fn take_over(
     stages: &Stages,
-    session: &Session,
+    session: &Arc<Session>,
     journal: Option<JournalMount>,
 ) -> Result<bool, FsError> {
-    let latest = *session.journal.incarnation.lock();
-    let (before, next) = match (latest, journal) {
-        (Some(latest), Some(JournalMount::Rebooted)) => (latest, latest + 1),
-        (Some(latest), Some(JournalMount::Incarnation(own))) => return Ok(own == latest),
+    stages.sessions.left(session.serial).await;
+    // Nothing is noted of a client that is back.
+    let _turn = session.journal.noting.lock().await;
+    let before = match (session.journal.info(), journal) {
+        (Some(latest), Some(JournalMount::Rebooted)) => latest,
+        (Some(latest), Some(JournalMount::Incarnation(own))) => {
+            return Ok(own == latest.incarnation && latest.presence != Presence::Lapsed);
+        }
         (latest, journal) => return Ok(latest.is_none() && journal.is_none()),
     };
-    let info = encode(session.id, &session.visitor, stages.options.lease, Some(next));
+    let presence = match before.presence {
+        Presence::Present => Presence::Present,
+        Presence::Lapsed | Presence::Returned => Presence::Returned,
+    };
+    let next = JournalInfo { incarnation: before.incarnation + 1, presence };
     let table = stages.files.session_table().ok_or(FsError::NotSupported)?;
-    table.set_session(session.serial, info).await?;
-    {
-        let mut incarnation = session.journal.incarnation.lock();
-        if *incarnation != Some(before) {
-            // Another connection was faster; both are the client's, or one is a copy's.
-            return Ok(false);
+    if before.presence == Presence::Lapsed {
+        match resolve(&*stages.files, &session.visitor.path).await {
+            Ok(path) if path == session.path => {}
+            // What its journal is about may lie elsewhere.
+            Ok(_) | Err(FsError::NotFound | FsError::NotDirectory) => return Ok(false),
+            Err(error) => return Err(error),
         }
-        *incarnation = Some(next);
+        let records = table.sessions().await?.into_iter();
+        let Some(record) = records.rev().find(|it| it.session == session.serial) else {
+            return Ok(false);
+        };
+        stages.sessions.know_held(session, &record.held);
     }
-    tracing::info!(client = session.visitor.name, "a client with a journal has rebooted");
+    let info = encode(session.id, &session.visitor, stages.options.lease, Some(next));
+    table.set_session(session.serial, info).await?;
+    // Otherwise another connection was faster; both are the client's, or one is a copy's.
+    if !session.journal.reboot(before, next) {
+        return Ok(false);
+    }
+    tracing::info!(
+        client = session.visitor.name,
+        ?presence,
+        "a client with a journal has rebooted"
+    );
     for file in session.handles.take() {
         stages.open_files.close(session.serial, file).await;
     }
     Ok(true)
+}
+
+/// What a client that was away is to know: the inodes that other clients have used meanwhile, and whether they have changed each.
+pub(super) async fn used_meanwhile(stages: &Stages, session: &Session) -> Vec<(Ino, bool)> {
+    if !session.journal.has_returned() {
+        return Vec::new();
+    }
+    let mut used = Vec::new();
+    for (ino, before) in session.journal.used() {
+        let now = stages.files.attributes(ino).await;
+        used.push((ino, now.map_or(true, |now| now.attributes.changed != before)));
+    }
+    used
 }

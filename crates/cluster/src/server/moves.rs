@@ -194,6 +194,12 @@ impl Moves {
         top: Ino,
         revoked: &mut Vec<Revoked>,
     ) -> Result<(), FsError> {
+        // No later call would ask where the changes of a journal lie that has lapsed.
+        for session in sessions.iter().filter(|it| it.journal.has_lapsed()) {
+            let why = "something of it was moved out of its client's directory";
+            self.sessions.end(session, Ending::Forgotten(why));
+            self.sessions.left(session.serial).await;
+        }
         // What these clients have made there by themselves is to be here first.
         let owned =
             sessions.iter().map(|it| (it.serial, self.base.capabilities.recalls_from(it.serial)));

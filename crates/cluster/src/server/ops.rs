@@ -15,7 +15,7 @@ use thalweg_net::keys::Access;
 
 use super::context::{Answered, RequestContext, Response};
 use super::stages::{Op, Stages};
-use crate::protocol::{Answer, Request, session_request};
+use crate::protocol::{Request, session_request};
 pub(super) use reclaim::reclaim;
 
 /// Carries out a call, if the session may make it and its user may do it. Each kind is named: a new one does not compile
@@ -43,6 +43,7 @@ pub(super) async fn carry_out(
         }
         Request::Lookup { parent, name } => names::look_up(op, *parent, name).await,
         Request::Parent { directory } => names::parent(op, *directory).await,
+        Request::Path { ino } => names::path(op, *ino).await,
         Request::Attributes { ino, .. } => attributes::attributes(op, *ino).await,
         Request::SetAttributes { ino, change } => attributes::set(op, *ino, change).await,
         Request::Create { parent, name, new } => {
@@ -76,10 +77,9 @@ pub(super) async fn carry_out(
         }
         Request::Xattrs { ino } => attributes::xattrs(op, *ino).await,
         Request::RemoveXattr { ino, name } => attributes::remove_xattr(op, *ino, name).await,
-        Request::Statistics => Ok(Response::of(Answer::Statistics(ctx.files.statistics().await?))),
+        Request::Statistics => content::statistics(ctx).await,
         Request::Open { handle, caller, ino, flags, late, delegation } => {
-            let (file, how) = ((*ino, *flags), (*late, *delegation));
-            opens::open(op, (caller, *handle), file, how).await
+            opens::open(op, (caller, *handle), (*ino, *flags), (*late, *delegation)).await
         }
         Request::Flush { ino, handle, owner } => opens::flush(ctx, *ino, *handle, *owner).await,
         Request::Release { ino, handle } => opens::release(op, *ino, *handle).await,

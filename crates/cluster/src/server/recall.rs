@@ -185,9 +185,28 @@ impl Recall {
 
     /// Returns when a client does not cache these things any more, or holds some of them if it may.
     async fn drop_from(&self, serial: u64, changes: &[Changed], unless_held: bool) {
-        let Some(session) = &self.sessions.with_serial(serial) else {
-            return self.sessions.left(serial).await;
-        };
+        loop {
+            let session = self.sessions.with_serial(serial).filter(|it| !it.is_deserted());
+            if let Some(session) = session {
+                self.ask(&session, changes, unless_held).await;
+                if !session.is_deserted() {
+                    // It may have set the rest of its journal aside.
+                    if session.journal.has_returned() {
+                        self.sessions.note_use(serial, changes).await;
+                    }
+                    return;
+                }
+            }
+            self.sessions.left(serial).await;
+            if self.sessions.note_use(serial, changes).await {
+                return;
+            }
+            // Its client has come back meanwhile.
+        }
+    }
+
+    /// Has the client of a session drop these things.
+    async fn ask(&self, session: &Arc<Session>, changes: &[Changed], unless_held: bool) {
         let requests = Changed::messages_of(changes).map(|part| async move {
             let changes = part.to_vec();
             if unless_held {
@@ -196,7 +215,7 @@ impl Recall {
             if !changes.iter().any(|it| matches!(it, Changed::Delegation(_))) {
                 return self.request(session, &FromServer::Invalidate { recall: 0, changes }).await;
             }
-            let mut release = self.releases.expect(serial);
+            let mut release = self.releases.expect(session.serial);
             let call = FromServer::Invalidate { recall: release.number(), changes };
             self.request_unless(session, &call, release.released()).await;
         });
@@ -234,17 +253,20 @@ impl Recall {
 
     /// Has a client return something, or drop it. When this returns, it has done so, or its session has ended and it has left:
     /// one that does not answer is evicted.
-    pub(super) async fn request(&self, session: &Session, call: &FromServer) {
+    pub(super) async fn request(&self, session: &Arc<Session>, call: &FromServer) {
         self.request_unless(session, call, std::future::pending()).await;
     }
 
     /// As [`Recall::request`]; returns also when the client has `done` it before it answers.
     async fn request_unless(
         &self,
-        session: &Session,
+        session: &Arc<Session>,
         call: &FromServer,
         done: impl Future<Output = ()>,
     ) {
+        if session.is_deserted() {
+            return self.sessions.left(session.serial).await;
+        }
         let counters = &self.base.counters;
         add(&counters.recalls_sent, 1);
         let delivering = async {

@@ -22,7 +22,7 @@ use super::options::Visitor;
 use crate::protocol::FromServer;
 use handles::Handles;
 pub(super) use handles::OpenFile;
-pub(super) use journal::{BatchPosition, SessionJournal};
+pub(super) use journal::{BatchPosition, JournalInfo, Presence, SessionJournal};
 use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
 pub(super) use reply_cache::Admission;
@@ -176,7 +176,7 @@ impl Session {
             {
                 let _ordered = self.answer_order.lock();
                 let state = self.state.lock();
-                if state.has_ended {
+                if state.has_ended || self.journal.has_lapsed() {
                     return None;
                 }
                 let is_new = |it: &&Channel| !failed.is_some_and(|failed| failed.is_same(it));
@@ -325,6 +325,33 @@ impl Session {
 
     pub(super) fn set_direct(&self, is_direct: bool) {
         self.state.lock().is_direct = is_direct;
+    }
+
+    /// The client was away for too long, and the session goes on without it; what it held beside what its journal may change, the
+    /// first time.
+    pub(super) fn lapse(&self) -> Option<SessionResources> {
+        let resources = {
+            let mut state = self.state.lock();
+            if state.has_ended || !self.journal.lapse() {
+                return None;
+            }
+            SessionResources {
+                channel: state.channel.take(),
+                files: self.handles.take(),
+                inodes: state.known.forget_all(),
+                numbers: Vec::new(),
+                heard: state.heard,
+                has_journal: true,
+            }
+        };
+        self.replies.clear();
+        self.moved.notify_waiters();
+        Some(resources)
+    }
+
+    /// Whether the server calls its client no more, unless that comes back.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.journal.has_lapsed() || self.state.lock().has_ended
     }
 
     /// Ends the session; what it held, the first time.

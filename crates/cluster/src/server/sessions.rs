@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use thalweg_env::{HashMap, watch};
+use thalweg_env::{HashMap, Time, watch};
 use thalweg_fs::session_table::{Held, SessionRecord};
 use thalweg_fs::{DirectContents, FsError, Ino};
 use thalweg_net::keys::{Access, Squash};
@@ -19,8 +19,8 @@ use uuid::Uuid;
 use super::base::{Base, resolve};
 use super::counters::add;
 use super::options::Visitor;
-use super::session::{Session, SessionJournal, SessionResources};
-use crate::protocol::{BATCH_SLOT, Grants};
+use super::session::{JournalInfo, Presence, Session, SessionJournal, SessionResources};
+use crate::protocol::{BATCH_SLOT, Changed, Grants};
 
 /// Grants of an earlier server to a session; its client may have rebooted meanwhile.
 const DELEGATED: Grants =
@@ -30,8 +30,10 @@ const DELEGATED: Grants =
 pub(super) enum Ending {
     /// Its client has ended it, and uses nothing any more.
     Detached,
-    /// Its client may not know yet.
+    /// Its client may not know yet. If that has a journal, the session goes on without it: the journal has lapsed.
     Evicted(&'static str),
+    /// It was lapsed, and is given up.
+    Forgotten(&'static str),
 }
 
 #[derive(Debug)]
@@ -117,7 +119,7 @@ impl Sessions {
         self: &Arc<Self>,
         id: Uuid,
         visitor: &Visitor,
-        journal: Option<u64>,
+        journal: Option<JournalInfo>,
     ) -> Result<Arc<Session>, FsError> {
         let path = resolve(&*self.base.files, &visitor.path).await?;
         if self.live.lock().by_serial.len() >= self.base.options.sessions {
@@ -125,8 +127,7 @@ impl Sessions {
         }
         let serial = match self.base.files.session_table() {
             Some(table) => {
-                let info = encode(id, visitor, self.base.options.lease, journal);
-                table.begin_session(info).await?
+                table.begin_session(encode(id, visitor, self.base.options.lease, journal)).await?
             }
             None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
         };
@@ -163,10 +164,11 @@ impl Sessions {
     pub(super) fn resume(
         &self,
         (id, visitor, path): (Uuid, Visitor, Vec<Ino>),
-        journal: Option<u64>,
+        journal: Option<JournalInfo>,
         record: SessionRecord,
     ) {
         let applied = record.slots.iter().find(|it| it.slot == BATCH_SLOT).map(|it| it.outcome);
+        let held = record.held.clone();
         let journal = SessionJournal::new(journal, applied.unwrap_or_default(), record.held);
         let session = self.add((id, record.session), visitor, path, journal);
         let mut state = session.lock();
@@ -174,32 +176,36 @@ impl Sessions {
         state.replayed = Some(HashMap::default());
         state.known.set_revoked(record.revoked);
         drop(state);
-        self.restore(&session);
-    }
-
-    /// What a session may have changed in its journal is its again at this server: a client that has rebooted cannot reclaim that.
-    fn restore(&self, session: &Session) {
-        for ino in &session.journal.held.inodes {
-            if session.reclaim(*ino, 0) {
-                self.base.files.reference(*ino);
-            }
-            self.base.capabilities.reclaim(session.serial, *ino, DELEGATED);
+        // What it may have changed in its journal is its again at this server: a client that has rebooted cannot reclaim that.
+        for ino in session.journal.unused(held.inodes.iter()) {
+            self.base.capabilities.reclaim(session.serial, ino, DELEGATED);
+        }
+        let presence = journal_presence(&session);
+        if presence != Some(Presence::Lapsed) {
+            self.know_held(&session, &held);
+        }
+        if presence != Some(Presence::Present) {
+            let used = held.used.iter().map(|(ino, _)| *ino);
+            self.base.capabilities.lapse(session.serial, held.numbers.clone(), used);
         }
     }
 
     /// Ends a session, and releases what it holds.
-    pub(super) fn end(self: &Arc<Self>, session: &Session, how: Ending) {
+    pub(super) fn end(self: &Arc<Self>, session: &Arc<Session>, how: Ending) {
         let why = match how {
             Ending::Detached => "its client has left",
-            Ending::Evicted(why) => why,
+            Ending::Evicted(why) | Ending::Forgotten(why) => why,
         };
+        let lapses = matches!(how, Ending::Evicted(_)) && session.journal.is_kept();
         let (leaves, left) = watch::channel(());
         let leaving = LeavingSession { client: session.visitor.name.clone(), left };
         let mut resources = {
             // Before it is seen to have ended, so that a change which waits for that waits for it to leave, too.
             let mut all = self.leaving.lock();
-            let Some(resources) = session.end() else { return };
-            all.insert(session.serial, leaving);
+            let resources = if lapses { session.lapse() } else { session.end() };
+            let Some(resources) = resources else { return };
+            let before = all.insert(session.serial, leaving);
+            assert!(before.is_none() || !lapses, "a journal lapses twice");
             resources
         };
         if let Some(channel) = resources.channel.take() {
@@ -207,12 +213,25 @@ impl Sessions {
         }
         add(&self.base.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
         let Visitor { name, path, .. } = &session.visitor;
-        tracing::info!(client = name, path, why, "a session ended");
-        self.live.lock().remove(session);
+        if lapses {
+            tracing::warn!(
+                client = name,
+                path,
+                why,
+                "a client with a journal is away, and others go on"
+            );
+        } else {
+            tracing::info!(client = name, path, why, "a session ended");
+            self.live.lock().remove(session);
+        }
         self.base.replay.forget(session.serial);
-        let (sessions, serial) = (self.clone(), session.serial);
+        let (sessions, serial, session) = (self.clone(), session.serial, session.clone());
         let leaving = async move {
-            sessions.release(serial, how, resources).await;
+            if lapses {
+                sessions.lapse(&session, resources).await;
+            } else {
+                sessions.release(serial, how, resources).await;
+            }
             let left = sessions.leaving.lock().remove(&serial);
             assert!(left.is_some(), "a session leaves twice");
             drop(leaves);
@@ -224,11 +243,10 @@ impl Sessions {
     async fn release(&self, serial: u64, how: Ending, resources: SessionResources) {
         let SessionResources { files, inodes, numbers, heard, has_journal, .. } = resources;
         let until = match how {
-            Ending::Detached => self.base.env.now(),
+            Ending::Detached | Ending::Forgotten(_) => self.base.env.now(),
             Ending::Evicted(_) => {
                 self.shut_out(&[serial]).await;
-                // By then it cannot use what it caches any more: clocks differ by less than an eighth.
-                heard + self.base.options.lease + self.base.options.lease / 8
+                self.lease_end(heard)
             }
         };
         if let Some(table) = self.base.files.session_table() {
@@ -255,6 +273,87 @@ impl Sessions {
         self.base.capabilities.drop_session(serial);
     }
 
+    /// By then a client that was last heard at a time cannot use what it caches any more: clocks differ by less than an eighth.
+    fn lease_end(&self, heard: Time) -> Time {
+        heard + self.base.options.lease + self.base.options.lease / 8
+    }
+
+    /// The journal of a session has lapsed: releases what that held beside what the journal may change, and returns when its client
+    /// uses nothing of its cache.
+    async fn lapse(&self, session: &Session, resources: SessionResources) {
+        let SessionResources { files, inodes, heard, .. } = resources;
+        let serial = session.serial;
+        self.shut_out(&[serial]).await;
+        session.journal.batches_ended().await;
+        if let Some(table) = self.base.files.session_table() {
+            let info = encode(
+                session.id,
+                &session.visitor,
+                self.base.options.lease,
+                session.journal.info(),
+            );
+            if let Err(error) = table.set_session(serial, info).await {
+                tracing::error!(%error, "a later server waits for a client that is away");
+            }
+            table.release_room(serial);
+        }
+        for file in files {
+            self.base.open_files.close(serial, file).await;
+        }
+        inodes.into_iter().for_each(|ino| self.base.files.unreference(ino, 1));
+        self.base.env.sleep_until(self.lease_end(heard)).await;
+        let used = session.journal.used().into_iter().map(|(ino, _)| ino);
+        self.base.capabilities.lapse(serial, session.journal.reserved(), used);
+    }
+
+    /// Other clients are about to use what may have changed in a journal that has lapsed: returns when that is on record. Not if its client
+    /// is there, and is to be asked.
+    pub(super) async fn note_use(&self, serial: u64, changes: &[Changed]) -> bool {
+        let Some(session) = self.with_serial(serial) else { return true };
+        let _turn = session.journal.noting.lock().await;
+        if !session.is_deserted() && !session.journal.has_returned() {
+            return false;
+        }
+        let inodes: Vec<Ino> = changes.iter().filter_map(delegated).collect();
+        let new = session.journal.unused(inodes.iter());
+        while let Err(error) = self.note(&session, &new).await {
+            if session.lock().has_ended {
+                return true;
+            }
+            tracing::error!(%error, "the use of what is a client's that is away cannot be noted; it is tried again");
+            self.base.env.sleep(self.base.options.lease / 4).await;
+        }
+        true
+    }
+
+    async fn note(&self, session: &Session, inodes: &[Ino]) -> Result<(), FsError> {
+        let Some(table) = self.base.files.session_table().filter(|_| !inodes.is_empty()) else {
+            return Ok(());
+        };
+        let mut used = Vec::with_capacity(inodes.len());
+        for ino in inodes {
+            match self.base.files.attributes(*ino).await {
+                Ok(found) => used.push((*ino, found.attributes.changed)),
+                // It is gone: a change of it will be refused anyway.
+                Err(FsError::Stale | FsError::NotFound) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let held = Held { used, ..Held::default() };
+        table.hold(session.serial, &held).await?;
+        session.journal.note_used(&held.used);
+        Ok(())
+    }
+
+    /// A session knows what its client may have changed in its journal.
+    pub(super) fn know_held(&self, session: &Session, held: &Held) {
+        for ino in &held.inodes {
+            if session.reclaim(*ino, 0) {
+                self.base.files.reference(*ino);
+            }
+        }
+    }
+
     pub(super) async fn left(&self, serial: u64) {
         let left = self.leaving.lock().get(&serial).map(|leaving| leaving.left.clone());
         if let Some(mut left) = left {
@@ -265,7 +364,10 @@ impl Sessions {
     /// Ends the sessions of clients that are silent for too long.
     pub(super) fn expire(self: &Arc<Self>) {
         let now = self.base.env.now();
-        let lost = self.matching(|it| now.since(it.lock().heard) > self.base.options.expire);
+        let is_lost = |it: &Session| {
+            !it.journal.has_lapsed() && now.since(it.lock().heard) > self.base.options.expire
+        };
+        let lost = self.matching(is_lost);
         for session in &lost {
             self.end(session, Ending::Evicted("its client was silent for too long"));
         }
@@ -306,6 +408,17 @@ impl Sessions {
     }
 }
 
+fn delegated(change: &Changed) -> Option<Ino> {
+    match change {
+        Changed::Delegation(ino) => Some(*ino),
+        _ => None,
+    }
+}
+
+fn journal_presence(session: &Session) -> Option<Presence> {
+    Some(session.journal.info()?.presence)
+}
+
 /// What the filesystem's record of a session says.
 #[derive(Serialize, Deserialize)]
 struct SessionInfo {
@@ -316,11 +429,15 @@ struct SessionInfo {
     squash: Squash,
     /// Milliseconds for which its client may use what it caches.
     lease: u64,
-    /// The incarnation of its client's journal.
-    journal: Option<u64>,
+    journal: Option<JournalInfo>,
 }
 
-pub(super) fn encode(id: Uuid, visitor: &Visitor, lease: Duration, journal: Option<u64>) -> Bytes {
+pub(super) fn encode(
+    id: Uuid,
+    visitor: &Visitor,
+    lease: Duration,
+    journal: Option<JournalInfo>,
+) -> Bytes {
     let Visitor { name, path, access, squash } = visitor.clone();
     let (writes, lease) = (access == Access::Write, lease.as_millis() as u64);
     let info = SessionInfo { id, name, path, writes, squash, lease, journal };
@@ -341,5 +458,5 @@ pub(super) struct Recorded {
     pub(super) id: Uuid,
     pub(super) visitor: Visitor,
     pub(super) lease: Duration,
-    pub(super) journal: Option<u64>,
+    pub(super) journal: Option<JournalInfo>,
 }

@@ -73,6 +73,7 @@ RequestDelegation [5] Any Nothing
 Batch [] Change Everything writes
 Lookup [5] Any Named shows
 Parent [5] Any Named
+Path [] Any Named
 Create [5] Change Everything writes, attributes 5, name 5/made; makes; besides [99]
 Create [5] Change Everything writes, attributes 5, name 5/made; makes; besides [99]
 Link [6, 5] Change Everything writes, attributes 5, name 5/made, attributes 6

@@ -18,33 +18,35 @@ use crate::journal::Journaled;
 use crate::scene::*;
 
 /// What a directory has.
-type State = BTreeMap<String, Arc<Vec<u8>>>;
+pub(crate) type State = BTreeMap<String, Arc<Vec<u8>>>;
 
 /// What a program has done, and what of that it was told to be durable.
 #[derive(Debug, Default)]
-struct History {
+pub(crate) struct History {
     /// The states, one after each change. The last one may not have come about.
-    states: Vec<State>,
+    pub(crate) states: Vec<State>,
     /// The state that a sync has covered.
-    synced: usize,
-    syncs: u64,
+    pub(crate) synced: usize,
+    pub(crate) syncs: u64,
 }
 
 /// A program that changes files of a directory.
-struct Program {
+pub(crate) struct Program {
     env: Env,
     rng: Rng,
     client: Client,
     directory: Ino,
     inodes: BTreeMap<String, Ino>,
     state: State,
-    history: Arc<Mutex<History>>,
+    pub(crate) history: Arc<Mutex<History>>,
+    /// Whether names change otherwise than by a create.
+    pub(crate) renames: bool,
     made: u64,
     /// Of each inode, the state after its last change.
     changed: BTreeMap<Ino, usize>,
 }
 
-fn left(rng: &mut Rng) -> Shape {
+pub(crate) fn left(rng: &mut Rng) -> Shape {
     match rng.random_range(0..4) {
         0 => Shape::Nothing,
         1 => Shape::Everything,
@@ -111,7 +113,7 @@ impl Program {
         self.state.values().map(|bytes| bytes.len()).sum::<usize>() > 3_000_000
     }
 
-    async fn step(&mut self) {
+    pub(crate) async fn step(&mut self) {
         let chosen = if self.is_large() { 16 } else { self.rng.random_range(0..20) };
         match (chosen, self.some()) {
             (0..4, _) | (_, None) => self.create().await,
@@ -128,6 +130,7 @@ impl Program {
                 let change = AttributeChange { size: Some(size as u64), ..Default::default() };
                 self.client.set_attributes(ino, &change).await.unwrap();
             }
+            (15..17, _) if !self.renames => {}
             (15..18, _) if self.rng.random_bool(0.7) && !self.is_large() => {}
             // Names that are made otherwise than by a create go to the server.
             (15, Some((name, ino))) => {
@@ -158,7 +161,7 @@ impl Program {
 }
 
 /// What another client finds.
-async fn found(other: &Client, directory: Ino) -> State {
+pub(crate) async fn found(other: &Client, directory: Ino) -> State {
     let mut state = State::new();
     let entries = other.read_directory(directory, Cookie::START, 1000, false).await.unwrap();
     for entry in entries {
@@ -179,10 +182,10 @@ async fn found(other: &Client, directory: Ino) -> State {
 
 /// What happened.
 #[derive(Debug, Default)]
-struct Tally {
-    syncs: u64,
-    client_crashes: u64,
-    server_crashes: u64,
+pub(crate) struct Tally {
+    pub(crate) syncs: u64,
+    pub(crate) client_crashes: u64,
+    pub(crate) server_crashes: u64,
     /// States that a crash took back.
     taken_back: usize,
     /// Changes that only the journal had.
@@ -193,8 +196,17 @@ fn summary(state: &State) -> Vec<(String, usize)> {
     state.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
 }
 
+/// Another client, and a directory that it has made.
+pub(crate) async fn bystander(scene: &Scene) -> (Machine, Ino) {
+    let machine = scene.client("other").await;
+    let top = make(&machine.client, Ino::ROOT, "top", Node::Directory).await;
+    machine.client.reference(top);
+    machine.client.sync_all().await.unwrap();
+    (machine, top)
+}
+
 /// Begins a program in a directory that is durable.
-async fn begin(machine: &Journaled, client: &Client, name: &str) -> Program {
+pub(crate) async fn begin(machine: &Journaled, client: &Client, name: &str) -> Program {
     let top = client.find(Ino::ROOT, b"top").await.unwrap().ino;
     client.reference(top);
     let directory = make(client, top, name, Node::Directory).await;
@@ -205,7 +217,7 @@ async fn begin(machine: &Journaled, client: &Client, name: &str) -> Program {
     let env = machine.process.env().clone();
     let (rng, client) = (env.rng(), client.clone());
     let (inodes, changed, state) = Default::default();
-    Program { env, rng, client, directory, inodes, state, history, made: 0, changed }
+    Program { env, rng, client, directory, inodes, state, history, renames: true, made: 0, changed }
 }
 
 /// What another client finds must be what the program has come to, at its last sync or after that.
@@ -221,7 +233,7 @@ fn check(what: &str, history: &History, now: &State, tally: &mut Tally) {
 }
 
 /// Mounts the journal again. The server and the client may crash meanwhile, again and again.
-async fn recover(
+pub(crate) async fn recover(
     scene: &mut Scene,
     machine: &mut Journaled,
     rng: &mut Rng,
@@ -264,11 +276,8 @@ fn live(seed: u64, rounds: usize) -> Tally {
         let mut scene = Scene::durable(&env).await;
         let mut rng = env.rng();
         let mut tally = Tally::default();
-        let visitor = scene.client("other").await;
+        let (visitor, top) = bystander(&scene).await;
         let other = visitor.client.clone();
-        let top = make(&other, Ino::ROOT, "top", Node::Directory).await;
-        other.reference(top);
-        other.sync_all().await.unwrap();
         let mut machine = Journaled::new(&scene, "a").await;
         for round in 0..rounds {
             let client = machine.mount(&scene, rng.random_bool(0.6)).await.unwrap();

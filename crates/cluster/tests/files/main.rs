@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod absence;
 mod access;
 mod alone;
 mod answers;

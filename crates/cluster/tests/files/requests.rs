@@ -10,7 +10,7 @@ use thalweg_fs::{
 use crate::scene::new;
 
 /// The last kind of request. A new kind does not compile before it is counted here, and then [`every`] lacks it.
-const LAST: usize = 47;
+const LAST: usize = 48;
 
 fn kind(request: &Request) -> usize {
     match request {
@@ -62,6 +62,7 @@ fn kind(request: &Request) -> usize {
         Request::Lock { .. } => 45,
         Request::Unlock { .. } => 46,
         Request::ConflictingLock { .. } => 47,
+        Request::Path { .. } => 48,
     }
 }
 
@@ -108,6 +109,7 @@ fn about_names(parent: Ino, ino: Ino) -> Vec<Request> {
         batch_request(),
         Request::Lookup { parent, name: name.clone() },
         Request::Parent { directory: parent },
+        Request::Path { ino },
         Request::Create { parent, name: made(), new: new(Node::File) },
         Request::Create { parent, name: made(), new: new(Node::Directory) },
         Request::Link { ino, parent, name: made() },

@@ -55,6 +55,9 @@ const DELEGATED: [u8; 6] = [0; 6];
 /// What keys of records of reserved inode numbers have behind the session.
 const RESERVED: [u8; 7] = [0; 7];
 
+/// What keys of records of inodes that other clients have used have behind the session.
+const USED: [u8; 8] = [0; 8];
+
 pub(super) fn session_key(session: u64) -> Vec<u8> {
     key(0, Tag::Session, &session.to_be_bytes())
 }
@@ -92,6 +95,8 @@ pub(super) enum Record {
     Delegated(Ino),
     /// These inode numbers were reserved for its client, which has a journal.
     Reserved(u64, u64),
+    /// Other clients have used this inode while its client was away, which has a journal; the last change before that.
+    Used(Ino, u64),
 }
 
 /// The session of a record's key, and which record it is; `None` when the record is invalid.
@@ -111,6 +116,10 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     if let Some(start) = ino_of(rest, &RESERVED) {
         let end = U64::read_from_bytes(value).ok()?.get();
         return (start < end).then_some((session, Record::Reserved(start, end)));
+    }
+    if let Some(ino) = ino_of(rest, &USED) {
+        let changed = U64::read_from_bytes(value).ok()?;
+        return Some((session, Record::Used(Ino(ino), changed.get())));
     }
     if let Some(ino) = ino_of(rest, &REVOKED) {
         let generation = U64::read_from_bytes(value).ok()?;
@@ -281,6 +290,7 @@ impl SessionTable for LocalFs {
                     Record::Revoked(ino, generation) => last.revoked.push((ino, generation)),
                     Record::Delegated(ino) => last.held.inodes.push(ino),
                     Record::Reserved(start, end) => last.held.numbers.push(start..end),
+                    Record::Used(ino, changed) => last.held.used.push((ino, decode_time(changed))),
                     Record::Address | Record::Sizes(_) => {}
                 }
             }
@@ -311,6 +321,10 @@ impl SessionTable for LocalFs {
             for Range { start, end } in &held.numbers {
                 let end = U64::from(*end);
                 op.put(key_of(session, &RESERVED, *start), end.as_bytes().to_vec());
+            }
+            for (ino, changed) in &held.used {
+                let changed = U64::from(encode_time(*changed));
+                op.put(key_of(session, &USED, ino.0), changed.as_bytes().to_vec());
             }
         })
         .await

@@ -1,7 +1,9 @@
 //! Which session holds what of an inode, and which inodes change.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
-use thalweg_env::{HashMap, Time};
+use thalweg_env::{HashMap, HashSet, Time};
 use thalweg_fs::Ino;
 
 use super::pages::PageChanges;
@@ -44,6 +46,27 @@ pub(super) struct Table {
     /// The stamp when the last one began or ended.
     pub(super) quotas_changed: u64,
     pub(super) pages: PageChanges,
+    /// Sessions whose clients were away for too long.
+    pub(super) absent: HashMap<u64, Absent>,
+}
+
+/// What a client may have made that was away for too long: its journal may have changes of that.
+#[derive(Debug)]
+pub(super) struct Absent {
+    /// Inode numbers that were reserved for it.
+    numbers: Vec<Range<u64>>,
+    /// Those of them that other clients use.
+    released: HashSet<Ino>,
+}
+
+impl Absent {
+    pub(super) fn new(numbers: Vec<Range<u64>>, released: HashSet<Ino>) -> Absent {
+        Absent { numbers, released }
+    }
+
+    fn owns(&self, ino: Ino) -> bool {
+        self.numbers.iter().any(|numbers| numbers.contains(&ino.0)) && !self.released.contains(&ino)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +89,20 @@ impl Table {
             quota_changes: 0,
             quotas_changed: 0,
             pages: PageChanges::default(),
+            absent: HashMap::default(),
+        }
+    }
+
+    /// The session that an inode belongs to whose client was away for too long, and that is not this one.
+    fn absent_owner(&self, ino: Ino, session: u64) -> Option<u64> {
+        let mut absent = self.absent.iter().filter(|(owner, _)| **owner != session);
+        absent.find(|(_, absent)| absent.owns(ino)).map(|(owner, _)| *owner)
+    }
+
+    /// A session's inode is used by others from here on.
+    pub(super) fn release_absent(&mut self, ino: Ino, session: u64) {
+        if let Some(absent) = self.absent.get_mut(&session).filter(|absent| absent.owns(ino)) {
+            absent.released.insert(ino);
         }
     }
 
@@ -150,8 +187,9 @@ impl Table {
     }
 
     pub(super) fn delegation(&self, ino: Ino, session: u64) -> Option<u64> {
-        let mut holders = self.holders.get(&ino)?.iter();
-        holders.find(|it| it.held.delegation && it.session != session).map(|it| it.session)
+        let mut holders = self.holders.get(&ino).into_iter().flatten();
+        let owner = holders.find(|it| it.held.delegation && it.session != session);
+        owner.map(|it| it.session).or_else(|| self.absent_owner(ino, session))
     }
 
     pub(super) fn add(&mut self, session: u64, ino: Ino, what: Grants, since: Time) {
@@ -176,6 +214,9 @@ impl Table {
         invalid: &mut Drops,
     ) {
         let ino = change.ino();
+        if let Some(owner) = self.absent_owner(ino, by) {
+            add_change(invalid, owner, Changed::Delegation(ino));
+        }
         let slot = &mut self.slots[slot(ino)];
         slot.running += 1;
         slot.last = number;

@@ -52,6 +52,7 @@ pub(super) async fn apply(
     };
     let changes = mutations.iter().map(|it| (it.kind.ino(), it.kind.made()));
     ctx.session.may_make(changes, ctx.is_replay())?;
+    ctx.session.journal.check_unused(&mutations)?;
     if let Some(user) = stages.authorize.user(ctx) {
         user.make(&mutations).await?;
     }
@@ -68,7 +69,8 @@ pub(super) async fn apply(
     }
     position.applied();
     ctx.session.use_numbers(mutations.iter().filter_map(|it| it.kind.made()));
-    if sync {
+    // A client that was away does not make its batches again at another server: it has to come back there first.
+    if sync || ctx.session.journal.has_returned() {
         ctx.depend();
     }
     let room_for = charged.iter().map(|share| share.quota).collect();

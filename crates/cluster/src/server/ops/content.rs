@@ -140,6 +140,10 @@ pub(super) async fn sync(op: Op<'_>, ino: Ino, content_only: bool) -> Answered {
     Ok(Response::done())
 }
 
+pub(super) async fn statistics(ctx: &RequestContext<'_>) -> Answered {
+    Ok(Response::of(Answer::Statistics(ctx.files.statistics().await?)))
+}
+
 pub(super) async fn sync_all(stages: &Stages) -> Answered {
     stages.commit_on_share.make_durable().await.map(|()| Response::done())
 }

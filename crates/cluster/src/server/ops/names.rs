@@ -147,6 +147,23 @@ pub(super) async fn link(
     Ok(Response::of(Answer::Inode(linked.attributes)))
 }
 
+/// A path of an inode that the client of a journal may have changed.
+pub(super) async fn path(Op { ctx, .. }: Op<'_>, ino: Ino) -> Answered {
+    let session = ctx.session;
+    if !session.journal.is_kept() {
+        return Err(FsError::NotSupported);
+    }
+    if !session.journal.has_made(ino) || session.lock().known.is_revoked(ino) {
+        session.knows(ino)?;
+    }
+    let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
+    let path = table.path_of(ino).await?;
+    let root = session.visitor.path.trim_end_matches('/');
+    let below = path.strip_prefix(root).filter(|it| it.is_empty() || it.starts_with('/'));
+    let below = below.ok_or(FsError::NotFound)?.to_owned();
+    Ok(Response::with(Answer::Bytes, vec![below.into()]))
+}
+
 pub(super) async fn unlink(
     Op { ctx, stages: Stages { authorize, recall, moves, room, .. } }: Op<'_>,
     (parent, name): (Ino, &Bytes),

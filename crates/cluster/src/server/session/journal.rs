@@ -4,21 +4,45 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use thalweg_env::HashMap;
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::session_table::Held;
-use thalweg_fs::{FsError, Ino};
+use thalweg_fs::{FsError, Ino, Timestamp};
 use tokio::sync::MutexGuard;
+
+/// Whether the client of a journal is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(in crate::server) enum Presence {
+    /// It is, or was heard not long ago.
+    Present,
+    /// It has been away for too long: the journal has lapsed, and other clients go on.
+    Lapsed,
+    /// It is back, and writes its journal back as far as other clients have not used what that is about.
+    Returned,
+}
+
+/// What the filesystem's record of a session says of its client's journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(in crate::server) struct JournalInfo {
+    /// The incarnation of its last mount.
+    pub(in crate::server) incarnation: u64,
+    pub(in crate::server) presence: Presence,
+}
 
 /// What a session knows of its client's journal.
 #[derive(Debug)]
 pub(in crate::server) struct SessionJournal {
-    /// The incarnation; `None` without a journal.
-    pub(in crate::server) incarnation: Mutex<Option<u64>>,
+    /// `None` without a journal.
+    info: Mutex<Option<JournalInfo>>,
+    /// Inodes that other clients have used while the client was away, with the time of their last change before that.
+    used: Mutex<HashMap<Ino, Timestamp>>,
+    /// Held while such a use is noted, and while the client comes back.
+    pub(in crate::server) noting: tokio::sync::Mutex<()>,
     /// The last position that was applied.
     applied: AtomicU64,
     /// One batch at a time: one that a client has sent before it rebooted may be under way.
     applying: tokio::sync::Mutex<()>,
-    /// What the records have of an earlier server.
-    pub(in crate::server) held: Held,
     /// Inode numbers that were reserved for the client, also those that inodes have by now.
     reserved: Mutex<Vec<Range<u64>>>,
 }
@@ -52,22 +76,95 @@ impl NextBatch<'_> {
 
 impl SessionJournal {
     pub(in crate::server) fn new(
-        incarnation: Option<u64>,
+        info: Option<JournalInfo>,
         applied: u64,
-        held: Held,
+        Held { numbers, used, .. }: Held,
     ) -> SessionJournal {
         SessionJournal {
-            incarnation: Mutex::new(incarnation),
+            info: Mutex::new(info),
+            used: Mutex::new(used.into_iter().collect()),
+            noting: tokio::sync::Mutex::default(),
             applied: AtomicU64::new(applied),
             applying: tokio::sync::Mutex::default(),
-            reserved: Mutex::new(held.numbers.clone()),
-            held,
+            reserved: Mutex::new(numbers),
         }
+    }
+
+    pub(in crate::server) fn info(&self) -> Option<JournalInfo> {
+        *self.info.lock()
     }
 
     /// Whether the client keeps a journal.
     pub(in crate::server) fn is_kept(&self) -> bool {
-        self.incarnation.lock().is_some()
+        self.info().is_some()
+    }
+
+    pub(in crate::server) fn has_lapsed(&self) -> bool {
+        self.info().is_some_and(|info| info.presence == Presence::Lapsed)
+    }
+
+    /// Whether the client was away for so long that other clients went on.
+    pub(in crate::server) fn has_returned(&self) -> bool {
+        self.info().is_some_and(|info| info.presence == Presence::Returned)
+    }
+
+    /// The client was away for too long; whether that is news.
+    pub(in crate::server) fn lapse(&self) -> bool {
+        let mut info = self.info.lock();
+        let Some(info) = info.as_mut().filter(|info| info.presence != Presence::Lapsed) else {
+            return false;
+        };
+        info.presence = Presence::Lapsed;
+        true
+    }
+
+    /// The client has rebooted: whether nothing has changed since `before` was read.
+    pub(in crate::server) fn reboot(&self, before: JournalInfo, next: JournalInfo) -> bool {
+        assert!(next.incarnation > before.incarnation, "incarnations grow");
+        let mut info = self.info.lock();
+        let is_first = *info == Some(before);
+        if is_first {
+            *info = Some(next);
+        }
+        is_first
+    }
+
+    /// Returns when no batch is applied that has begun before. One that begins while the client is away is refused.
+    pub(in crate::server) async fn batches_ended(&self) {
+        drop(self.applying.lock().await);
+    }
+
+    /// The ones of these inodes whose use was not noted yet.
+    pub(in crate::server) fn unused<'a>(&self, inodes: impl Iterator<Item = &'a Ino>) -> Vec<Ino> {
+        let used = self.used.lock();
+        inodes.filter(|ino| !used.contains_key(ino)).copied().collect()
+    }
+
+    pub(in crate::server) fn note_used(&self, used: &[(Ino, Timestamp)]) {
+        self.used.lock().extend(used.iter().copied());
+    }
+
+    /// The inodes that other clients have used while the client was away, with the time of their last change before that.
+    pub(in crate::server) fn used(&self) -> Vec<(Ino, Timestamp)> {
+        let mut used: Vec<_> = self.used.lock().iter().map(|(ino, time)| (*ino, *time)).collect();
+        used.sort_unstable();
+        used
+    }
+
+    /// Numbers of inodes that the client may have made.
+    pub(in crate::server) fn reserved(&self) -> Vec<Range<u64>> {
+        self.reserved.lock().clone()
+    }
+
+    /// [`FsError::Stale`] if other clients have used an inode that mutations change, while the client was away. New names in a directory
+    /// that other clients have seen go with what these did: the same name alone does not.
+    pub(in crate::server) fn check_unused(&self, mutations: &[Mutation]) -> Result<(), FsError> {
+        let used = self.used.lock();
+        let is_used = |mutation: &Mutation| match &mutation.kind {
+            MutationKind::Create { .. } => false,
+            kind => used.contains_key(&kind.ino()),
+        };
+        if mutations.iter().any(is_used) { Err(FsError::Stale) } else { Ok(()) }
     }
 
     /// The last position that was applied.
@@ -103,6 +200,9 @@ impl SessionJournal {
             };
         };
         let turn = self.applying.lock().await;
+        if self.has_lapsed() {
+            return Err(FsError::Stale);
+        }
         let applied = self.applied();
         if first > last || first.saturating_sub(1) > applied {
             return Err(FsError::Invalid("mutations are missing before the batch"));

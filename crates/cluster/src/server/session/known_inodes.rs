@@ -169,6 +169,15 @@ impl KnownInodes {
         is_asked
     }
 
+    /// The client forgets everything but the root.
+    pub(super) fn forget_all(&mut self) -> Vec<Ino> {
+        let forgotten = self.told.extract_if(|_, stamp| *stamp != ROOT).map(|(ino, _)| ino);
+        let forgotten: Vec<Ino> = forgotten.collect();
+        self.limit.remove(forgotten.len());
+        self.asked = None;
+        forgotten
+    }
+
     pub(super) fn clear(&mut self) -> Vec<Ino> {
         let told = std::mem::take(&mut self.told);
         self.limit.remove(told.len());

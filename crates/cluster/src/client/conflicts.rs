@@ -1,0 +1,490 @@
+//! A client that was away keeps what other clients made impossible: each file that the rest of its journal changes gets a conflict copy
+//! ([`crate::conflicts`]).
+//!
+//! The copies are made at the server by a session of their own, before the journal forgets anything: a crash repeats it, with the
+//! same names.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use thalweg_env::HashMap;
+use thalweg_fs::mutation::MutationKind;
+use thalweg_fs::{
+    AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node, TimeChange,
+    WriteAt, WriteHow,
+};
+
+use super::filesystem::Client;
+use super::journal_format::Run;
+use super::stages::Stages;
+use crate::conflicts::{
+    ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path,
+};
+use crate::protocol::{Answer, Request};
+
+/// Longest name of a file in bytes.
+const MAX_NAME: usize = thalweg_fs::filesystem::MAX_NAME;
+/// Bytes that one call copies.
+const COPIED_AT_ONCE: u64 = 64 << 20;
+
+/// Whether an error says that others stand in the way of a change. Of another one, such as a lack of room, more may come in time.
+pub(super) fn is_conflict(error: &FsError) -> bool {
+    matches!(
+        error,
+        FsError::Stale
+            | FsError::NotFound
+            | FsError::Exists
+            | FsError::NotDirectory
+            | FsError::IsDirectory
+            | FsError::NotEmpty
+            | FsError::TooManyLinks
+            | FsError::Denied
+            | FsError::NotPermitted
+    )
+}
+
+/// A change of the bytes of a file.
+enum Step {
+    Write(u64, Bytes),
+    Size(u64),
+}
+
+/// The changes of one inode.
+#[derive(Default)]
+struct Changes {
+    steps: Vec<Step>,
+    sets_attributes: bool,
+    /// If they make it: the directory, its name there, what it is.
+    made: Option<(Ino, Bytes, NewNode)>,
+    /// The attributes that they leave it with.
+    attributes: AttributeChange,
+}
+
+/// The rest of a journal.
+pub(super) struct Rest {
+    /// Inodes in the order of their first change.
+    inodes: Vec<Ino>,
+    changes: HashMap<Ino, Changes>,
+    count: usize,
+    time: i64,
+}
+
+impl Rest {
+    /// The mutations of these runs behind the first `skipped` ones.
+    pub(super) fn of(runs: Vec<Run>, mut skipped: u64) -> Rest {
+        let mut rest =
+            Rest { inodes: Vec::new(), changes: HashMap::default(), count: 0, time: i64::MAX };
+        for mutation in runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation) {
+            if skipped > 0 {
+                skipped -= 1;
+                continue;
+            }
+            rest.count += 1;
+            rest.time = rest.time.min(mutation.time.seconds);
+            rest.add(mutation.kind);
+        }
+        rest
+    }
+
+    fn add(&mut self, kind: MutationKind) {
+        let ino = kind.made().unwrap_or(kind.ino());
+        let changes = self.changes.entry(ino).or_insert_with(|| {
+            self.inodes.push(ino);
+            Changes::default()
+        });
+        match kind {
+            MutationKind::Create { parent, name, new, .. } => {
+                changes.made = Some((parent, name, new));
+            }
+            MutationKind::Write { offset, data, .. } => {
+                changes.steps.push(Step::Write(offset, data));
+            }
+            MutationKind::SetAttributes { change, .. } => {
+                changes.steps.extend(change.size.map(Step::Size));
+                changes.sets_attributes |= change.size.is_none();
+                let last = &mut changes.attributes;
+                last.mode = change.mode.or(last.mode);
+                last.uid = change.uid.or(last.uid);
+                last.gid = change.gid.or(last.gid);
+                last.modified = change.modified.or(last.modified);
+                last.accessed = change.accessed.or(last.accessed);
+            }
+            // With a journal the server alone stores bytes.
+            MutationKind::Stored { .. } => changes.sets_attributes = true,
+        }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn files(&self) -> usize {
+        self.inodes.len()
+    }
+}
+
+/// The ranges that steps write, and the size that they make at least.
+fn extent(steps: &[Step]) -> (Vec<(u64, u64)>, Option<u64>) {
+    // Ends by starts, apart from each other.
+    let (mut ranges, mut size) = (BTreeMap::<u64, u64>::new(), None);
+    for step in steps {
+        match step {
+            Step::Write(offset, data) => {
+                let (mut start, mut end) = (*offset, offset + data.len() as u64);
+                size = size.max(Some(end));
+                while let Some((at, until)) = ranges.range(..=end).next_back()
+                    && *until >= start
+                {
+                    (start, end) = (start.min(*at), end.max(*until));
+                    let at = *at;
+                    ranges.remove(&at);
+                }
+                ranges.insert(start, end);
+            }
+            Step::Size(cut) => {
+                size = Some(*cut);
+                ranges.retain(|start, _| start < cut);
+                ranges.values_mut().for_each(|end| *end = (*end).min(*cut));
+            }
+        }
+    }
+    (ranges.into_iter().map(|(start, end)| (start, end - start)).collect(), size)
+}
+
+/// Makes conflict copies.
+pub(super) struct Keeper<'a> {
+    /// A session of its own, which has no journal.
+    client: &'a Client,
+    /// The session whose journal it is.
+    journaled: &'a Stages,
+    /// The inodes that other clients have used, and whether they have changed each.
+    used: &'a HashMap<Ino, bool>,
+    host: &'a str,
+}
+
+/// Where a copy lies.
+struct Copy {
+    ino: Ino,
+    path: Vec<u8>,
+}
+
+/// A name: its directory, and the path of that.
+struct Place {
+    directory: Ino,
+    path: Vec<u8>,
+    name: Vec<u8>,
+}
+
+impl Place {
+    fn full(&self) -> Vec<u8> {
+        join(&self.path, &self.name)
+    }
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = directory.to_vec();
+    if !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+impl<'a> Keeper<'a> {
+    pub(super) fn new(
+        client: &'a Client,
+        journaled: &'a Stages,
+        used: &'a HashMap<Ino, bool>,
+        host: &'a str,
+    ) -> Keeper<'a> {
+        Keeper { client, journaled, used, host }
+    }
+
+    /// Makes the copies and the list of a set, durably; the list.
+    pub(super) async fn keep(&self, rest: Rest, why: &FsError) -> Result<ConflictSet, FsError> {
+        assert!(rest.count > 0, "a conflict set has changes");
+        let name = format!("{}-{}", self.host, rest.time);
+        let own = self.directory(&at_root(DIRECTORY.as_bytes()), 0o700).await?;
+        let mut set = ConflictSet {
+            format: FORMAT,
+            name,
+            time: rest.time,
+            why: why.to_string(),
+            changes: rest.count,
+            entries: Vec::with_capacity(rest.inodes.len()),
+        };
+        let mut made = HashMap::default();
+        for ino in &rest.inodes {
+            let changes = &rest.changes[ino];
+            let kept = match &changes.made {
+                Some(new) => self.keep_new(*ino, changes, new, &set.name, &mut made).await?,
+                None => self.keep_changed(*ino, changes, &set.name).await?,
+            };
+            set.entries.push(kept);
+        }
+        let list = serde_json::to_vec_pretty(&set).expect("memory takes a list");
+        let place =
+            Place { directory: own.ino, path: own.path, name: set.file_name().into_bytes() };
+        let file = self.make(&place, &plain(Node::File, 0o600)).await?;
+        self.write(file.ino, 0, list.into()).await?;
+        self.client.sync_all().await?;
+        Ok(set)
+    }
+
+    async fn keep_new(
+        &self,
+        ino: Ino,
+        changes: &Changes,
+        (parent, name, new): &(Ino, Bytes, NewNode),
+        set: &str,
+        made: &mut HashMap<Ino, Copy>,
+    ) -> Result<ConflictEntry, FsError> {
+        let (place, path) = match made.get(parent) {
+            // Its directory is a copy as a whole.
+            Some(Copy { ino, path }) => {
+                let place = Place { directory: *ino, path: path.clone(), name: name.to_vec() };
+                let path = place.full();
+                (place, Some(path))
+            }
+            None => match self.find(*parent).await? {
+                Some((directory, path)) => {
+                    let whole = join(&path, name);
+                    let name = copy_name(name, set);
+                    (Place { directory: directory.ino, path, name }, Some(whole))
+                }
+                None => (self.without_place(set, name).await?, None),
+            },
+        };
+        let copy = self.make(&place, new).await?;
+        self.apply(copy.ino, &changes.steps).await?;
+        self.attribute(copy.ino, &changes.attributes).await?;
+        let (ranges, size) = extent(&changes.steps);
+        let entry = ConflictEntry {
+            path: path.map(|path| encode_path(&path)),
+            copy: Some(encode_path(&copy.path)),
+            kind: ConflictKind::New,
+            ranges,
+            size,
+            attributes: changes.sets_attributes,
+        };
+        made.insert(ino, copy);
+        Ok(entry)
+    }
+
+    async fn keep_changed(
+        &self,
+        ino: Ino,
+        changes: &Changes,
+        set: &str,
+    ) -> Result<ConflictEntry, FsError> {
+        let found = self.find(ino).await?;
+        let path = found.as_ref().map(|(_, path)| encode_path(path));
+        let (ranges, size) = extent(&changes.steps);
+        let mut entry = ConflictEntry {
+            path,
+            copy: None,
+            kind: ConflictKind::Attributes,
+            ranges,
+            size,
+            attributes: changes.sets_attributes,
+        };
+        if changes.steps.is_empty() {
+            return Ok(entry);
+        }
+        let is_changed = self.used.get(&ino).copied().unwrap_or_default();
+        let place = match &found {
+            Some((_, path)) => self.beside(path, set).await?,
+            None => self.without_place(set, format!("inode-{}", ino.0).as_bytes()).await?,
+        };
+        let copy = self.make(&place, &plain(Node::File, 0o600)).await?;
+        entry.kind = ConflictKind::Ranges;
+        if let Some((file, _)) = found {
+            if !is_changed {
+                self.copy(&file, copy.ino).await?;
+                entry.kind = ConflictKind::Complete;
+            }
+            let Attributes { mode, uid, gid, .. } = file;
+            let own = AttributeChange {
+                mode: Some(mode),
+                uid: Some(uid),
+                gid: Some(gid),
+                ..AttributeChange::default()
+            };
+            self.attribute(copy.ino, &own).await?;
+        }
+        self.apply(copy.ino, &changes.steps).await?;
+        self.attribute(copy.ino, &changes.attributes).await?;
+        entry.copy = Some(encode_path(&copy.path));
+        Ok(entry)
+    }
+
+    /// An inode, and its path, if it has one that this client sees.
+    async fn find(&self, ino: Ino) -> Result<Option<(Attributes, Vec<u8>)>, FsError> {
+        let answered = self.journaled.request(Request::Path { ino }).await;
+        let path = match answered {
+            Ok((Answer::Bytes, path)) => path,
+            Ok(_) | Err(FsError::Stale | FsError::NotFound) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let found = match self.at(&path).await {
+            Ok(found) => found,
+            Err(FsError::NotFound | FsError::NotDirectory | FsError::NameTooLong) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        // A name of the path may be another inode's by now.
+        let is_same = found.ino == ino || found.ino == self.journaled.base.session.ours(ino);
+        Ok(is_same.then(|| (found, path.to_vec())))
+    }
+
+    /// What a path leads to.
+    async fn at(&self, path: &[u8]) -> Result<Attributes, FsError> {
+        let mut at = self.client.attributes(Ino::ROOT).await?.attributes;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            at = self.client.find(at.ino, name).await?.attributes;
+        }
+        Ok(at)
+    }
+
+    /// The place of the copy of a file.
+    async fn beside(&self, path: &[u8], set: &str) -> Result<Place, FsError> {
+        let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
+        let (above, name) = (&path[..end], path.get(end + 1..).unwrap_or_default());
+        let directory = self.at(above).await?.ino;
+        Ok(Place { directory, path: at_root(above), name: copy_name(name, set) })
+    }
+
+    /// The place of a copy beside which nothing is.
+    async fn without_place(&self, set: &str, name: &[u8]) -> Result<Place, FsError> {
+        let own = join(&at_root(DIRECTORY.as_bytes()), set.as_bytes());
+        let Copy { ino, path } = self.directory(&own, 0o700).await?;
+        Ok(Place { directory: ino, path, name: name.to_vec() })
+    }
+
+    /// A directory of the sets, which is made if it is not there.
+    async fn directory(&self, path: &[u8], mode: u16) -> Result<Copy, FsError> {
+        let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
+        let above = self.at(&path[..end]).await?.ino;
+        let place =
+            Place { directory: above, path: at_root(&path[..end]), name: path[end + 1..].to_vec() };
+        self.make(&place, &plain(Node::Directory, mode)).await
+    }
+
+    /// Makes an inode. One of an earlier attempt there is used again, or replaced.
+    async fn make(&self, place: &Place, new: &NewNode) -> Result<Copy, FsError> {
+        let Place { directory, name, .. } = place;
+        let made = match self.client.create(*directory, name, new).await {
+            Err(FsError::Exists) => {
+                let before = self.client.find(*directory, name).await?;
+                if before.kind == Kind::Directory {
+                    Ok(before)
+                } else {
+                    self.client.unlink(*directory, name).await?;
+                    Ok(self.client.create(*directory, name, new).await?)
+                }
+            }
+            made => made,
+        }?;
+        Ok(Copy { ino: made.ino, path: place.full() })
+    }
+
+    async fn copy(&self, file: &Attributes, to: Ino) -> Result<(), FsError> {
+        let mut at = 0;
+        while at < file.size {
+            let len = (file.size - at).min(COPIED_AT_ONCE);
+            let copied = self.client.copy((file.ino, at), (to, at), len).await?;
+            if copied == 0 {
+                // It has become shorter.
+                break;
+            }
+            at += copied;
+        }
+        Ok(())
+    }
+
+    async fn apply(&self, ino: Ino, steps: &[Step]) -> Result<(), FsError> {
+        for step in steps {
+            match step {
+                Step::Write(offset, data) => self.write(ino, *offset, data.clone()).await?,
+                Step::Size(size) => {
+                    let change =
+                        AttributeChange { size: Some(*size), ..AttributeChange::default() };
+                    self.client.set_attributes(ino, &change).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(&self, ino: Ino, offset: u64, mut data: Bytes) -> Result<(), FsError> {
+        let mut at = offset;
+        while !data.is_empty() {
+            let some = data.split_to(data.len().min(1 << 20));
+            let len = some.len() as u64;
+            self.client.write(ino, WriteAt::Offset(at), vec![some], WriteHow::default()).await?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Gives a copy the attributes of its file. A client whose users are all one may not.
+    async fn attribute(&self, ino: Ino, change: &AttributeChange) -> Result<(), FsError> {
+        let at = |time: Option<TimeChange>| time.filter(|time| matches!(time, TimeChange::At(_)));
+        let change = AttributeChange {
+            size: None,
+            modified: at(change.modified),
+            accessed: at(change.accessed),
+            ..*change
+        };
+        if change == AttributeChange::default() {
+            return Ok(());
+        }
+        match self.client.set_attributes(ino, &change).await {
+            Ok(_) | Err(FsError::NotPermitted | FsError::Denied) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A path from the root.
+fn at_root(path: &[u8]) -> Vec<u8> {
+    if path.starts_with(b"/") { path.to_vec() } else { join(b"/", path) }
+}
+
+fn plain(node: Node, mode: u16) -> NewNode {
+    NewNode { node, mode, umask: 0, uid: 0, gid: 0 }
+}
+
+/// The name of the copy of a file.
+fn copy_name(name: &[u8], set: &str) -> Vec<u8> {
+    let suffix = format!("{INFIX}{set}");
+    let most = MAX_NAME.saturating_sub(suffix.len());
+    [&name[..name.len().min(most)], suffix.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(offset: u64, len: usize) -> Step {
+        Step::Write(offset, vec![0; len].into())
+    }
+
+    #[test]
+    fn ranges_are_joined_and_cut() {
+        let steps = [write(10, 5), write(0, 4), write(4, 6), write(30, 10)];
+        assert_eq!(extent(&steps), (vec![(0, 15), (30, 10)], Some(40)));
+        let cut = [write(0, 10), Step::Size(4), write(20, 1), Step::Size(100)];
+        assert_eq!(extent(&cut), (vec![(0, 4), (20, 1)], Some(100)));
+        assert_eq!(extent(&[]), (vec![], None));
+    }
+
+    #[test]
+    fn names_of_copies_fit() {
+        assert_eq!(copy_name(b"file", "host-1"), b"file.conflict-host-1");
+        let long = copy_name(&[b'a'; 255], "host-1");
+        assert_eq!(long.len(), MAX_NAME);
+        assert!(long.ends_with(b".conflict-host-1"));
+    }
+}

@@ -37,6 +37,8 @@ impl Kinds {
 pub(crate) struct Service {
     /// A standby takes over when the server was silent for so long.
     pub(crate) lease: Duration,
+    /// A client with a journal that does not answer is waited for so much longer.
+    pub(crate) hold: Duration,
     /// How long the server may answer.
     pub(crate) tenure: Tenure,
     /// Whether it waits for another server, and takes over.
@@ -61,7 +63,7 @@ fn with(env: &Env, service: Option<&Service>) -> Kinds {
         let pools = Arc::new(ClusterPools::new(env, ClusterOptions::of_environment()));
         let rados = RadosKind::new(env, pools, Opener::this_process());
         let rados = Arc::new(match service.cloned() {
-            Some(Service { lease, tenure, stands_by }) => {
+            Some(Service { lease, tenure, stands_by, .. }) => {
                 rados.serving(Serving { lease, tenure, stands_by })
             }
             None => rados,

@@ -33,6 +33,11 @@ pub(crate) enum Request {
         /// Its name.
         client: String,
     },
+    /// Gives up the journals of a client that have lapsed.
+    ForgetJournals {
+        /// The client's name.
+        client: String,
+    },
     /// The snapshots, and the space of each.
     ListSnapshots,
     /// Change the volume alone.
@@ -165,6 +170,7 @@ impl Request {
                 | Request::Clients
                 | Request::Capabilities { .. }
                 | Request::Evict { .. }
+                | Request::ForgetJournals { .. }
                 | Request::ListSnapshots
                 | Request::CheckSnapshot { .. }
                 | Request::Attach(_)

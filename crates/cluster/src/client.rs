@@ -29,6 +29,7 @@ mod direct_io;
 mod durability;
 mod error;
 mod filesystem;
+pub mod inode_changes;
 mod inodes;
 pub mod journal;
 mod journal_format;

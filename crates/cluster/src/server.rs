@@ -148,6 +148,11 @@ impl Server {
         self.stages.sessions.evict(client)
     }
 
+    /// Gives up the journals of a client that have lapsed; how many. What they have is refused when the client comes back.
+    pub fn forget_journals(&self, client: &str) -> usize {
+        self.stages.sessions.forget_journals(client)
+    }
+
     /// The server and its sessions.
     pub fn status(&self) -> ServerStatus {
         report::status_of(&self.stages)

@@ -1,6 +1,7 @@
 //! `thalweg cluster`: a filesystem that many machines share.
 
 mod caps;
+mod conflicts;
 mod journal;
 mod selftest;
 mod status;
@@ -55,6 +56,8 @@ pub(crate) enum ClusterCommand {
     Client(ClientCommand),
     #[command(subcommand)]
     Journal(journal::JournalCommand),
+    #[command(subcommand)]
+    Conflicts(conflicts::ConflictsCommand),
 }
 
 /// Make a filesystem to be shared, on a new volume or an existing one
@@ -98,6 +101,10 @@ pub(crate) struct Serve {
     /// A client that is not heard for so many seconds loses what it caches
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
+    /// Wait for a client with a journal that does not answer so many seconds longer before others get what its journal may have
+    /// changes of: it may reboot meanwhile
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86400))]
+    hold: u64,
     /// Memory for what clients know of files, about 256 bytes for each file that a client knows. When it is full, the clients
     /// that know most are asked to forget files that they do not use
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
@@ -193,6 +200,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
         }
         ClusterCommand::Client(ClientCommand::Evict(args)) => evict(env, args).await,
         ClusterCommand::Journal(command) => journal::run(env, command).await,
+        ClusterCommand::Conflicts(command) => conflicts::run(command),
     }
     .map(|()| 0)
 }
@@ -282,7 +290,8 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let target = Target::volume(&args.volume)?;
     let address: ListenAddress = args.listen.parse().map_err(Failure::new)?;
     let lease = Duration::from_secs(args.lease);
-    let service = Service { lease, tenure: Tenure::new(env), stands_by: args.standby };
+    let hold = Duration::from_secs(args.hold);
+    let service = Service { lease, hold, tenure: Tenure::new(env), stands_by: args.standby };
     let opened = open(env, &target, &service).await?;
     let session = Arc::new(Session::new(env, vec![opened], Purpose::Serve));
     let running = Running::start(&session, args.metrics.as_ref())?;

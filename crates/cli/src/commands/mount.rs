@@ -100,6 +100,9 @@ Of a shared filesystem, for changes that the client has made by itself:
                     A new file is made. writeback and expire are 60 with a journal
   journal_size=SIZE of a new journal (2G)
   commit=SECONDS    how old changes become that are not in the journal yet (1)
+  on_conflict=copy|discard|refuse  what becomes of changes in the journal of what others have used while this machine was
+                    away, and of those behind them: conflict copies, which thalweg cluster conflicts lists; they are
+                    dropped, and counted in the log; or the mount fails (copy)
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again
 Of a shared filesystem whose server is away, as in nfs(5):
@@ -152,6 +155,11 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             "hard, soft, softerr, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
         ));
     }
+    if options.journal.journal_size.is_some() || options.journal.on_conflict.is_some() {
+        return Err(Failure::new(
+            "journal_size= and on_conflict= are for shared filesystems: SERVER:/PATH",
+        ));
+    }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
     let options = match (&target.snapshot, options.read_only) {
         (Some(_), Some(false)) => {
@@ -186,7 +194,8 @@ async fn shared(
     directory: &Path,
     options: MountOptions,
 ) -> Outcome<()> {
-    let JournalOptions { writeback, expire, commit, journal_size, .. } = options.journal;
+    let JournalOptions { writeback, expire, commit, journal_size, on_conflict, .. } =
+        options.journal;
     let journal_dev = options.journal.journal_dev.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
@@ -195,6 +204,7 @@ async fn shared(
         commit,
         journal_dev,
         journal_size,
+        on_conflict,
         ..Default::default()
     };
     if options.journal != ours || options.writeback_cache {
@@ -209,8 +219,9 @@ async fn shared(
     if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(Failure::new("journal_dev= names no file").help("write journal_dev=PATH"));
     }
-    if !has_journal && (commit.is_some() || journal_size.is_some()) {
-        return Err(Failure::new("commit= and journal_size= are about a journal")
+    let is_about_journal = commit.is_some() || journal_size.is_some() || on_conflict.is_some();
+    if !has_journal && is_about_journal {
+        return Err(Failure::new("commit=, journal_size= and on_conflict= are about a journal")
             .help("name one with journal_dev=PATH, or leave them out"));
     }
     let directory = usable(directory)?;

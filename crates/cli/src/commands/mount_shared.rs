@@ -197,6 +197,8 @@ impl Remote {
             writeback: options.writeback.unwrap_or(writeback),
             expire: options.expire.unwrap_or(expire),
             commit: options.commit.unwrap_or(defaults.commit),
+            on_conflict: options.on_conflict.unwrap_or(defaults.on_conflict),
+            host: host_name().unwrap_or(defaults.host),
             journal,
             contents: match self.request.options.contents {
                 Some(ContentsWord::Server) => None,
@@ -224,4 +226,12 @@ impl Remote {
         }
         running
     }
+}
+
+/// The name of this host, as far as it can be a part of a file's name.
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let allowed = |it: &char| it.is_ascii_alphanumeric() || matches!(it, '-' | '_' | '.');
+    let name: String = name.trim().chars().filter(allowed).take(64).collect();
+    (!name.is_empty()).then_some(name)
 }

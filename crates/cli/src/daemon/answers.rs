@@ -65,6 +65,13 @@ impl Session {
                     .help("thalweg cluster status lists the clients")),
                 ended => Ok(Answer::Json(serde_json::json!({ "sessions": ended }))),
             },
+            Request::ForgetJournals { client } => {
+                match self.shared(volume)?.forget_journals(client) {
+                    0 => Err(Failure::new(format!("{client} has no journal that has lapsed"))
+                        .help("thalweg cluster status lists the clients")),
+                    ended => Ok(Answer::Json(serde_json::json!({ "journals": ended }))),
+                }
+            }
             Request::Status => self.status(volume).await,
             Request::Replicas => {
                 let mut status = self.replicas.status(volume).await?;

@@ -32,8 +32,10 @@ impl SharedFiles {
     ) -> Outcome<SharedFiles> {
         let files = Files::open_served(env, volume).await?;
         let known = usize::try_from(memory.0).unwrap_or(usize::MAX) / KNOWN_BYTES;
-        let (lease, tenure) = (service.lease, Some(service.tenure.clone()));
-        let options = Options { lease, expire: 6 * lease, known, tenure, ..Options::default() };
+        let Service { lease, hold, .. } = *service;
+        let tenure = Some(service.tenure.clone());
+        let expire = 6 * lease;
+        let options = Options { lease, hold, expire, known, tenure, ..Options::default() };
         let server = Server::start(env, files.filesystem(), options).await?;
         Ok(SharedFiles { volume: volume.target.name.clone(), files, server })
     }
@@ -103,6 +105,11 @@ impl SharedFiles {
     /// Ends the sessions of a client; how many.
     pub(crate) fn evict(&self, client: &str) -> usize {
         self.server.evict(client)
+    }
+
+    /// Gives up the journals of a client that have lapsed; how many.
+    pub(crate) fn forget_journals(&self, client: &str) -> usize {
+        self.server.forget_journals(client)
     }
 
     /// Makes everything durable and finishes background work.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thalweg_cluster::client::Recover;
+use thalweg_cluster::client::{OnConflict, Recover, UnknownOnConflict};
 use thalweg_fs::local::Atime;
 use thalweg_fuse::mounted;
 use thalweg_store::inplace::{self, Mode};
@@ -113,6 +113,8 @@ pub(crate) struct JournalOptions {
     pub(crate) journal_dev: Option<PathBuf>,
     /// Bytes of a new journal of a client of a shared filesystem.
     pub(crate) journal_size: Option<u64>,
+    /// What a client of a shared filesystem does with changes of its journal that others have made impossible.
+    pub(crate) on_conflict: Option<OnConflict>,
     /// Writes of fewer bytes go through the journal.
     pub(crate) threshold: Option<u32>,
     /// The maximum age of the running transaction.
@@ -217,6 +219,11 @@ impl MountOptions {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
             "journal_size" => journal.journal_size = Some(size(name, value)?.0),
+            "on_conflict" => {
+                journal.on_conflict = Some(value.parse().map_err(|error: UnknownOnConflict| {
+                    Failure::new(format!("on_conflict={value} is {error}"))
+                })?);
+            }
             "threshold" => journal.threshold = Some(bytes(name, value)?),
             "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
             "rotational" => {
@@ -332,6 +339,7 @@ impl JournalOptions {
             self.data.map(|data| format!("data={data}")),
             self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
             self.journal_size.map(|bytes| format!("journal_size={bytes}")),
+            self.on_conflict.map(|what| format!("on_conflict={what}")),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
             seconds("commit", self.commit),
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),

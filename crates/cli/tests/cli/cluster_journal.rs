@@ -105,6 +105,8 @@ fn what_is_no_journal_is_refused() {
     refused(&format!("{},journal_size=1M", at(&data)), "is there already");
     refused(&format!("{},journal_size=64K", at(&empty)), "too small");
     refused("commit=5", "are about a journal");
+    refused("on_conflict=copy", "are about a journal");
+    refused("on_conflict=merge", "none of copy, discard and refuse");
     refused("journal_dev=", "names no file");
     assert!(!empty.exists() && fs::read(&data).unwrap() == vec![b'x'; 4 << 20]);
     // Made on purpose, it overwrites the file.
@@ -113,5 +115,129 @@ fn what_is_no_journal_is_refused() {
     let mut twice = scene.with("one", &["cluster", "journal", "create"]);
     let said = bad(twice.arg(&data), 1);
     assert!(said.contains("in use by another process"), "{said}");
+    assert!(scene.umount("one", &[]).status.success());
+}
+
+/// Another client uses a file while the first one is away: that one's changes are beside the file, and can be applied.
+#[test]
+fn what_others_have_used_is_in_conflict_copies() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
+    let journal = scene.home.path("journal");
+    let options = format!("journal_dev={},journal_size=16M", journal.display());
+    let mut command = scene.mount_command("one", "/");
+    let first = command.args(["-o", &options, "--token", &token]);
+    let mount = Foreground::start(&scene, first, "one");
+    let directory = scene.home.path("mnt-one").join("d");
+    fs::create_dir(&directory).unwrap();
+    let shown = scene.home.path("mnt-one").display().to_string();
+    for name in ["read", "changed", "apart"] {
+        fs::write(directory.join(name), format!("{name} before")).unwrap();
+    }
+    for name in ["read", "changed", "apart"] {
+        good(thalweg(["wait", "--for", "server"]).arg(directory.join(name)));
+    }
+    for name in ["apart", "read", "changed", "new"] {
+        let file = File::create(directory.join(name)).unwrap();
+        file.write_all_at(format!("{name} after").as_bytes(), 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    mount.kill(&scene, "one");
+    let other = scene.mount("two", "/", "--rw");
+    assert_eq!(text(&other.join("d/read")), "read before");
+    fs::write(other.join("d/changed"), "changed by another client").unwrap();
+    let mut command = scene.with("server", &["cluster", "status"]);
+    let status = good(command.arg(scene.home.volume()));
+    assert!(status.contains("AWAY") && status.contains("away with its journal"), "{status}");
+
+    let options = format!("journal_dev={}", journal.display());
+    good(scene.mount_command("one", "/").args(["-o", &options]));
+    // No other client has used it, and it came before what others have used.
+    assert_eq!(text(&other.join("d/apart")), "apart after");
+    assert_eq!(text(&other.join("d/read")), "read before");
+    assert_eq!(text(&other.join("d/changed")), "changed by another client");
+    let conflicts = |words: &[&str]| {
+        let mut command = thalweg(["cluster", "conflicts"]);
+        command.args(words);
+        command
+    };
+    let sets = json(&mut conflicts(&["list", "--json", &shown]));
+    let set = sets[0]["name"].as_str().unwrap().to_owned();
+    let entries = sets[0]["entries"].as_array().unwrap();
+    let kinds: Vec<_> = entries.iter().map(|it| it["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["complete", "ranges", "new"], "{sets}");
+    let said = good(&mut conflicts(&["show", &shown, &set]));
+    assert!(
+        said.contains("/d/read.conflict-") && said.contains("of a file that others have changed"),
+        "{said}"
+    );
+    let exported = scene.home.path("exported");
+    good(conflicts(&["export", &shown, &set]).arg(&exported));
+    let copy = format!("d/new.conflict-{set}");
+    assert_eq!(text(&exported.join(&copy)), "new after");
+    // The copy of a file that was changed since is left.
+    fs::write(other.join("d/new"), "made meanwhile").unwrap();
+    let said = bad(&mut conflicts(&["apply", &shown, &set]), 1);
+    assert!(said.contains("/d/new: the name is another file's by now"), "{said}");
+    assert_eq!(text(&other.join("d/read")), "read after");
+    assert!(text(&other.join("d/changed")).starts_with("changed after"));
+    good(&mut conflicts(&["drop", &shown, &set]));
+    assert!(!other.join(copy).exists() && !other.join(".thalweg-conflicts").exists());
+    bad(&mut conflicts(&["show", &shown, &set]), 1);
+    assert!(scene.umount("one", &[]).status.success());
+}
+
+/// A journal that was given up at the server cannot be written back; what it has can be taken out of it.
+#[test]
+fn a_journal_that_was_given_up_is_exported() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
+    let journal = scene.home.path("journal");
+    let options = format!("journal_dev={},journal_size=16M", journal.display());
+    let mut command = scene.mount_command("one", "/");
+    let first = command.args(["-o", &options, "--token", &token]);
+    let mount = Foreground::start(&scene, first, "one");
+    let directory = scene.home.path("mnt-one").join("d");
+    fs::create_dir(&directory).unwrap();
+    let file = File::create(directory.join("file")).unwrap();
+    file.write_all_at(b"given up", 0).unwrap();
+    file.write_all_at(b"far", 10_000).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let forget = || {
+        let mut command = scene.with("server", &["cluster", "journal", "forget"]);
+        command.arg(scene.home.volume()).arg("one");
+        command
+    };
+    let said = bad(&mut forget(), 1);
+    assert!(said.contains("no journal that has lapsed"), "{said}");
+    mount.kill(&scene, "one");
+    let other = scene.mount("two", "/", "--rw");
+    assert!(fs::read(other.join("d/file")).unwrap_or_default().is_empty());
+    good(&mut forget());
+
+    let options = format!("journal_dev={}", journal.display());
+    let said = bad(scene.mount_command("one", "/").args(["-o", &options]), 1);
+    assert!(said.contains("the server has ended the session"), "{said}");
+    let exported = scene.home.path("exported");
+    let export = || {
+        let mut command = thalweg(["cluster", "journal", "export"]);
+        command.arg(&journal).arg(&exported);
+        command
+    };
+    good(&mut export());
+    let said = bad(&mut export(), 1);
+    assert!(said.contains("File exists"), "{said}");
+    let list: Value = serde_json::from_str(&text(&exported.join("journal.json"))).unwrap();
+    let has_bytes = |it: &&Value| it["size"] == 10_003;
+    let found = list.as_array().unwrap().iter().find(has_bytes).unwrap();
+    let bytes = fs::read(exported.join(format!("inode-{}", found["ino"]))).unwrap();
+    assert_eq!(
+        (bytes.len(), &bytes[..8], &bytes[10_000..]),
+        (10_003, &b"given up"[..], &b"far"[..])
+    );
+    assert_eq!(found["ranges"], serde_json::json!([[0, 8], [10_000, 3]]));
+    good(thalweg(["cluster", "journal", "erase", "--force"]).arg(&journal));
+    good(scene.mount_command("one", "/").args(["-o", &options]));
     assert!(scene.umount("one", &[]).status.success());
 }

@@ -4,18 +4,15 @@
 //! The copies are made at the server by a session of their own, before the journal forgets anything: a crash repeats it, with the
 //! same names.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use thalweg_env::HashMap;
-use thalweg_fs::mutation::MutationKind;
 use thalweg_fs::{
     AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node, TimeChange,
     WriteAt, WriteHow,
 };
 
 use super::filesystem::Client;
-use super::journal_format::Run;
+use super::inode_changes::{Changes, Rest, Step, extent};
 use super::stages::Stages;
 use crate::conflicts::{
     ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path,
@@ -41,114 +38,6 @@ pub(super) fn is_conflict(error: &FsError) -> bool {
             | FsError::Denied
             | FsError::NotPermitted
     )
-}
-
-/// A change of the bytes of a file.
-enum Step {
-    Write(u64, Bytes),
-    Size(u64),
-}
-
-/// The changes of one inode.
-#[derive(Default)]
-struct Changes {
-    steps: Vec<Step>,
-    sets_attributes: bool,
-    /// If they make it: the directory, its name there, what it is.
-    made: Option<(Ino, Bytes, NewNode)>,
-    /// The attributes that they leave it with.
-    attributes: AttributeChange,
-}
-
-/// The rest of a journal.
-pub(super) struct Rest {
-    /// Inodes in the order of their first change.
-    inodes: Vec<Ino>,
-    changes: HashMap<Ino, Changes>,
-    count: usize,
-    time: i64,
-}
-
-impl Rest {
-    /// The mutations of these runs behind the first `skipped` ones.
-    pub(super) fn of(runs: Vec<Run>, mut skipped: u64) -> Rest {
-        let mut rest =
-            Rest { inodes: Vec::new(), changes: HashMap::default(), count: 0, time: i64::MAX };
-        for mutation in runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation) {
-            if skipped > 0 {
-                skipped -= 1;
-                continue;
-            }
-            rest.count += 1;
-            rest.time = rest.time.min(mutation.time.seconds);
-            rest.add(mutation.kind);
-        }
-        rest
-    }
-
-    fn add(&mut self, kind: MutationKind) {
-        let ino = kind.made().unwrap_or(kind.ino());
-        let changes = self.changes.entry(ino).or_insert_with(|| {
-            self.inodes.push(ino);
-            Changes::default()
-        });
-        match kind {
-            MutationKind::Create { parent, name, new, .. } => {
-                changes.made = Some((parent, name, new));
-            }
-            MutationKind::Write { offset, data, .. } => {
-                changes.steps.push(Step::Write(offset, data));
-            }
-            MutationKind::SetAttributes { change, .. } => {
-                changes.steps.extend(change.size.map(Step::Size));
-                changes.sets_attributes |= change.size.is_none();
-                let last = &mut changes.attributes;
-                last.mode = change.mode.or(last.mode);
-                last.uid = change.uid.or(last.uid);
-                last.gid = change.gid.or(last.gid);
-                last.modified = change.modified.or(last.modified);
-                last.accessed = change.accessed.or(last.accessed);
-            }
-            // With a journal the server alone stores bytes.
-            MutationKind::Stored { .. } => changes.sets_attributes = true,
-        }
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
-    pub(super) fn files(&self) -> usize {
-        self.inodes.len()
-    }
-}
-
-/// The ranges that steps write, and the size that they make at least.
-fn extent(steps: &[Step]) -> (Vec<(u64, u64)>, Option<u64>) {
-    // Ends by starts, apart from each other.
-    let (mut ranges, mut size) = (BTreeMap::<u64, u64>::new(), None);
-    for step in steps {
-        match step {
-            Step::Write(offset, data) => {
-                let (mut start, mut end) = (*offset, offset + data.len() as u64);
-                size = size.max(Some(end));
-                while let Some((at, until)) = ranges.range(..=end).next_back()
-                    && *until >= start
-                {
-                    (start, end) = (start.min(*at), end.max(*until));
-                    let at = *at;
-                    ranges.remove(&at);
-                }
-                ranges.insert(start, end);
-            }
-            Step::Size(cut) => {
-                size = Some(*cut);
-                ranges.retain(|start, _| start < cut);
-                ranges.values_mut().for_each(|end| *end = (*end).min(*cut));
-            }
-        }
-    }
-    (ranges.into_iter().map(|(start, end)| (start, end - start)).collect(), size)
 }
 
 /// Makes conflict copies.
@@ -202,23 +91,22 @@ impl<'a> Keeper<'a> {
 
     /// Makes the copies and the list of a set, durably; the list.
     pub(super) async fn keep(&self, rest: Rest, why: &FsError) -> Result<ConflictSet, FsError> {
-        assert!(rest.count > 0, "a conflict set has changes");
-        let name = format!("{}-{}", self.host, rest.time);
+        assert!(rest.count() > 0, "a conflict set has changes");
+        let name = format!("{}-{}", self.host, rest.time());
         let own = self.directory(&at_root(DIRECTORY.as_bytes()), 0o700).await?;
         let mut set = ConflictSet {
             format: FORMAT,
             name,
-            time: rest.time,
+            time: rest.time(),
             why: why.to_string(),
-            changes: rest.count,
-            entries: Vec::with_capacity(rest.inodes.len()),
+            changes: rest.count(),
+            entries: Vec::with_capacity(rest.files()),
         };
         let mut made = HashMap::default();
-        for ino in &rest.inodes {
-            let changes = &rest.changes[ino];
+        for (ino, changes) in rest.iter() {
             let kept = match &changes.made {
-                Some(new) => self.keep_new(*ino, changes, new, &set.name, &mut made).await?,
-                None => self.keep_changed(*ino, changes, &set.name).await?,
+                Some(new) => self.keep_new(ino, changes, new, &set.name, &mut made).await?,
+                None => self.keep_changed(ino, changes, &set.name).await?,
             };
             set.entries.push(kept);
         }
@@ -466,19 +354,6 @@ fn copy_name(name: &[u8], set: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn write(offset: u64, len: usize) -> Step {
-        Step::Write(offset, vec![0; len].into())
-    }
-
-    #[test]
-    fn ranges_are_joined_and_cut() {
-        let steps = [write(10, 5), write(0, 4), write(4, 6), write(30, 10)];
-        assert_eq!(extent(&steps), (vec![(0, 15), (30, 10)], Some(40)));
-        let cut = [write(0, 10), Step::Size(4), write(20, 1), Step::Size(100)];
-        assert_eq!(extent(&cut), (vec![(0, 4), (20, 1)], Some(100)));
-        assert_eq!(extent(&[]), (vec![], None));
-    }
 
     #[test]
     fn names_of_copies_fit() {

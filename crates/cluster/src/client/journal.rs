@@ -10,14 +10,17 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
+use thalweg_fs::Node;
 use thalweg_fs::mutation::MutationKind;
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::log::{Log, LogRecovery};
 use thalweg_store::journal::{End, JournalError};
 use uuid::Uuid;
 
+use super::inode_changes::{Rest, Step, extent};
 use super::journal_format::{Head, JournalRecord, OWNER, Run};
 use super::queue::{Unjournaled, WritebackQueue};
+use crate::conflicts::encode_path;
 
 /// Bytes of mutations in one record, about.
 const RECORD_BYTES: usize = 1 << 20;
@@ -76,6 +79,57 @@ pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, Jou
         bytes,
         size: device.geometry().size,
     })
+}
+
+/// What a journal changes of an inode.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct ExportedInode {
+    /// Its number.
+    pub ino: u64,
+    /// If the journal makes it: the directory's number, and the name there ([`encode_path`]).
+    pub made: Option<(u64, String)>,
+    /// Whether there are bytes of it.
+    pub is_file: bool,
+    /// Bytes that were written: offset and length of each range.
+    pub ranges: Vec<(u64, u64)>,
+    /// The size that was set, or the least that the writes make.
+    pub size: Option<u64>,
+    /// Attributes were set.
+    pub attributes: bool,
+    /// The changes of its bytes in their order.
+    #[serde(skip)]
+    pub steps: Vec<Step>,
+}
+
+impl ExportedInode {
+    /// The name of a file for its bytes.
+    pub fn file_name(&self) -> String {
+        format!("inode-{}", self.ino)
+    }
+}
+
+/// What a journal changes, by inodes in the order of their first changes. The server may have some of it.
+///
+/// # Errors
+/// As [`inspect`].
+pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>, JournalError> {
+    let found = FoundJournal::open(env, device.clone()).await?;
+    let rest = Rest::of(found.runs, 0);
+    let exported = rest.iter().map(|(ino, changes)| {
+        let (ranges, size) = extent(&changes.steps);
+        let made = changes.made.as_ref();
+        let is_new = made.is_some_and(|(.., new)| new.node == Node::File);
+        ExportedInode {
+            ino: ino.0,
+            made: made.map(|(parent, name, _)| (parent.0, encode_path(name))),
+            is_file: is_new || !changes.steps.is_empty(),
+            ranges,
+            size,
+            attributes: changes.sets_attributes,
+            steps: changes.steps.clone(),
+        }
+    });
+    Ok(exported.collect())
 }
 
 /// A journal that was opened, and what it has.

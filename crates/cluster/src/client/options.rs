@@ -1,5 +1,6 @@
 //! How a client treats its server.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,6 +80,16 @@ pub enum OnConflict {
     Discard,
     /// They stay in the journal, and the mount fails.
     Refuse,
+}
+
+impl fmt::Display for OnConflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OnConflict::Copy => "copy",
+            OnConflict::Discard => "discard",
+            OnConflict::Refuse => "refuse",
+        })
+    }
 }
 
 /// It is none of `copy`, `discard` and `refuse`.

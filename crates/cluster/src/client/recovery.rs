@@ -16,9 +16,10 @@ use thalweg_store::journal::JournalError;
 use uuid::Uuid;
 
 use super::base::ClientBase;
-use super::conflicts::{Keeper, Rest, is_conflict};
+use super::conflicts::{Keeper, is_conflict};
 use super::error::AttachError;
 use super::filesystem::Client;
+use super::inode_changes::Rest;
 use super::journal::{ClientJournal, FoundJournal};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;

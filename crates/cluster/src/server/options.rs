@@ -13,6 +13,8 @@ pub const KNOWN_BYTES: usize = 256;
 pub struct Options {
     /// A client may use what it caches for so long after the last call that was answered.
     pub lease: Duration,
+    /// A client with a journal that does not answer is waited for so much longer before others go on: it may reboot.
+    pub hold: Duration,
     /// A client that is silent for so long has lost its session.
     pub expire: Duration,
     /// Most sessions.
@@ -36,6 +38,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             lease: Duration::from_secs(10),
+            hold: Duration::ZERO,
             expire: Duration::from_secs(60),
             sessions: 4096,
             budget: 4096,

@@ -20,6 +20,7 @@ use super::capabilities::{Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::{RequestContext, Response};
 use super::counters::add;
+use super::options::Options;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
 use crate::protocol::{Changed, FromServer, Invalidated};
@@ -276,7 +277,9 @@ impl Recall {
                 () = done => true,
             }
         };
-        let delivered = self.base.env.timeout(self.base.options.lease, delivering).await;
+        let Options { lease, hold, .. } = *self.base.options;
+        let patience = if session.journal.is_kept() { lease + hold } else { lease };
+        let delivered = self.base.env.timeout(patience, delivering).await;
         add(&counters.recalls_answered, u64::from(delivered == Some(true)));
         add(&counters.recalls_timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {

@@ -27,6 +27,13 @@ pub struct SessionStatus {
     pub connected: bool,
     /// Whether it reads and writes contents of files itself, where those are kept elsewhere.
     pub direct: bool,
+    /// Whether its client has a journal.
+    pub journal: bool,
+    /// Whether that journal has lapsed: its client was away for so long that others went on. What they have not used is still its
+    /// own.
+    pub lapsed: bool,
+    /// Of a lapsed journal: the inodes that others have used since.
+    pub used: usize,
     /// Milliseconds since it was last heard.
     pub silent_ms: u64,
     /// Inodes that it knows.
@@ -79,6 +86,8 @@ pub struct ServerStatus {
     pub undurable: u64,
     /// Sessions that it has ended although their clients did not ask for it.
     pub evictions: u64,
+    /// Journals whose clients were away for so long that others went on.
+    pub lapsed_journals: usize,
     /// Changes that clients had made by themselves and that were lost, because they could not be applied.
     pub refused_changes: u64,
     /// How often clients had to return the room that they were promised, because others needed it.
@@ -107,6 +116,7 @@ pub(super) fn status_of(stages: &Stages) -> ServerStatus {
         cached: clients.iter().map(|client| client.cached).sum(),
         undurable: stages.commit_on_share.count().values().sum(),
         evictions: value(&counters.evictions),
+        lapsed_journals: clients.iter().filter(|client| client.lapsed).count(),
         refused_changes: value(&counters.refused),
         room_recalls: stages.room.recalls(),
         invalidations: InvalidationCounts {
@@ -139,6 +149,9 @@ pub(super) fn sessions_of(stages: &Stages) -> Vec<SessionStatus> {
             read_only: session.visitor.access == Access::Read,
             connected: state.channel.is_some(),
             direct: state.is_direct,
+            journal: session.journal.is_kept(),
+            lapsed: session.journal.has_lapsed(),
+            used: session.journal.used().len(),
             silent_ms: millis(now, state.heard),
             inodes: state.known.len(),
             cached: of(&cached, &session),

@@ -381,6 +381,15 @@ impl Sessions {
         of_client.len()
     }
 
+    /// Gives up the journals of a client that have lapsed; how many.
+    pub(super) fn forget_journals(self: &Arc<Self>, client: &str) -> usize {
+        let lapsed = self.matching(|it| it.visitor.name == client && it.journal.has_lapsed());
+        for session in &lapsed {
+            self.end(session, Ending::Forgotten("an administrator gave its journal up"));
+        }
+        lapsed.len()
+    }
+
     /// Asks the clients that know most to forget inodes, if the clients know too many.
     pub(super) fn request_release(&self) {
         if !self.base.limit.may_ask(self.base.env.now()) {

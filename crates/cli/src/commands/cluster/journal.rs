@@ -1,24 +1,32 @@
 //! `thalweg cluster journal`: the journal of a client, which is not mounted.
 
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use thalweg_cluster::client::inode_changes::Step;
 use thalweg_cluster::client::journal::{self, JournalReport};
 use thalweg_env::Env;
 use thalweg_store::device::Access;
 
 use crate::client_journal::{self, USUAL_SIZE};
+use crate::commands::ask::ask;
 use crate::failure::{Failure, Outcome, explain_journal};
+use crate::request::{Answer, Request, unexpected_answer};
 use crate::size::Size;
+use crate::target::Target;
 
-/// Make, look at and erase the journal of a client, while it is not mounted
+/// Make, look at, export and erase the journal of a client, while it is not mounted
 ///
 /// `thalweg mount SERVER:/PATH DIRECTORY -o journal_dev=PATH` keeps there what the client has made by itself.
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
     Create(Create),
     Inspect(Inspect),
+    Export(Export),
     Erase(Erase),
+    Forget(Forget),
 }
 
 /// Make an empty journal
@@ -43,6 +51,30 @@ pub(crate) struct Inspect {
     json: bool,
 }
 
+/// Write what a journal has into files of a new folder
+///
+/// For a journal that cannot be written back, since the server has given it up. Of each file there are the bytes that were
+/// written, at their offsets; journal.json lists them. The journal stays as it is.
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// The journal
+    path: PathBuf,
+    /// The folder, which must not exist
+    folder: PathBuf,
+}
+
+/// Give up the journals of a client that are away, at the server
+///
+/// Other clients need wait for them no more, and what they have is refused when the client comes back: it can be exported
+/// there.
+#[derive(Debug, Args)]
+pub(crate) struct Forget {
+    /// The volume's folder, or its device
+    volume: String,
+    /// The client's name
+    client: String,
+}
+
 /// Forget what a journal has; what the server does not have of it is lost
 #[derive(Debug, Args)]
 pub(crate) struct Erase {
@@ -57,7 +89,49 @@ pub(super) async fn run(env: &Env, command: JournalCommand) -> Outcome<()> {
     match command {
         JournalCommand::Create(args) => create(env, &args).await,
         JournalCommand::Inspect(args) => show(env, &args).await,
+        JournalCommand::Export(args) => export(env, &args).await,
         JournalCommand::Erase(args) => erase(env, &args).await,
+        JournalCommand::Forget(args) => forget(env, args).await,
+    }
+}
+
+async fn export(env: &Env, Export { path, folder }: &Export) -> Outcome<()> {
+    let device = client_journal::device(env, path, Access::Reading).await?;
+    let found = journal::export(env, &device).await.map_err(|error| {
+        explain_journal(&error).while_doing(format!("cannot read the journal {}", path.display()))
+    })?;
+    let shown = folder.display();
+    let failed = |error: std::io::Error| {
+        Failure::of(&error).while_doing(format!("cannot write what the journal has to {shown}"))
+    };
+    fs::create_dir(folder).map_err(failed)?;
+    for inode in &found {
+        if inode.is_file {
+            let file = File::create_new(folder.join(inode.file_name())).map_err(failed)?;
+            for step in &inode.steps {
+                let done = match step {
+                    Step::Write(offset, data) => file.write_all_at(data, *offset),
+                    Step::Size(size) => file.set_len(*size),
+                };
+                done.map_err(failed)?;
+            }
+            file.sync_all().map_err(failed)?;
+        }
+    }
+    let list = serde_json::to_vec_pretty(&found)?;
+    fs::write(folder.join("journal.json"), list).map_err(failed)?;
+    println!("{shown} has what {} changes: {} files and directories", path.display(), found.len());
+    Ok(())
+}
+
+async fn forget(env: &Env, Forget { volume, client }: Forget) -> Outcome<()> {
+    let request = Request::ForgetJournals { client: client.clone() };
+    match ask(env, &Target::volume(&volume)?, request, false).await? {
+        Answer::Json(ended) => {
+            println!("{} journals of {client} were given up", ended["journals"]);
+            Ok(())
+        }
+        _ => Err(unexpected_answer()),
     }
 }
 

@@ -51,6 +51,7 @@ struct View {
     undurable: u64,
     evictions: u64,
     refused_changes: u64,
+    lapsed_journals: u64,
     room_recalls: u64,
     invalidations: Invalidations,
     received_bytes: u64,
@@ -84,6 +85,8 @@ struct ClientView {
     read_only: bool,
     connected: bool,
     direct: bool,
+    lapsed: bool,
+    used: u64,
     silent_ms: u64,
     inodes: u64,
     cached: u64,
@@ -219,6 +222,10 @@ fn text(view: &View, before: Option<(&View, Duration)>) -> Result<String, fmt::E
             "LOST           {refused} changes of clients; the server's log names the files"
         )?;
     }
+    if view.lapsed_journals > 0 {
+        let lapsed = view.lapsed_journals;
+        writeln!(out, "AWAY           {lapsed} clients with changes in their journals")?;
+    }
     writeln!(out, "not durable    {} inodes and names", view.undurable)?;
     clients_table(&mut out, view, before)?;
     Ok(out)
@@ -246,6 +253,9 @@ fn clients_table(out: &mut String, view: &View, before: Option<(&View, Duration)
         }
         if it.direct {
             write!(out, "  direct")?;
+        }
+        if it.lapsed {
+            write!(out, "  away with its journal, of which others have used {} inodes,", it.used)?;
         }
         match it.connected {
             true => writeln!(out)?,

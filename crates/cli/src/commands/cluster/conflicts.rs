@@ -1,0 +1,366 @@
+//! `thalweg cluster conflicts`: what a client could not write back that was away, in conflict copies.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use thalweg_cluster::conflicts::{
+    ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, decode_path,
+};
+
+use crate::failure::{Failure, Outcome};
+use crate::size::Size;
+
+/// Show, apply and drop conflict copies
+///
+/// A client with a journal that was away writes back what no other client has used meanwhile. The rest becomes a set of conflict
+/// copies, beside the files: NAME.conflict-HOST-TIME.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConflictsCommand {
+    List(List),
+    Show(Show),
+    Apply(Apply),
+    Export(Export),
+    Drop(Drop),
+}
+
+/// List the sets of conflict copies
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Where the shared filesystem is mounted, or a directory of it
+    directory: PathBuf,
+    /// Print a JSON list
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show what a set has
+#[derive(Debug, Args)]
+pub(crate) struct Show {
+    /// Where the shared filesystem is mounted, or a directory of it
+    directory: PathBuf,
+    /// The set
+    set: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make the changes of a set in its files, and remove the copies
+///
+/// A file that others have changed since the copy was made is left alone without --force. Where a copy has ranges alone, those
+/// are written. A file keeps its owner, mode and other names. Attributes that were set are not set again: `show` names the files.
+#[derive(Debug, Args)]
+pub(crate) struct Apply {
+    /// Where the shared filesystem is mounted, or a directory of it
+    directory: PathBuf,
+    /// The set
+    set: String,
+    /// Also over files that were changed or made since
+    #[arg(long)]
+    force: bool,
+}
+
+/// Copy the copies of a set, and its list, to a new folder
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// Where the shared filesystem is mounted, or a directory of it
+    directory: PathBuf,
+    /// The set
+    set: String,
+    /// The folder, which must not exist
+    folder: PathBuf,
+}
+
+/// Remove the copies of a set; its changes are lost
+#[derive(Debug, Args)]
+pub(crate) struct Drop {
+    /// Where the shared filesystem is mounted, or a directory of it
+    directory: PathBuf,
+    /// The set
+    set: String,
+}
+
+pub(super) fn run(command: ConflictsCommand) -> Outcome<()> {
+    match command {
+        ConflictsCommand::List(args) => list(&args),
+        ConflictsCommand::Show(args) => show(&args),
+        ConflictsCommand::Apply(args) => apply(&args),
+        ConflictsCommand::Export(args) => export(&args),
+        ConflictsCommand::Drop(args) => remove(&args),
+    }
+}
+
+/// The sets below a root.
+struct Sets {
+    root: PathBuf,
+}
+
+impl Sets {
+    /// Of the filesystem that a directory is on.
+    fn of(directory: &Path) -> Outcome<Sets> {
+        let failed = |error: io::Error| {
+            Failure::of(&error).while_doing(format!("cannot look at {}", directory.display()))
+        };
+        let mut root = directory.canonicalize().map_err(failed)?;
+        let device = root.metadata().map_err(failed)?.dev();
+        while let Some(above) = root.parent()
+            && above.metadata().map_err(failed)?.dev() == device
+        {
+            root = above.to_path_buf();
+        }
+        Ok(Sets { root })
+    }
+
+    fn list_of(&self, set: &str) -> PathBuf {
+        self.root.join(DIRECTORY).join(format!("{set}.json"))
+    }
+
+    fn names(&self) -> Outcome<Vec<String>> {
+        let own = self.root.join(DIRECTORY);
+        let entries = match fs::read_dir(&own) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => {
+                return Err(
+                    Failure::of(&error).while_doing(format!("cannot read {}", own.display()))
+                );
+            }
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name().into_string().unwrap_or_default();
+            names.extend(name.strip_suffix(".json").map(str::to_owned));
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn read(&self, set: &str) -> Outcome<ConflictSet> {
+        let path = self.list_of(set);
+        if set.contains('/') || !path.exists() {
+            let root = self.root.display();
+            return Err(Failure::new(format!("{root} has no set {set}"))
+                .help(format!("thalweg cluster conflicts list {root} names the sets")));
+        }
+        let failed = || format!("cannot read {}", path.display());
+        let list = fs::read(&path).map_err(|error| Failure::of(&error).while_doing(failed()))?;
+        let list: ConflictSet = serde_json::from_slice(&list)
+            .map_err(|error| Failure::of(&error).while_doing(failed()))?;
+        if list.format != FORMAT {
+            let format = list.format;
+            return Err(Failure::new(format!("the set has the format {format}, not {FORMAT}"))
+                .help("use the version of thalweg that has made it"));
+        }
+        Ok(list)
+    }
+
+    /// Where a path of a list leads. It leads to no place above the root.
+    fn at(&self, path: &str) -> Outcome<PathBuf> {
+        let bytes = decode_path(path).filter(|bytes| {
+            bytes.split(|byte| *byte == b'/').all(|name| !matches!(name, b".." | b"."))
+        });
+        let Some(bytes) = bytes else {
+            return Err(Failure::new(format!("{path} is no path of a set")));
+        };
+        let path = PathBuf::from(OsString::from_vec(bytes));
+        Ok(self.root.join(path.strip_prefix("/").unwrap_or(&path)))
+    }
+
+    /// Removes the list of a set, and the directory of copies that had no other place, if that is empty.
+    fn forget(&self, set: &str) -> Outcome<()> {
+        fs::remove_file(self.list_of(set))?;
+        let own = self.root.join(DIRECTORY);
+        // They stay if something is there.
+        let _ = fs::remove_dir(own.join(set));
+        let _ = fs::remove_dir(own);
+        Ok(())
+    }
+}
+
+fn list(List { directory, json }: &List) -> Outcome<()> {
+    let sets = Sets::of(directory)?;
+    let sets: Vec<ConflictSet> =
+        sets.names()?.iter().map(|name| sets.read(name)).collect::<Outcome<_>>()?;
+    if *json {
+        println!("{}", serde_json::to_string(&sets)?);
+        return Ok(());
+    }
+    if sets.is_empty() {
+        println!("no conflict copies");
+    }
+    for set in sets {
+        let ConflictSet { name, changes, entries, why, .. } = set;
+        println!("{name}: {changes} changes of {} files and directories: {why}", entries.len());
+    }
+    Ok(())
+}
+
+fn show(Show { directory, set, json }: &Show) -> Outcome<()> {
+    let set = Sets::of(directory)?.read(set)?;
+    if *json {
+        println!("{}", serde_json::to_string(&set)?);
+        return Ok(());
+    }
+    println!("{}: {} changes, refused since: {}", set.name, set.changes, set.why);
+    for entry in &set.entries {
+        let bytes: u64 = entry.ranges.iter().map(|(_, len)| len).sum();
+        let path = entry.path.as_deref().unwrap_or("(gone)");
+        let what = match entry.kind {
+            ConflictKind::New => "new".to_owned(),
+            ConflictKind::Complete => {
+                format!("{} changed, of a file that others have read", Size(bytes))
+            }
+            ConflictKind::Ranges => {
+                format!(
+                    "{} in {} ranges, of a file that others have changed",
+                    Size(bytes),
+                    entry.ranges.len()
+                )
+            }
+            ConflictKind::Attributes => "attributes".to_owned(),
+        };
+        match &entry.copy {
+            Some(copy) => println!("{path}: {what}: {copy}"),
+            None => println!("{path}: {what}"),
+        }
+    }
+    Ok(())
+}
+
+fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
+    let sets = Sets::of(directory)?;
+    let mut list = sets.read(set)?;
+    let since = fs::metadata(sets.list_of(set))?;
+    let made = (since.ctime(), since.ctime_nsec());
+    let (mut applied, mut left, mut moved) = (0, Vec::new(), Vec::new());
+    for entry in std::mem::take(&mut list.entries) {
+        // It lies in a directory that is a copy as a whole.
+        let is_inside = |above: &&String| {
+            entry.copy.as_ref().is_some_and(|copy| copy.starts_with(&format!("{above}/")))
+        };
+        if moved.iter().any(|above| is_inside(&above)) {
+            applied += 1;
+            continue;
+        }
+        match apply_one(&sets, &entry, made, *force) {
+            Ok(()) => {
+                applied += 1;
+                moved.extend(entry.copy.clone().filter(|_| entry.kind == ConflictKind::New));
+            }
+            Err(error) => {
+                eprintln!("{}: {error}", entry.path.as_deref().unwrap_or("a file that is gone"));
+                left.push(entry);
+            }
+        }
+    }
+    if left.is_empty() {
+        sets.forget(set)?;
+        println!("{applied} files and directories have the changes of {set}");
+        return Ok(());
+    }
+    list.entries = left;
+    let count = list.entries.len();
+    fs::write(sets.list_of(set), serde_json::to_vec_pretty(&list)?)?;
+    Err(Failure::new(format!("{applied} were applied, {count} are left in {set}")).help(
+        "--force applies them also over what was changed since; export and drop take them away",
+    ))
+}
+
+/// Makes the changes of one entry.
+fn apply_one(sets: &Sets, entry: &ConflictEntry, made: (i64, i64), force: bool) -> Outcome<()> {
+    let Some(copy) = &entry.copy else { return Ok(()) };
+    let Some(path) = &entry.path else {
+        return Err(Failure::new(format!("it has no place any more; its copy is {copy}")));
+    };
+    let (copy, path) = (sets.at(copy)?, sets.at(path)?);
+    if entry.kind == ConflictKind::New {
+        if path.symlink_metadata().is_ok() && !force {
+            return Err(Failure::new("the name is another file's by now"));
+        }
+        return Ok(fs::rename(&copy, &path)?);
+    }
+    let now = fs::metadata(&path)?;
+    if (now.ctime(), now.ctime_nsec()) > made && !force {
+        return Err(Failure::new("it was changed since the copy was made"));
+    }
+    let (mut from, mut to) = (File::open(&copy)?, OpenOptions::new().write(true).open(&path)?);
+    if entry.kind == ConflictKind::Complete {
+        io::copy(&mut from, &mut to)?;
+        to.set_len(from.metadata()?.len())?;
+    } else {
+        for (offset, len) in &entry.ranges {
+            from.seek(SeekFrom::Start(*offset))?;
+            to.seek(SeekFrom::Start(*offset))?;
+            io::copy(&mut (&mut from).take(*len), &mut to)?;
+        }
+    }
+    to.flush()?;
+    to.sync_all()?;
+    Ok(fs::remove_file(&copy)?)
+}
+
+fn export(Export { directory, set, folder }: &Export) -> Outcome<()> {
+    let sets = Sets::of(directory)?;
+    let list = sets.read(set)?;
+    let failed = |error: io::Error| {
+        Failure::of(&error).while_doing(format!("cannot write to {}", folder.display()))
+    };
+    fs::create_dir(folder).map_err(failed)?;
+    let mut files = 0;
+    for copy in list.entries.iter().filter_map(|entry| entry.copy.as_ref()) {
+        let from = sets.at(copy)?;
+        let to = folder.join(from.strip_prefix(&sets.root).unwrap_or(&from));
+        let kind = from.symlink_metadata()?.file_type();
+        if kind.is_dir() {
+            fs::create_dir_all(&to).map_err(failed)?;
+            continue;
+        }
+        if let Some(above) = to.parent() {
+            fs::create_dir_all(above).map_err(failed)?;
+        }
+        if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(&from)?, &to).map_err(failed)?;
+        } else if kind.is_file() {
+            fs::copy(&from, &to).map_err(failed)?;
+        } else {
+            continue;
+        }
+        files += 1;
+    }
+    let name = format!("{set}.json");
+    fs::write(folder.join(name), serde_json::to_vec_pretty(&list)?).map_err(failed)?;
+    println!("{} has {files} copies of {set}", folder.display());
+    Ok(())
+}
+
+fn remove(Drop { directory, set }: &Drop) -> Outcome<()> {
+    let sets = Sets::of(directory)?;
+    let list = sets.read(set)?;
+    let mut removed = 0;
+    // What lies in a directory goes before it.
+    for copy in list.entries.iter().rev().filter_map(|entry| entry.copy.as_ref()) {
+        let copy = sets.at(copy)?;
+        let gone = match copy.symlink_metadata() {
+            Ok(found) if found.is_dir() => fs::remove_dir(&copy),
+            Ok(_) => fs::remove_file(&copy),
+            Err(error) => Err(error),
+        };
+        match gone {
+            Ok(()) => removed += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(
+                    Failure::of(&error).while_doing(format!("cannot remove {}", copy.display()))
+                );
+            }
+        }
+    }
+    sets.forget(set)?;
+    println!("{removed} copies of {set} are removed");
+    Ok(())
+}

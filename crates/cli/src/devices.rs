@@ -37,7 +37,7 @@ impl Kinds {
 pub(crate) struct Service {
     /// A standby takes over when the server was silent for so long.
     pub(crate) lease: Duration,
-    /// A client with a journal that does not answer is waited for so much longer.
+    /// Time in addition for a client with a journal that does not answer.
     pub(crate) hold: Duration,
     /// How long the server may answer.
     pub(crate) tenure: Tenure,

@@ -148,7 +148,7 @@ impl Server {
         self.stages.sessions.evict(client)
     }
 
-    /// Gives up the journals of a client that have lapsed; how many. What they have is refused when the client comes back.
+    /// Gives up the journals of a client that have lapsed; how many. Their changes are refused when the client comes back.
     pub fn forget_journals(&self, client: &str) -> usize {
         self.stages.sessions.forget_journals(client)
     }

@@ -101,8 +101,8 @@ pub(crate) struct Serve {
     /// A client that is not heard for so many seconds loses what it caches
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     lease: u64,
-    /// Wait for a client with a journal that does not answer so many seconds longer before others get what its journal may have
-    /// changes of: it may reboot meanwhile
+    /// Wait so many seconds longer for a client with a journal that does not answer, before other clients get what its journal may
+    /// have changes of: it may reboot meanwhile
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86400))]
     hold: u64,
     /// Memory for what clients know of files, about 256 bytes for each file that a client knows. When it is full, the clients
@@ -388,7 +388,7 @@ async fn evict(env: &Env, args: Evict) -> Outcome<()> {
     let request = Request::Evict { client: args.client.clone() };
     match ask(env, &Target::volume(&args.volume)?, request, false).await? {
         Answer::Json(ended) => {
-            println!("{} sessions of {} have ended", ended["sessions"], args.client);
+            println!("{} sessions of {} have ended", ended["ended"], args.client);
             Ok(())
         }
         _ => Err(unexpected_answer()),

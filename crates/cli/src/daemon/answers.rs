@@ -60,17 +60,11 @@ impl Session {
             Request::Capabilities { path } => {
                 self.shared(volume)?.capabilities(path).await.map(Answer::Json)
             }
-            Request::Evict { client } => match self.shared(volume)?.evict(client) {
-                0 => Err(Failure::new(format!("{client} has no session"))
-                    .help("thalweg cluster status lists the clients")),
-                ended => Ok(Answer::Json(serde_json::json!({ "sessions": ended }))),
-            },
+            Request::Evict { client } => {
+                ended(self.shared(volume)?.evict(client), client, "session")
+            }
             Request::ForgetJournals { client } => {
-                match self.shared(volume)?.forget_journals(client) {
-                    0 => Err(Failure::new(format!("{client} has no journal that has lapsed"))
-                        .help("thalweg cluster status lists the clients")),
-                    ended => Ok(Answer::Json(serde_json::json!({ "journals": ended }))),
-                }
+                ended(self.shared(volume)?.forget_journals(client), client, "lapsed journal")
             }
             Request::Status => self.status(volume).await,
             Request::Replicas => {
@@ -264,5 +258,14 @@ impl Session {
                 Ok(Answer::Done)
             }
         }
+    }
+}
+
+/// The answer to a request that ends something of a client.
+fn ended(count: usize, client: &str, what: &str) -> Outcome<Answer> {
+    match count {
+        0 => Err(Failure::new(format!("{client} has no {what}"))
+            .help("thalweg cluster status lists the clients")),
+        _ => Ok(Answer::Json(serde_json::json!({ "ended": count }))),
     }
 }

@@ -113,7 +113,7 @@ pub(crate) struct JournalOptions {
     pub(crate) journal_dev: Option<PathBuf>,
     /// Bytes of a new journal of a client of a shared filesystem.
     pub(crate) journal_size: Option<u64>,
-    /// What a client of a shared filesystem does with changes of its journal that others have made impossible.
+    /// What a client of a shared filesystem does with changes of its journal that other clients have made impossible.
     pub(crate) on_conflict: Option<OnConflict>,
     /// Writes of fewer bytes go through the journal.
     pub(crate) threshold: Option<u32>,

@@ -152,7 +152,7 @@ fn what_others_have_used_is_in_conflict_copies() {
 
     let options = format!("journal_dev={}", journal.display());
     good(scene.mount_command("one", "/").args(["-o", &options]));
-    // No other client has used it, and it came before what others have used.
+    // No other client has used it, and it came before what another one has used.
     assert_eq!(text(&other.join("d/apart")), "apart after");
     assert_eq!(text(&other.join("d/read")), "read before");
     assert_eq!(text(&other.join("d/changed")), "changed by another client");
@@ -210,7 +210,7 @@ fn a_journal_that_was_given_up_is_exported() {
         command
     };
     let said = bad(&mut forget(), 1);
-    assert!(said.contains("no journal that has lapsed"), "{said}");
+    assert!(said.contains("no lapsed journal"), "{said}");
     mount.kill(&scene, "one");
     let other = scene.mount("two", "/", "--rw");
     assert!(fs::read(other.join("d/file")).unwrap_or_default().is_empty());

@@ -13,7 +13,7 @@ pub const KNOWN_BYTES: usize = 256;
 pub struct Options {
     /// A client may use what it caches for so long after the last call that was answered.
     pub lease: Duration,
-    /// A client with a journal that does not answer is waited for so much longer before others go on: it may reboot.
+    /// Time in addition to the lease for a client with a journal that does not answer: it may reboot.
     pub hold: Duration,
     /// A client that is silent for so long has lost its session.
     pub expire: Duration,

@@ -29,10 +29,10 @@ pub struct SessionStatus {
     pub direct: bool,
     /// Whether its client has a journal.
     pub journal: bool,
-    /// Whether that journal has lapsed: its client was away for so long that others went on. What they have not used is still its
-    /// own.
+    /// Whether that journal has lapsed: its client was away for so long that other clients went on. It keeps all that these have
+    /// not used.
     pub lapsed: bool,
-    /// Of a lapsed journal: the inodes that others have used since.
+    /// Of a lapsed journal: the inodes that other clients have used since.
     pub used: usize,
     /// Milliseconds since it was last heard.
     pub silent_ms: u64,
@@ -86,7 +86,7 @@ pub struct ServerStatus {
     pub undurable: u64,
     /// Sessions that it has ended although their clients did not ask for it.
     pub evictions: u64,
-    /// Journals whose clients were away for so long that others went on.
+    /// Journals whose clients were away for so long that other clients went on.
     pub lapsed_journals: usize,
     /// Changes that clients had made by themselves and that were lost, because they could not be applied.
     pub refused_changes: u64,

@@ -52,7 +52,7 @@ pub(crate) struct Show {
 
 /// Make the changes of a set in its files, and remove the copies
 ///
-/// A file that others have changed since the copy was made is left alone without --force. Where a copy has ranges alone, those
+/// A file that was changed since the copy was made is left alone without --force. Where a copy has ranges alone, those
 /// are written. A file keeps its owner, mode and other names. Attributes that were set are not set again: `show` names the files.
 #[derive(Debug, Args)]
 pub(crate) struct Apply {

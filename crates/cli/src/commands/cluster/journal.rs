@@ -128,7 +128,7 @@ async fn forget(env: &Env, Forget { volume, client }: Forget) -> Outcome<()> {
     let request = Request::ForgetJournals { client: client.clone() };
     match ask(env, &Target::volume(&volume)?, request, false).await? {
         Answer::Json(ended) => {
-            println!("{} journals of {client} were given up", ended["journals"]);
+            println!("{} journals of {client} were given up", ended["ended"]);
             Ok(())
         }
         _ => Err(unexpected_answer()),

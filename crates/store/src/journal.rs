@@ -77,15 +77,29 @@ pub enum JournalError {
     /// Stop: transactions that were durable cannot be read, though later ones can.
     #[error(
         "the journal on {device} is damaged in its middle: transaction {sequence} is \
-         incomplete, but {later} is present; fsck -y replays those before it and gives up the rest"
+         incomplete, and those up to {later} were durable; fsck -y replays those before it and gives up the rest"
     )]
     Rotten {
         /// The device's name.
         device: String,
         /// The first incomplete transaction.
         sequence: u64,
-        /// A later one that is present.
+        /// A later one that is present, or the last one that an opening has kept.
         later: u64,
+    },
+    /// Stop: a transaction that was durable cannot be read any more.
+    #[error("the journal on {device} is damaged: transaction {sequence} cannot be read")]
+    Damaged {
+        /// The device's name.
+        device: String,
+        /// The transaction.
+        sequence: u64,
+    },
+    /// Give up: the transaction was released.
+    #[error("the journal has transaction {sequence} no more")]
+    Released {
+        /// The transaction.
+        sequence: u64,
     },
     /// Release transactions, and try again.
     #[error("the journal has no room for {needed} bytes")]

@@ -93,6 +93,7 @@ mod tests {
             sequence: 1,
             offset: 0,
             bytes: 512,
+            epoch: 1,
             stamp,
             header,
             body,

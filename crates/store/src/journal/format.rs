@@ -34,10 +34,17 @@ use crate::device::{DeviceRef, Geometry, Purpose};
 /// Highest version of the structures here; readers refuse a higher one.
 ///
 /// - 1: no transaction is sent before the one before it is durable;
-/// - 2: a few may be in flight ([`CommitRecord::in_flight`]).
-pub const FORMAT_VERSION: u32 = 2;
+/// - 2: a few may be in flight ([`CommitRecord::in_flight`]);
+/// - 3: the log was opened with its records kept, so records of several epochs count ([`Superblock::kept_before`]).
+pub const FORMAT_VERSION: u32 = 3;
+/// The version of a journal in which a few transactions may be in flight.
+pub const FORMAT_IN_FLIGHT: u32 = 2;
 /// The version of a journal in which no transaction was sent before the one before it was durable.
 pub const FORMAT_ONE_IN_FLIGHT: u32 = 1;
+/// Maximum of epochs from the oldest record's to the current one: a log is opened so many times while a record stays.
+pub const MAX_EPOCHS: u64 = 1 << 16;
+/// Numbers in a superblock are lower, so that sums of a few do not overflow.
+const LIMIT: u64 = 1 << 62;
 /// Least size of a journal in bytes.
 pub const MIN_SIZE: u64 = 256 << 10;
 /// First bytes of a superblock.
@@ -79,13 +86,15 @@ pub struct CommitRecord {
     pub tags: U32,
     /// Bytes in multiwrite blocks.
     pub multiwrite: U32,
-    /// Regular blocks, in the low 24 bits. Above: how many transactions just before this one were not known to be
-    /// durable when it was sent; 0 in format 1.
+    /// Regular blocks, in the low 24 bits. Then, in 7 bits, how many transactions just before this one were not known
+    /// to be durable when it was sent; 0 in format 1. The highest bit is [`BEHIND_KEPT`].
     pub regular: U32,
 }
 
 /// Maximum of regular blocks of a transaction.
 pub const MAX_REGULAR: u32 = (1 << 24) - 1;
+/// In [`CommitRecord::regular`]: the journal has format 3, so records of older epochs may count too.
+pub const BEHIND_KEPT: u32 = 1 << 31;
 
 impl CommitRecord {
     /// The number of regular blocks.
@@ -95,7 +104,12 @@ impl CommitRecord {
 
     /// How many transactions just before this one were not known to be durable when it was sent.
     pub fn in_flight(&self) -> u64 {
-        u64::from(self.regular.get() >> 24)
+        u64::from((self.regular.get() & !BEHIND_KEPT) >> 24)
+    }
+
+    /// Whether records of older epochs may count too.
+    pub fn is_behind_kept(&self) -> bool {
+        self.regular.get() & BEHIND_KEPT != 0
     }
 }
 
@@ -118,7 +132,11 @@ struct StoredSuperblock {
     tail_offset: U64,
     tail_sequence: U64,
     stamp: U64,
-    reserved: [u8; 408],
+    /// From format 3 on; zero before.
+    oldest_epoch: U64,
+    /// From format 3 on; zero before.
+    kept_before: U64,
+    reserved: [u8; 392],
 }
 
 const _: () = {
@@ -133,6 +151,8 @@ pub(super) struct Tail {
     pub(super) offset: u64,
     /// Its number.
     pub(super) sequence: u64,
+    /// Its epoch.
+    pub(super) epoch: u64,
     /// The stamp of the one before it.
     pub(super) stamp: u64,
 }
@@ -155,6 +175,29 @@ impl Geography {
             return Err(JournalError::Invalid(why));
         }
         Ok(Geography { size: (size - RING) / u64::from(sector) * u64::from(sector), sector })
+    }
+
+    /// Whether a device has room for it.
+    fn check(&self, device: &DeviceRef) -> Result<(), JournalError> {
+        let geometry = device.geometry();
+        if self.sector < geometry.sector
+            || !self.sector.is_power_of_two()
+            || u64::from(self.sector) > COPY
+            || !self.size.is_multiple_of(u64::from(self.sector))
+            || self.size < MIN_SIZE - RING
+            || self.size > geometry.size.saturating_sub(RING)
+        {
+            let why = format!(
+                "{} has {} bytes in sectors of {}, the journal has {} in sectors of {}",
+                device.name(),
+                geometry.size,
+                geometry.sector,
+                self.size,
+                self.sector
+            );
+            return Err(JournalError::Invalid(why));
+        }
+        Ok(())
     }
 
     /// The device's byte of an offset.
@@ -192,6 +235,14 @@ impl Geography {
     }
 }
 
+/// The tag in transactions of a journal and epoch. Epochs that differ in their low 32 bits only have different tags.
+pub(super) fn tag_of(id: Uuid, epoch: u64) -> u32 {
+    let mut bytes = [0; 24];
+    bytes[..16].copy_from_slice(id.as_bytes());
+    bytes[16..].copy_from_slice(&epoch.to_le_bytes());
+    crc32c(&bytes)
+}
+
 /// The superblock of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Superblock {
@@ -206,7 +257,7 @@ pub struct Superblock {
     /// The location of its ring.
     #[serde(flatten)]
     pub geography: Geography,
-    /// Higher after each recovery: no transaction of an earlier epoch counts.
+    /// Higher after each recovery: transactions of an earlier epoch count only if they were kept.
     pub epoch: u64,
     /// Where recovery begins: the offset of a transaction, or of the next one.
     pub tail_offset: u64,
@@ -214,6 +265,11 @@ pub struct Superblock {
     pub tail_sequence: u64,
     /// The stamp of the transaction before it.
     pub stamp: u64,
+    /// The epoch of the oldest transaction that counts.
+    pub oldest_epoch: u64,
+    /// Transactions before this number were kept by the last opening: they were durable before the current epoch began,
+    /// and theirs are older. From this number on only the current epoch counts.
+    pub kept_before: u64,
 }
 
 impl Superblock {
@@ -228,27 +284,69 @@ impl Superblock {
             tail_offset: 0,
             tail_sequence: 1,
             stamp: 0,
+            oldest_epoch: 1,
+            kept_before: 1,
         }
     }
 
-    /// The next superblock, with another tail, and another epoch if `epoch`.
-    pub(super) fn next(&self, tail: Tail, epoch: bool) -> Superblock {
+    /// The next superblock, with another tail.
+    pub(super) fn next(&self, tail: Tail) -> Superblock {
         Superblock {
             generation: self.generation + 1,
-            epoch: self.epoch + u64::from(epoch),
             tail_offset: tail.offset,
             tail_sequence: tail.sequence,
             stamp: tail.stamp,
+            oldest_epoch: tail.epoch,
+            kept_before: self.kept_before.max(tail.sequence),
             ..self.clone()
         }
     }
 
+    /// The next superblock, with a new epoch and an empty journal: `tail` is where its next transaction begins.
+    pub(super) fn cleared(&self, tail: Tail) -> Superblock {
+        let epoch = self.epoch + 1;
+        Superblock { epoch, ..self.next(Tail { epoch, ..tail }) }
+    }
+
+    /// The next superblock, with a new epoch behind transactions that stay: the next one is `next_sequence`.
+    pub(super) fn keeping(&self, tail: Tail, next_sequence: u64) -> Superblock {
+        let (format, epoch, kept_before) = (FORMAT_VERSION, self.epoch + 1, next_sequence);
+        let oldest_epoch = if tail.sequence < next_sequence { tail.epoch } else { epoch };
+        Superblock { format, epoch, oldest_epoch, kept_before, ..self.next(tail) }
+    }
+
+    /// Whether an older program would refuse the journal: it has been opened with records kept.
+    pub fn may_keep(&self) -> bool {
+        self.format >= FORMAT_VERSION
+    }
+
     /// The tag in transactions of this journal and epoch.
     pub fn tag(&self) -> u32 {
-        let mut bytes = [0; 24];
-        bytes[..16].copy_from_slice(self.id.as_bytes());
-        bytes[16..].copy_from_slice(&self.epoch.to_le_bytes());
-        crc32c(&bytes)
+        tag_of(self.id, self.epoch)
+    }
+
+    /// What of it no journal can have.
+    fn fault(&self) -> Option<&'static str> {
+        let numbers =
+            [self.generation, self.epoch, self.tail_offset, self.tail_sequence, self.kept_before];
+        let has_kept = self.kept_before > self.tail_sequence;
+        match () {
+            () if numbers.into_iter().any(|number| number >= LIMIT) => {
+                Some("numbers are too high for a journal")
+            }
+            () if !self.tail_offset.is_multiple_of(u64::from(self.geography.sector)) => {
+                Some("tail is not where a sector begins")
+            }
+            () if self.oldest_epoch > self.epoch || self.epoch - self.oldest_epoch > MAX_EPOCHS => {
+                Some("oldest epoch does not go with its current one")
+            }
+            () if self.kept_before < self.tail_sequence
+                || has_kept != (self.oldest_epoch < self.epoch) =>
+            {
+                Some("kept records do not go with its epochs")
+            }
+            () => None,
+        }
     }
 
     /// Reads the current superblock.
@@ -275,6 +373,7 @@ impl Copied for Superblock {
     }
 
     fn encode(&self) -> [u8; copies::LEN] {
+        assert_eq!(self.fault(), None, "a superblock that no opening would take is not written");
         let mut stored = StoredSuperblock {
             magic: SUPERBLOCK_MAGIC,
             format: self.format.into(),
@@ -289,6 +388,10 @@ impl Copied for Superblock {
             stamp: self.stamp.into(),
             ..StoredSuperblock::new_zeroed()
         };
+        if self.may_keep() {
+            stored.oldest_epoch = self.oldest_epoch.into();
+            stored.kept_before = self.kept_before.into();
+        }
         stored.checksum = crc32c(stored.as_bytes()).into();
         zerocopy::transmute!(stored)
     }
@@ -308,35 +411,30 @@ impl Copied for Superblock {
             let (device, format) = (device.name(), stored.format.get());
             return Err(JournalError::Newer { device, format });
         }
-        let geometry = device.geometry();
         let geography = Geography { size: stored.size.get(), sector: stored.sector.get() };
-        if geography.sector < geometry.sector
-            || !geography.sector.is_power_of_two()
-            || u64::from(geography.sector) > COPY
-            || !geography.size.is_multiple_of(u64::from(geography.sector))
-            || geography.size < MIN_SIZE - RING
-            || geography.size > geometry.size.saturating_sub(RING)
-        {
-            let why = format!(
-                "{} has {} bytes in sectors of {}, the journal has {} in sectors of {}",
-                device.name(),
-                geometry.size,
-                geometry.sector,
-                geography.size,
-                geography.sector
-            );
-            return Err(JournalError::Invalid(why));
-        }
-        Ok(Some(Superblock {
+        geography.check(device)?;
+        let (epoch, tail_sequence) = (stored.epoch.get(), stored.tail_sequence.get());
+        let may_keep = stored.format.get() >= FORMAT_VERSION;
+        let kept = (stored.oldest_epoch.get(), stored.kept_before.get());
+        let (oldest_epoch, kept_before) = if may_keep { kept } else { (epoch, tail_sequence) };
+        let found = Superblock {
             format: stored.format.get(),
             generation: stored.generation.get(),
             id: Uuid::from_bytes(stored.id),
             owner: Uuid::from_bytes(stored.owner),
             geography,
-            epoch: stored.epoch.get(),
+            epoch,
             tail_offset: stored.tail_offset.get(),
-            tail_sequence: stored.tail_sequence.get(),
+            tail_sequence,
             stamp: stored.stamp.get(),
-        }))
+            oldest_epoch,
+            kept_before,
+        };
+        match found.fault() {
+            None => Ok(Some(found)),
+            Some(why) => {
+                Err(JournalError::Invalid(format!("{}: the superblock's {why}", device.name())))
+            }
+        }
     }
 }

@@ -20,9 +20,26 @@
 //! A log is first open for recovery ([`LogRecovery`]), which changes nothing on the device, so that it may be
 //! interrupted and repeated; and then for appends ([`Log`]). [`Callers`] gathers the callers of a
 //! commit, and [`Pace`] shares out the room in the ring among writers.
+//!
+//! **Epochs.** Each opening for appends begins an epoch, which its records name. [`LogRecovery::begin`] forgets what older
+//! epochs have left; [`LogRecovery::keep`] lets the records stay, and appends go behind them. A crash may leave a whole
+//! record behind an incomplete one that was in flight with it. The next epoch writes over the incomplete one, and must
+//! never take the stale one for its successor. So the superblock has the number from which on only the current epoch
+//! counts ([`Superblock::kept_before`](super::format::Superblock::kept_before)), and these hold:
+//!
+//! 1. Records before that number were whole when the log was opened, and were flushed before the superblock was written.
+//!    So an incomplete one is rotten, whatever follows it.
+//! 2. Their epochs do not fall from record to record, the first has the oldest epoch that the superblock names, and all are
+//!    older than the current one.
+//! 3. No record of an epoch is sent before both superblocks name the epoch. So a crash while the log is opened leaves it as
+//!    it was, or opened with no record appended.
+//! 4. The number does not fall, and is not below the tail's.
+//! 5. A log that was opened so has format 3 for ever, which older programs refuse, and its further records say so too: from
+//!    the ring alone ([`LogRecovery::open_lost`]) it cannot be told which older epochs count, and the log is refused.
 
 mod callers;
 mod pace;
+mod place;
 mod rebuild;
 mod record;
 mod recovery;
@@ -40,11 +57,14 @@ use uuid::Uuid;
 
 pub use callers::Callers;
 pub use pace::Pace;
+pub use place::RecordPlace;
+use place::SendPlace;
 pub use rebuild::{Lost, Note};
 pub use record::LogRecord;
 pub use recovery::{LogRecovery, Scanned};
 use ring::Ring;
 pub(super) use scan::Scan;
+use scan::read_place;
 pub use scan::{End, FoundRecord};
 
 use super::JournalError;
@@ -57,6 +77,8 @@ use crate::lock::BriefMutex;
 /// time than the flush takes, and so gain nothing.
 pub const MAX_IN_FLIGHT: usize = 2;
 
+const _: () = assert!(MAX_IN_FLIGHT < 1 << 7, "a commit record has seven bits for it");
+
 /// A record that was appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
@@ -64,11 +86,14 @@ pub struct Appended {
     pub sequence: u64,
     /// Bytes that it takes in the log.
     pub bytes: u64,
+    /// Where it lies, for [`Log::read`].
+    pub place: RecordPlace,
 }
 
 /// A log that is open for appends.
 pub struct Log {
     device: DeviceRef,
+    id: Uuid,
     geography: Geography,
     /// Whether flushes are sent.
     barrier: bool,
@@ -119,6 +144,7 @@ impl Log {
             in_flight: Semaphore::new(in_flight),
             most_in_flight: in_flight,
             ended: Notify::new(),
+            id: superblock.id,
             geography: superblock.geography,
             barrier,
             first_scanned: AtomicU64::new(superblock.tail_sequence),
@@ -144,12 +170,35 @@ impl Log {
         let mut superblock = self.writing.lock().await;
         let tail = self.ring.lock().clear();
         // Records beyond the end carry the old epoch, and are ignored from now on.
-        let next = superblock.next(tail, true);
-        self.persist(&mut superblock, next).await?;
+        let next = superblock.cleared(tail);
+        self.begin_epoch(&mut superblock, next).await
+    }
+
+    /// Begins an epoch behind the records that the ring has, which count on.
+    async fn keep(&self) -> Result<(), JournalError> {
+        let mut superblock = self.writing.lock().await;
+        // What a scan has read may be in the device's cache alone.
+        self.flush().await?;
+        let (tail, next_sequence) = {
+            let ring = self.ring.lock();
+            (ring.tail(), ring.next_sequence())
+        };
+        let next = superblock.keeping(tail, next_sequence);
+        self.begin_epoch(&mut superblock, next).await
+    }
+
+    /// Has both superblocks name a new epoch. No record is in flight.
+    async fn begin_epoch(
+        &self,
+        superblock: &mut Superblock,
+        next: Superblock,
+    ) -> Result<(), JournalError> {
+        self.persist(superblock, next).await?;
+        self.ring.lock().begin_epoch(superblock.epoch);
         // The other copy too: should this one rot, a copy of the older epoch would hide later
         // records.
-        let next = superblock.next(tail, false);
-        self.persist(&mut superblock, next).await?;
+        let next = superblock.next(self.ring.lock().tail());
+        self.persist(superblock, next).await?;
         Ok(())
     }
 
@@ -201,7 +250,7 @@ impl Log {
         if place.offset + needed > superblock.tail_offset + self.geography.size {
             // The room is released; it may be overwritten once the superblock's tail is behind it.
             let tail = self.ring.lock().tail();
-            let next = superblock.next(tail, false);
+            let next = superblock.next(tail);
             self.persist(&mut superblock, next).await?;
         }
         let mut poisoning = Poisoning { log: self, armed: true };
@@ -219,7 +268,18 @@ impl Log {
         poisoning.armed = false;
         self.ring.lock().sent();
         self.ended.notify_waiters();
-        Ok(Appended { sequence: place.sequence, bytes: needed })
+        let SendPlace { offset, sequence, .. } = place;
+        let place = RecordPlace { sequence, offset };
+        Ok(Appended { sequence, bytes: needed, place })
+    }
+
+    /// Reads a record again that was appended or kept, and is not released.
+    ///
+    /// # Errors
+    /// [`JournalError::Released`], also if it is released meanwhile; [`JournalError::Damaged`]; the device's.
+    pub async fn read(&self, place: RecordPlace) -> Result<FoundRecord, JournalError> {
+        let find = || self.ring.lock().find(place);
+        read_place(&self.device, (self.geography, self.id), place, find).await
     }
 
     /// Waits until all records before `sequence` are durable. The flush of a later record does not show that they
@@ -259,7 +319,7 @@ impl Log {
         if tail.sequence == superblock.tail_sequence {
             return Ok(());
         }
-        let next = superblock.next(tail, false);
+        let next = superblock.next(tail);
         Ok(self.persist(&mut superblock, next).await?)
     }
 

@@ -10,6 +10,8 @@ mod grow;
 mod journal;
 mod journal_support;
 mod log;
+mod log_history;
+mod log_keep;
 mod media;
 mod model;
 mod steady;

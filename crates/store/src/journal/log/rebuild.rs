@@ -7,6 +7,9 @@
 //! none is missing. A newer epoch without transactions would not show in the ring: the journal's
 //! user notes the epoch ([`Note`]), so that no transaction of an older one is replayed.
 //!
+//! Which records of older epochs count in a log that was opened with its records kept is in the superblocks alone. Its
+//! records say that it is one, and it is refused.
+//!
 //! One exception concerns data that the user wrote in place directly and never acknowledged: bytes
 //! of a released transaction may overwrite it while the transaction that revokes them is not
 //! durable.
@@ -15,14 +18,15 @@ use thalweg_env::HashMap;
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
-use super::scan::{FoundRecord, Looked, Reader};
+use super::place::RecordPlace;
+use super::scan::{ExpectedRecord, FoundRecord, Looked, Reader};
 use crate::device::{DeviceRef, Purpose};
 use crate::journal::JournalError;
 use crate::journal::format::{COMMIT_MAGIC, CommitRecord, Geography, Superblock};
 
 /// Bytes that are read at a time.
 const RUN: u64 = 1 << 20;
-/// Epochs before the newest that are recognised.
+/// Epochs before and after the newest known one that are recognised.
 const EPOCHS: u64 = 1 << 16;
 
 /// What the user of a journal keeps of it elsewhere, in case both superblocks are lost.
@@ -74,6 +78,8 @@ struct Place {
     offset: u64,
     /// Transactions just before it that were in flight with it.
     in_flight: u64,
+    /// The log had been opened with its records kept.
+    is_behind_kept: bool,
 }
 
 /// The beginning of a chain of transactions.
@@ -87,7 +93,8 @@ struct Begin {
 /// Finds the transactions that recovery has to replay.
 ///
 /// # Errors
-/// [`JournalError::NoJournal`] when nothing shows that the journal is on this device; the device's.
+/// [`JournalError::NoJournal`] when nothing shows that the journal is on this device; [`JournalError::Invalid`] of a log that
+/// was opened with its records kept; the device's.
 pub(super) async fn find(
     device: &DeviceRef,
     lost: &Lost,
@@ -114,6 +121,7 @@ pub(super) async fn find(
         superblock.epoch = begin.epoch;
         (superblock.tail_offset, superblock.tail_sequence) = (begin.offset, begin.sequence);
     }
+    superblock.oldest_epoch = superblock.epoch;
     Ok(Rebuilt { superblock, missing })
 }
 
@@ -132,11 +140,13 @@ fn geography(device: &DeviceRef, lost: &Lost) -> Result<Geography, JournalError>
     }
 }
 
-/// Finds every commit record of the journal, in epochs up to one beyond the superblock's.
+/// Finds every commit record of the journal: in epochs up to one beyond the superblock's, and of logs that were opened with
+/// their records kept, which need not be noted, in later ones too.
 async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place>, JournalError> {
     let last = superblock.epoch.saturating_add(1);
     let tag = |epoch| (Superblock { epoch, ..superblock.clone() }.tag(), epoch);
-    let epochs: HashMap<u32, u64> = (last.saturating_sub(EPOCHS).max(1)..=last).map(tag).collect();
+    let known = last.saturating_sub(EPOCHS).max(1)..=last.saturating_add(EPOCHS);
+    let epochs: HashMap<u32, u64> = known.map(tag).collect();
     let Geography { size, sector } = superblock.geography;
     let mut places = Vec::new();
     for at in (0..size).step_by(RUN as usize) {
@@ -145,11 +155,15 @@ async fn places(device: &DeviceRef, superblock: &Superblock) -> Result<Vec<Place
         let bytes = device.read(place, len, Purpose::Journal).await?;
         for (nth, bytes) in (0..).zip(bytes.chunks_exact(sector as usize)) {
             let Ok((commit, _)) = CommitRecord::read_from_prefix(bytes) else { continue };
-            let epoch = epochs.get(&commit.tag.get()).filter(|_| commit.magic == COMMIT_MAGIC);
+            let is_behind_kept = commit.is_behind_kept();
+            let epoch = epochs.get(&commit.tag.get()).filter(|epoch| {
+                commit.magic == COMMIT_MAGIC && (**epoch <= last || is_behind_kept)
+            });
             places.extend(epoch.map(|epoch| Place {
                 epoch: *epoch,
                 sequence: commit.sequence.get(),
                 in_flight: commit.in_flight(),
+                is_behind_kept,
                 offset: at + nth * u64::from(sector),
             }));
         }
@@ -172,6 +186,13 @@ async fn newest(
     for place in newest {
         if whole(device, superblock, place, is_valid).await?.is_none() {
             continue;
+        }
+        if place.is_behind_kept {
+            let why = format!(
+                "the log on {} was opened with its records kept, and without a superblock nothing says which of them count",
+                device.name()
+            );
+            return Err(JournalError::Invalid(why));
         }
         let begin = begin_of(device, superblock, places, place, is_valid).await?.place;
         if begin.sequence <= place.sequence.saturating_sub(place.in_flight) {
@@ -217,12 +238,14 @@ async fn whole(
     place: Place,
     is_valid: IsValid<'_>,
 ) -> Result<Option<u64>, JournalError> {
-    let superblock = Superblock { epoch: place.epoch, ..superblock.clone() };
-    let mut reader = Reader::new(device, &superblock);
-    let size = superblock.geography.size;
+    let Superblock { id, geography, .. } = *superblock;
+    let Place { epoch, sequence, offset, .. } = place;
+    let mut reader = Reader::of_epoch(device, geography, id, epoch);
     let decode = |record| is_valid(record).then_some(());
-    match reader.record(place.offset, place.sequence, size, decode).await? {
-        Looked::Whole((), len, ..) => Ok(Some(len)),
+    let room = geography.size;
+    let place = RecordPlace { sequence, offset };
+    match reader.record(&ExpectedRecord { place, epochs: epoch..=epoch, room }, decode).await? {
+        Looked::Whole((), _, len) => Ok(Some(len)),
         Looked::Damaged(_) => Ok(None),
     }
 }

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use zerocopy::IntoBytes;
 
-use super::ring::Place;
+use super::place::SendPlace;
 use crate::block::BLOCK_SIZE;
 use crate::checksum::crc32c_of_both;
 use crate::device::AlignedBuf;
-use crate::journal::format::{COMMIT, COMMIT_MAGIC, CommitRecord, Superblock};
+use crate::journal::format::{BEHIND_KEPT, COMMIT, COMMIT_MAGIC, CommitRecord, Superblock};
 
 /// A record to be appended. Only its user knows what it means.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(super) struct Framed {
 
 impl LogRecord {
     /// Puts the record into its frame, for a place in a log.
-    pub(super) fn frame(&self, log: &Superblock, place: Place) -> Framed {
+    pub(super) fn frame(&self, log: &Superblock, place: SendPlace) -> Framed {
         let body: usize = self.body.iter().map(Bytes::len).sum();
         let used = COMMIT + self.header.len() + body;
         let sector = log.geography.sector as usize;
@@ -41,6 +41,8 @@ impl LogRecord {
             head[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         }
+        let behind_kept = if log.may_keep() { BEHIND_KEPT } else { 0 };
+        let counts = self.blocks.len() as u32 | u32::from(place.in_flight) << 24;
         let mut commit = CommitRecord {
             magic: COMMIT_MAGIC,
             checksum: 0.into(),
@@ -49,7 +51,7 @@ impl LogRecord {
             tag: log.tag().into(),
             tags: (self.header.len() as u32).into(),
             multiwrite: (body as u32).into(),
-            regular: (self.blocks.len() as u32 | u32::from(place.in_flight) << 24).into(),
+            regular: (counts | behind_kept).into(),
         };
         head[..COMMIT].copy_from_slice(commit.as_bytes());
         let mut sum = Checksum::new(&head);

@@ -1,32 +1,31 @@
 //! A log that is open for recovery: it can be read, and nothing can be appended.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::Env;
 use uuid::Uuid;
 
+use super::place::RecordPlace;
 use super::rebuild::{self, Lost, Note, Rebuilt};
 use super::ring::Ring;
-use super::scan::{End, FoundRecord, Reader, Scan};
+use super::scan::{End, FoundRecord, Reader, Scan, read_place};
 use super::{Log, MAX_IN_FLIGHT};
 use crate::block::BLOCK_SIZE;
 use crate::device::DeviceRef;
 use crate::journal::JournalError;
-use crate::journal::format::{FORMAT_ONE_IN_FLIGHT, FORMAT_VERSION, Superblock};
+use crate::journal::format::{FORMAT_IN_FLIGHT, FORMAT_ONE_IN_FLIGHT, MAX_EPOCHS, Superblock};
 
-/// A log that is open for recovery. [`LogRecovery::begin`] opens it for appends.
+/// A log that is open for recovery. [`LogRecovery::begin`] and [`LogRecovery::keep`] open it for appends.
 #[derive(Debug)]
 pub struct LogRecovery {
     device: DeviceRef,
     superblock: Superblock,
     barrier: bool,
-    /// Where the records end.
-    end_offset: u64,
-    /// The number of the next record.
-    next_sequence: u64,
-    /// The stamp of the last record.
-    stamp: u64,
+    /// The records that were found.
+    ring: Ring,
+    end: End,
     /// The epoch before the next one.
     last_epoch: u64,
 }
@@ -72,7 +71,8 @@ impl LogRecovery {
     /// ring, and how many are missing before those. Missing records were durable, and may have been released.
     ///
     /// # Errors
-    /// [`JournalError::NoJournal`] when nothing shows that the log is on this device; the device's.
+    /// [`JournalError::NoJournal`] when nothing shows that the log is on this device; [`JournalError::Invalid`] of a log that
+    /// was opened by [`LogRecovery::keep`]; the device's.
     pub async fn open_lost<T>(
         env: &Env,
         device: DeviceRef,
@@ -98,27 +98,29 @@ impl LogRecovery {
     ) -> Result<(LogRecovery, Scanned<T>), JournalError> {
         let begun = env.now();
         let mut scan = Scan::new(&device, &superblock);
-        let mut records = Vec::new();
+        let (mut records, mut live) = (Vec::new(), VecDeque::new());
         let end = loop {
             match scan.next(&decode).await? {
                 Ok(record) => records.push(record),
                 Err(end) => break end,
             }
+            live.extend(scan.last());
         };
-        let Scan { offset: end_offset, sequence: next_sequence, stamp, .. } = scan;
-        let bytes = end_offset - superblock.tail_offset;
+        let (offset, stamp, last_epoch) = (scan.offset, scan.stamp(), superblock.epoch);
+        let bytes = offset - superblock.tail_offset;
         let took = env.now().since(begun);
-        let last_epoch = superblock.epoch;
-        let log = LogRecovery {
-            device,
-            superblock,
-            barrier,
-            end_offset,
-            next_sequence,
-            stamp,
-            last_epoch,
-        };
+        let ring = Ring::new(live, (offset, scan.sequence), superblock.stamp, last_epoch);
+        let log = LogRecovery { device, superblock, barrier, ring, end, last_epoch };
         Ok((log, Scanned { records, bytes, stamp, end, took }))
+    }
+
+    /// Reads a record again that the opening has found. So `decode` need keep no more of it than its place.
+    ///
+    /// # Errors
+    /// [`JournalError::Released`] for a record that was not found; [`JournalError::Damaged`]; the device's.
+    pub async fn read(&self, place: RecordPlace) -> Result<FoundRecord, JournalError> {
+        let Superblock { geography, id, .. } = self.superblock;
+        read_place(&self.device, (geography, id), place, || self.ring.find(place)).await
     }
 
     /// Reads a whole block of a record.
@@ -137,7 +139,7 @@ impl LogRecovery {
     /// What the user should note durably before [`LogRecovery::begin`], for [`LogRecovery::open_lost`].
     pub fn note(&self) -> Note {
         let size = self.superblock.geography.size;
-        Note { epoch: self.last_epoch + 1, first: self.next_sequence, size }
+        Note { epoch: self.last_epoch + 1, first: self.ring.next_sequence(), size }
     }
 
     /// Forgets every record, and opens the log for appends: the user has made their changes durable in place. Up to
@@ -147,15 +149,45 @@ impl LogRecovery {
     /// # Errors
     /// The device's.
     pub async fn begin(self, in_flight: usize) -> Result<Log, JournalError> {
-        let ring = Ring::new(self.end_offset, self.next_sequence, self.stamp);
+        let log = self.into_log(in_flight);
+        log.clear().await?;
+        Ok(log)
+    }
+
+    /// Opens the log for appends behind the records that were found, which stay until they are released. Appends write over
+    /// whatever follows them. Up to `in_flight` appends run at once, at most [`MAX_IN_FLIGHT`]. Programs that do not
+    /// know format 3 cannot open the log any more, and should its superblocks be lost, [`LogRecovery::open_lost`] refuses
+    /// it.
+    ///
+    /// # Errors
+    /// [`JournalError::Rotten`]: records that were durable would be written over. [`JournalError::Invalid`] when a record
+    /// has stayed for too many openings; the device's.
+    pub async fn keep(self, in_flight: usize) -> Result<Log, JournalError> {
+        if let End::Rotten { sequence, later } = self.end {
+            return Err(JournalError::Rotten { device: self.device.name(), sequence, later });
+        }
+        let oldest = self.ring.tail().epoch;
+        if self.last_epoch + 1 - oldest > MAX_EPOCHS {
+            let why = format!(
+                "{} was opened {} times since its oldest record was written, and no more are possible before that is released",
+                self.device.name(),
+                self.last_epoch - oldest
+            );
+            return Err(JournalError::Invalid(why));
+        }
+        let log = self.into_log(in_flight);
+        log.keep().await?;
+        Ok(log)
+    }
+
+    /// The log, in the epoch before the next one.
+    fn into_log(self, in_flight: usize) -> Log {
         let in_flight = in_flight.clamp(1, MAX_IN_FLIGHT);
         let format = self.superblock.format.max(match in_flight {
             1 => FORMAT_ONE_IN_FLIGHT,
-            _ => FORMAT_VERSION,
+            _ => FORMAT_IN_FLIGHT,
         });
         let superblock = Superblock { epoch: self.last_epoch, format, ..self.superblock };
-        let log = Log::new(self.device, superblock, self.barrier, ring, in_flight);
-        log.clear().await?;
-        Ok(log)
+        Log::new(self.device, superblock, self.barrier, self.ring, in_flight)
     }
 }

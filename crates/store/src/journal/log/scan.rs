@@ -1,13 +1,19 @@
 //! Reading the records of a log, from the tail on.
 
+use std::ops::RangeInclusive;
+
 use bytes::Bytes;
+use thalweg_env::HashMap;
+use uuid::Uuid;
 use zerocopy::FromBytes;
 
+use super::place::RecordPlace;
 use super::record::Checksum;
+use super::ring::{LiveExtent, LiveRecord};
 use crate::block::BLOCK_SIZE;
 use crate::device::{DeviceRef, Purpose};
 use crate::journal::JournalError;
-use crate::journal::format::{COMMIT, COMMIT_MAGIC, CommitRecord, Superblock};
+use crate::journal::format::{COMMIT, COMMIT_MAGIC, CommitRecord, Geography, Superblock, tag_of};
 
 /// Bytes of one read.
 const AHEAD: u64 = 256 << 10;
@@ -23,6 +29,8 @@ pub struct FoundRecord {
     pub offset: u64,
     /// Bytes that it takes in the log.
     pub bytes: u64,
+    /// The epoch of the log in which it was appended.
+    pub epoch: u64,
     /// The user's stamp.
     pub stamp: u64,
     /// What the body means, in the user's encoding.
@@ -35,6 +43,13 @@ pub struct FoundRecord {
     pub blocks: u32,
 }
 
+impl FoundRecord {
+    /// Where it lies, to read it again.
+    pub fn place(&self) -> RecordPlace {
+        RecordPlace { sequence: self.sequence, offset: self.offset }
+    }
+}
+
 /// How a log ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -43,42 +58,80 @@ pub enum End {
     /// The next record is incomplete: it was never durable, or at least nothing present says that it was. When it and
     /// all later ones are damaged, they are missing in silence.
     Torn,
-    /// A record is incomplete, and a later one is present that was sent when it was durable.
+    /// A record is incomplete that was durable: a later one is present that was sent after that, or an opening has kept
+    /// it.
     Rotten {
         /// The first incomplete record.
         sequence: u64,
-        /// A later one.
+        /// The later one, or the last one that was kept.
         later: u64,
     },
 }
 
 /// Result of looking for a record at an offset.
 pub(super) enum Looked<T> {
-    /// It is whole; its bytes and stamp.
-    Whole(T, u64, u64),
+    /// It is whole; what the log keeps of it, and its bytes.
+    Whole(T, LiveRecord, u64),
     /// No whole record; its length, if one seems to have begun.
     Damaged(Option<u64>),
+}
+
+/// What a record must be to count.
+#[derive(Clone, Debug)]
+pub(super) struct ExpectedRecord {
+    pub(super) place: RecordPlace,
+    pub(super) epochs: RangeInclusive<u64>,
+    /// Bytes that it can take.
+    pub(super) room: u64,
 }
 
 /// Records from the tail on, one after the other.
 pub(crate) struct Scan<'a> {
     reader: Reader<'a>,
+    superblock: &'a Superblock,
     /// Where the next record begins.
     pub(super) offset: u64,
     /// Its number.
     pub(super) sequence: u64,
-    /// The stamp of the record before it.
-    pub(super) stamp: u64,
+    /// What the log keeps of the record before it.
+    last: Option<LiveRecord>,
 }
 
 impl<'a> Scan<'a> {
     pub(crate) fn new(device: &'a DeviceRef, superblock: &'a Superblock) -> Scan<'a> {
         Scan {
             reader: Reader::new(device, superblock),
+            superblock,
             offset: superblock.tail_offset,
             sequence: superblock.tail_sequence,
-            stamp: superblock.stamp,
+            last: None,
         }
+    }
+
+    /// What the log keeps of the record that came last.
+    pub(super) fn last(&self) -> Option<LiveRecord> {
+        self.last
+    }
+
+    /// The stamp of the record before the next one.
+    pub(super) fn stamp(&self) -> u64 {
+        self.last.map_or(self.superblock.stamp, |record| record.stamp)
+    }
+
+    /// The epochs that the next record may have. Kept ones are older than the current epoch, and none is older than the one
+    /// before it: so what was left in flight by a crash cannot stand behind a record of a later opening.
+    fn epochs(&self) -> RangeInclusive<u64> {
+        let Superblock { epoch, oldest_epoch: oldest, .. } = *self.superblock;
+        match (self.is_kept(), self.last) {
+            (true, None) => oldest..=oldest,
+            (true, Some(last)) => last.epoch..=epoch - 1,
+            (false, _) => epoch..=epoch,
+        }
+    }
+
+    /// Whether the next record was kept by the last opening.
+    fn is_kept(&self) -> bool {
+        self.sequence < self.superblock.kept_before
     }
 
     /// The next record, as `decode` understands it; or how the log ends. A record that `decode` refuses although
@@ -90,17 +143,22 @@ impl<'a> Scan<'a> {
         &mut self,
         decode: impl FnOnce(FoundRecord) -> Option<T>,
     ) -> Result<Result<T, End>, JournalError> {
-        let superblock = self.reader.superblock;
-        let room = superblock.tail_offset + superblock.geography.size - self.offset;
-        match self.reader.record(self.offset, self.sequence, room, decode).await? {
-            Looked::Whole(record, len, stamp) => {
+        let room = self.superblock.tail_offset + self.superblock.geography.size - self.offset;
+        let place = RecordPlace { sequence: self.sequence, offset: self.offset };
+        let expected = ExpectedRecord { place, epochs: self.epochs(), room };
+        match self.reader.record(&expected, decode).await? {
+            Looked::Whole(record, live, len) => {
                 (self.offset, self.sequence) = (self.offset + len, self.sequence + 1);
-                self.stamp = stamp;
+                self.last = Some(live);
                 Ok(Ok(record))
+            }
+            Looked::Damaged(_) if self.is_kept() => {
+                let (sequence, later) = (self.sequence, self.superblock.kept_before - 1);
+                Ok(Err(End::Rotten { sequence, later }))
             }
             Looked::Damaged(len) => {
                 let sequence = self.sequence;
-                let later = self.reader.later(self.offset, len, sequence, room).await?;
+                let later = self.reader.later(&expected, len).await?;
                 Ok(Err(match later {
                     Some(later) => End::Rotten { sequence, later },
                     None if len.is_some() => End::Torn,
@@ -111,22 +169,53 @@ impl<'a> Scan<'a> {
     }
 }
 
+/// The epochs of a log's records, by their tags.
+struct EpochTags {
+    current: (u32, u64),
+    older: HashMap<u32, u64>,
+}
+
+impl EpochTags {
+    fn epoch(&self, tag: u32) -> Option<u64> {
+        match self.current.0 == tag {
+            true => Some(self.current.1),
+            false => self.older.get(&tag).copied(),
+        }
+    }
+}
+
 /// Reads the ring with read-ahead.
 pub(super) struct Reader<'a> {
     device: &'a DeviceRef,
-    superblock: &'a Superblock,
+    geography: Geography,
+    tags: EpochTags,
     /// An offset, and the bytes from it on.
     buffer: Option<(u64, Bytes)>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(device: &'a DeviceRef, superblock: &'a Superblock) -> Reader<'a> {
-        Reader { device, superblock, buffer: None }
+    /// Reads records of all epochs that count.
+    pub(super) fn new(device: &'a DeviceRef, superblock: &Superblock) -> Reader<'a> {
+        let Superblock { id, epoch, oldest_epoch, geography, .. } = *superblock;
+        let mut reader = Reader::of_epoch(device, geography, id, epoch);
+        reader.tags.older = (oldest_epoch..epoch).map(|epoch| (tag_of(id, epoch), epoch)).collect();
+        reader
+    }
+
+    /// Reads records of one epoch.
+    pub(super) fn of_epoch(
+        device: &'a DeviceRef,
+        geography: Geography,
+        id: Uuid,
+        epoch: u64,
+    ) -> Reader<'a> {
+        let tags = EpochTags { current: (tag_of(id, epoch), epoch), older: HashMap::default() };
+        Reader { device, geography, tags, buffer: None }
     }
 
     /// Reads bytes of the ring, across its end if needed.
     pub(super) async fn direct(&self, offset: u64, len: u64) -> Result<Bytes, JournalError> {
-        let geography = &self.superblock.geography;
+        let geography = &self.geography;
         let here = len.min(geography.until_end(offset));
         let read = |at, len| self.device.read(at, len as usize, Purpose::Journal);
         let first = read(geography.place(offset), here).await?;
@@ -152,40 +241,41 @@ impl<'a> Reader<'a> {
         Ok(bytes.slice(..len as usize))
     }
 
-    /// The commit record at an offset, if it is one of this epoch and its record fits; with
-    /// the lengths of head and record.
+    /// The commit record at an offset, if it is of one of these epochs and its record fits; with the lengths of head and
+    /// record.
     async fn commit(
         &mut self,
         offset: u64,
+        epochs: &RangeInclusive<u64>,
         room: u64,
-    ) -> Result<Option<(CommitRecord, u64, u64)>, JournalError> {
-        let sector = u64::from(self.superblock.geography.sector);
+    ) -> Result<Option<FoundCommit>, JournalError> {
+        let sector = u64::from(self.geography.sector);
         if room < sector {
             return Ok(None);
         }
         let bytes = self.read(offset, sector, room).await?;
         let Ok((commit, _)) = CommitRecord::read_from_prefix(&bytes) else { return Ok(None) };
-        if commit.magic != COMMIT_MAGIC || commit.tag.get() != self.superblock.tag() {
-            return Ok(None);
-        }
+        let epoch = self.tags.epoch(commit.tag.get()).filter(|epoch| epochs.contains(epoch));
+        let Some(epoch) = epoch.filter(|_| commit.magic == COMMIT_MAGIC) else { return Ok(None) };
         let used =
             COMMIT as u64 + u64::from(commit.tags.get()) + u64::from(commit.multiwrite.get());
         let head = used.next_multiple_of(sector);
         let len = head + u64::from(commit.regular_blocks()) * BLOCK_SIZE as u64;
-        Ok((len <= room).then_some((commit, head, len)))
+        Ok((len <= room).then_some(FoundCommit { commit, epoch, head, len }))
     }
 
-    /// Reads the record with a number at an offset.
+    /// Reads the record that is expected at a place.
     pub(super) async fn record<T>(
         &mut self,
-        offset: u64,
-        sequence: u64,
-        room: u64,
+        expected: &ExpectedRecord,
         decode: impl FnOnce(FoundRecord) -> Option<T>,
     ) -> Result<Looked<T>, JournalError> {
-        let Some((commit, head, len)) = self.commit(offset, room).await? else {
+        let ExpectedRecord { place: RecordPlace { sequence, offset }, ref epochs, room } =
+            *expected;
+        let Some(found) = self.commit(offset, epochs, room).await? else {
             return Ok(Looked::Damaged(None));
         };
+        let FoundCommit { commit, epoch, head, len } = found;
         if commit.sequence.get() != sequence {
             // Left from an earlier round of the ring.
             return Ok(Looked::Damaged(None));
@@ -198,21 +288,23 @@ impl<'a> Reader<'a> {
             return Ok(Looked::Damaged(Some(len)));
         }
         // A slice of the large read buffer would keep it in memory.
-        let payload = (commit.tags.get() + commit.multiwrite.get()) as usize;
+        let payload = commit.tags.get() as usize + commit.multiwrite.get() as usize;
         let mut body = Bytes::copy_from_slice(&front[COMMIT..COMMIT + payload]);
         let header = body.split_to(commit.tags.get() as usize);
+        let stamp = commit.stamp.get();
         let found = FoundRecord {
             sequence,
             offset,
             bytes: len,
-            stamp: commit.stamp.get(),
+            epoch,
+            stamp,
             header,
             body,
             blocks_at: offset + head,
             blocks: commit.regular_blocks(),
         };
         Ok(match decode(found) {
-            Some(record) => Looked::Whole(record, len, commit.stamp.get()),
+            Some(record) => Looked::Whole(record, LiveRecord { offset, stamp, epoch }, len),
             None => Looked::Damaged(Some(len)),
         })
     }
@@ -222,30 +314,60 @@ impl<'a> Reader<'a> {
     /// far as its head can be trusted; it may be the head that is damaged, so each sector behind it is looked at.
     async fn later(
         &mut self,
-        offset: u64,
+        expected: &ExpectedRecord,
         len: Option<u64>,
-        sequence: u64,
-        room: u64,
     ) -> Result<Option<u64>, JournalError> {
-        let sector = u64::from(self.superblock.geography.sector);
+        let ExpectedRecord { place: RecordPlace { sequence, offset }, ref epochs, room } =
+            *expected;
+        let sector = u64::from(self.geography.sector);
         let mut place = sector;
         let mut end = match len {
             Some(len) => len.max(SEARCHED) + AHEAD,
             None => SEARCHED,
         };
         while place < end.min(room) {
-            if let Some((commit, _, len)) = self.commit(offset + place, room - place).await?
-                && commit.sequence.get() > sequence
+            if let Some(found) = self.commit(offset + place, epochs, room - place).await?
+                && found.commit.sequence.get() > sequence
             {
-                let later = commit.sequence.get();
-                if later.saturating_sub(commit.in_flight()) > sequence {
+                let later = found.commit.sequence.get();
+                if later.saturating_sub(found.commit.in_flight()) > sequence {
                     return Ok(Some(later));
                 }
                 // The next one, which may prove it, follows this one.
-                end = end.max(place + len + AHEAD);
+                end = end.max(place + found.len + AHEAD);
             }
             place += sector;
         }
         Ok(None)
+    }
+}
+
+/// A commit record whose record fits.
+struct FoundCommit {
+    commit: CommitRecord,
+    epoch: u64,
+    /// Bytes up to the whole blocks, and of all of it.
+    head: u64,
+    len: u64,
+}
+
+/// Reads a record again. `find` says where it lies, and `None` when it is released.
+pub(super) async fn read_place(
+    device: &DeviceRef,
+    (geography, id): (Geography, Uuid),
+    place: RecordPlace,
+    find: impl Fn() -> Option<LiveExtent>,
+) -> Result<FoundRecord, JournalError> {
+    let sequence = place.sequence;
+    let Some(LiveExtent { bytes, epoch }) = find() else {
+        return Err(JournalError::Released { sequence });
+    };
+    let mut reader = Reader::of_epoch(device, geography, id, epoch);
+    let expected = ExpectedRecord { place, epochs: epoch..=epoch, room: bytes };
+    match reader.record(&expected, Some).await? {
+        Looked::Whole(found, _, len) if len == bytes => Ok(found),
+        // It was released meanwhile, and its room may have been written over.
+        _ if find().is_none() => Err(JournalError::Released { sequence }),
+        _ => Err(JournalError::Damaged { device: device.name(), sequence }),
     }
 }

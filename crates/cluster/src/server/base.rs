@@ -30,7 +30,10 @@ impl Base {
             env: env.clone(),
             counters: Arc::default(),
             limit: Arc::new(InodeLimit::new(options.known, options.lease)),
-            capabilities: Arc::new(Capabilities::new(env, 4 * options.lease + options.hold)),
+            capabilities: Arc::new(Capabilities::new(
+                env,
+                4 * options.lease + options.hold + options.recall,
+            )),
             open_files: Arc::new(OpenFiles::new(&files)),
             replay: Arc::new(Replay::new(&files)),
             files,

@@ -47,6 +47,8 @@ struct KindCounters {
 #[derive(Debug, Default)]
 pub(super) struct SessionCounters {
     pub(super) calls: AtomicU64,
+    /// Batches of mutations that were applied.
+    pub(super) batches: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) sent: AtomicU64,
 }

@@ -15,6 +15,9 @@ pub struct Options {
     pub lease: Duration,
     /// Time in addition to the lease for a client with a journal that does not answer: it may reboot.
     pub hold: Duration,
+    /// Others wait for so long at most for a client that sends what it has made, batch after batch. One that sends none for the time
+    /// of a lease is not waited for.
+    pub recall: Duration,
     /// A client that is silent for so long has lost its session.
     pub expire: Duration,
     /// Most sessions.
@@ -39,6 +42,7 @@ impl Default for Options {
         Options {
             lease: Duration::from_secs(10),
             hold: Duration::ZERO,
+            recall: Duration::from_secs(60),
             expire: Duration::from_secs(60),
             sessions: 4096,
             budget: 4096,

@@ -19,7 +19,7 @@ use super::base::Base;
 use super::capabilities::{Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::{RequestContext, Response};
-use super::counters::add;
+use super::counters::{add, value};
 use super::options::Options;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
@@ -277,9 +277,7 @@ impl Recall {
                 () = done => true,
             }
         };
-        let Options { lease, hold, .. } = *self.base.options;
-        let patience = if session.journal.is_kept() { lease + hold } else { lease };
-        let delivered = self.base.env.timeout(patience, delivering).await;
+        let delivered = self.within_patience(session, delivering).await;
         add(&counters.recalls_answered, u64::from(delivered == Some(true)));
         add(&counters.recalls_timed_out, u64::from(delivered.is_none()));
         if delivered.is_none() {
@@ -288,6 +286,27 @@ impl Recall {
         }
         if delivered != Some(true) {
             self.sessions.left(session.serial).await;
+        }
+    }
+
+    /// Waits for a client: for a lease, and then for as long as it sends what it has made.
+    async fn within_patience(
+        &self,
+        session: &Session,
+        delivering: impl Future<Output = bool>,
+    ) -> Option<bool> {
+        let Options { lease, hold, recall, .. } = *self.base.options;
+        let patience = if session.journal.is_kept() { lease + hold } else { lease };
+        let until = self.base.env.now() + patience.max(recall);
+        tokio::pin!(delivering);
+        let mut batches = value(&session.counters.batches);
+        loop {
+            let left = until.since(self.base.env.now());
+            let delivered = self.base.env.timeout(patience.min(left), &mut delivering).await;
+            let before = std::mem::replace(&mut batches, value(&session.counters.batches));
+            if delivered.is_some() || batches == before || self.base.env.now() >= until {
+                return delivered;
+            }
         }
     }
 

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use thalweg_cluster::protocol::{Answer, FromServer, Request};
 use thalweg_env::Env;
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::{Filesystem, Ino, Node, Timestamp};
+use thalweg_fs::{Filesystem, Ino, Node, Timestamp, WriteAt, WriteHow};
 use thalweg_sim::net::LinkSpec;
 use thalweg_sim::run;
 
+use crate::full::alone;
 use crate::peer::Peer;
 use crate::scene::*;
 
@@ -48,6 +50,37 @@ fn the_release_goes_with_the_batch() {
     // The recall goes to the owner, and the batch comes back; its answer is not waited for.
     let more = unsent - sent;
     assert!(more >= 2 * latency && more < 3 * latency, "{more:?}: {unsent:?} and {sent:?}");
+}
+
+/// A client that sends what it has made, however long that takes, is not one that does not answer.
+#[test]
+fn a_client_that_is_sending_is_not_evicted() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (one, other) = (scene.client("one").await, scene.client("other").await);
+        let directory = alone(&one.client, "d").await;
+        let file = make(&one.client, directory, "file", Node::File).await;
+        one.client.reference(file);
+        one.client.sync_all().await.unwrap();
+        // What it makes takes longer than three leases to send.
+        let bytes = 6 << 20;
+        let bandwidth = bytes / (3 * LEASE.as_secs());
+        let link = LinkSpec { bandwidth, ..LinkSpec::of(Duration::from_millis(1)) };
+        scene.network.set_links(&one.host, &scene.server, link);
+        for at in 0..bytes >> 20 {
+            let data = vec![Bytes::from(vec![at as u8 + 1; 1 << 20])];
+            let place = WriteAt::Offset(at << 20);
+            one.client.write(file, place, data, WriteHow::default()).await.unwrap();
+        }
+        let begun = env.now();
+        let seen = other.client.find(Ino::ROOT, b"d").await.unwrap().ino;
+        other.client.reference(seen);
+        let found = other.client.find(seen, b"file").await.unwrap();
+        assert_eq!(found.size, bytes);
+        assert!(env.now().since(begun) > LEASE, "it sends while others wait");
+        assert_eq!(one.client.status().evictions, 0);
+        one.client.sync(file, false).await.unwrap();
+    });
 }
 
 #[test]

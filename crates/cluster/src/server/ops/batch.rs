@@ -68,6 +68,7 @@ pub(super) async fn apply(
         return Err(error);
     }
     position.applied();
+    add(&ctx.session.counters.batches, 1);
     ctx.session.use_numbers(mutations.iter().filter_map(|it| it.kind.made()));
     // A client that was away does not make its batches again at another server: it has to come back there first.
     if sync || ctx.session.journal.has_returned() {

@@ -133,6 +133,12 @@
 #define TW_LEVEL_MEMORY 0
 
 /*
+ All changes of the file are in the journal of a mount, on this machine's own drive, or at the server. Only mounts of a shared
+ filesystem with a journal have this level; elsewhere to wait for it is to wait for TW_LEVEL_SERVER.
+ */
+#define TW_LEVEL_JOURNAL 1
+
+/*
  All changes of the file are on the drives of the filesystem: of its server, or of this machine.
  */
 #define TW_LEVEL_SERVER 2

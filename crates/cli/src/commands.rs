@@ -18,6 +18,7 @@ pub(crate) mod kv;
 pub(crate) mod mkfs;
 pub(crate) mod mount;
 pub(crate) mod mount_shared;
+mod mount_status;
 pub(crate) mod mounted;
 pub(crate) mod replica;
 pub(crate) mod resize;

@@ -27,6 +27,17 @@ pub(crate) fn local(seconds: u64) -> String {
     String::from_utf8_lossy(&text[..written]).into_owned()
 }
 
+/// Milliseconds in a unit that a person reads.
+pub(crate) fn span(millis: u64) -> String {
+    let seconds = millis / 1000;
+    match seconds {
+        0 => format!("{millis} ms"),
+        1..600 => format!("{}.{} s", seconds, millis % 1000 / 100),
+        600..36_000 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,5 +49,11 @@ mod tests {
         assert!(text.starts_with("2001-09-0"), "{text}");
         assert_eq!(text.len(), "2001-09-09 01:46:40 +0000".len());
         assert_eq!(local(0), "unknown");
+    }
+
+    #[test]
+    fn spans_have_units() {
+        let texts = [0, 999, 1_550, 599_999, 600_000, 36_000_000].map(span);
+        assert_eq!(texts, ["0 ms", "999 ms", "1.5 s", "599.9 s", "10 min", "10 h"]);
     }
 }

@@ -6,7 +6,7 @@
 //! failure; any other error makes the command fail, through [`finish`].
 
 use std::fmt::Arguments;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 
 use crate::failure::{Failure, Outcome};
@@ -30,6 +30,14 @@ static FAILED: OnceLock<io::Error> = OnceLock::new();
 /// Whether standard output takes no more writes.
 pub(crate) fn is_closed() -> bool {
     FAILED.get().is_some()
+}
+
+/// On a terminal, what is shown again and again replaces what was shown before.
+pub(crate) fn clear_screen(is_repeated: bool) {
+    if is_repeated && io::stdout().is_terminal() {
+        // Moves the cursor to the top left and clears the screen below it.
+        print!("\x1b[H\x1b[J");
+    }
 }
 
 fn write(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {

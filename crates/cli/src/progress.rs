@@ -1,10 +1,17 @@
 //! Progress of long tasks: a bar on a terminal, nothing elsewhere.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use thalweg_env::{Env, Time};
+
+/// What is done within this time needs no progress.
+const SOON: Duration = Duration::from_secs(1);
+/// The time between two lines where there is no terminal.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// The progress of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +55,37 @@ impl Drop for Bar {
     fn drop(&mut self) {
         if let Some(bar) = self.0.lock().take() {
             bar.finish_and_clear();
+        }
+    }
+}
+
+/// Shows nothing of a task that is done within a second. Then a bar on a terminal, and elsewhere a line now and then.
+pub(crate) struct Patient {
+    env: Env,
+    begun: Time,
+    /// When the last line was printed; `None` on a terminal.
+    said: Option<Mutex<Option<Time>>>,
+    bar: Bar,
+}
+
+impl Patient {
+    pub(crate) fn new(env: &Env) -> Patient {
+        let said = (!std::io::stderr().is_terminal()).then(Mutex::default);
+        Patient { env: env.clone(), begun: env.now(), said, bar: Bar::default() }
+    }
+}
+
+impl Report for Patient {
+    fn step(&self, step: Step) {
+        let now = self.env.now();
+        if now.since(self.begun) < SOON {
+            return;
+        }
+        let Some(said) = &self.said else { return self.bar.step(step) };
+        let mut said = said.lock();
+        if said.is_none_or(|said| now.since(said) >= AGAIN) {
+            *said = Some(now);
+            eprintln!("{}: {} of {}", step.what, step.done, step.total);
         }
     }
 }

@@ -21,6 +21,10 @@ pub(crate) enum Request {
     Status,
     /// What follows the volume, and what it follows.
     Replicas,
+    /// Of a mount of a shared filesystem: what of its changes is not durable at the server.
+    Pending,
+    /// Of such a mount: send everything, and have the server make it durable.
+    Drain,
     /// The clients of the shared filesystem.
     Clients,
     /// The holders of an inode of the shared filesystem.
@@ -85,6 +89,9 @@ pub(crate) enum Request {
         last: bool,
         /// Unmount although it is in use; it ends when its last user does.
         lazy: bool,
+        /// Of a shared filesystem: what the server does not have stays in the journal, for the next mount.
+        #[serde(default)]
+        leave: bool,
     },
     /// A client has unmounted it: if that was the last mount, wait for the filesystem's end.
     Unmounted {
@@ -167,6 +174,8 @@ impl Request {
             self,
             Request::Status
                 | Request::Replicas
+                | Request::Pending
+                | Request::Drain
                 | Request::Clients
                 | Request::Capabilities { .. }
                 | Request::Evict { .. }
@@ -286,6 +295,9 @@ pub(crate) enum Answer {
     Unmounting {
         /// Why the latest writes are lost, if they are.
         lost: Option<String>,
+        /// Changes that stay in the journal of a client, for the next mount of it.
+        #[serde(default)]
+        left: u64,
     },
     /// The filesystem was unmounted, and everything is durable.
     Unmounted {

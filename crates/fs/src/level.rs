@@ -7,32 +7,35 @@ use serde::{Deserialize, Serialize};
 
 /// The crashes that the changes of a file survive: each level survives those of the levels before it, too.
 ///
-/// A level between the first and the second, a journal on a client's own drive, has its place in the order: its number is 1.
+/// Only a client of a shared filesystem that keeps a journal has the level [`Level::Journal`]. Elsewhere no file is ever at it, and
+/// to wait for it is to wait for [`Level::Server`], the next one that survives the same crashes.
+///
+/// Levels are ordered by their numbers. Messages between clients and servers have the order of the lines here, which stays.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
+#[repr(u32)]
 pub enum Level {
     /// Some of them may be lost in a crash.
     #[default]
-    Memory,
+    Memory = 0,
     /// All of them are on the drives of the filesystem: those of its server, or of this machine if there is no server.
-    Server,
+    Server = 2,
     /// They are also on the drives of the volume's replicas: of as many as its flushes wait for, or else of one.
-    Replicas,
+    Replicas = 3,
+    /// All of them are on this client's own drive, in its journal, or at the server. They survive crashes, and reach the server when
+    /// it is there; other machines do not see all of them yet. They are lost if the drive is.
+    Journal = 1,
 }
 
 impl Level {
     /// All of them, the first one first.
-    pub const ALL: [Level; 3] = [Level::Memory, Level::Server, Level::Replicas];
+    pub const ALL: [Level; 4] = [Level::Memory, Level::Journal, Level::Server, Level::Replicas];
 
     /// Its number, for callers that have no types.
     pub const fn number(self) -> u32 {
-        match self {
-            Level::Memory => 0,
-            Level::Server => 2,
-            Level::Replicas => 3,
-        }
+        self as u32
     }
 
     /// The level with a number.
@@ -44,6 +47,7 @@ impl Level {
     pub const fn name(self) -> &'static str {
         match self {
             Level::Memory => "memory",
+            Level::Journal => "journal",
             Level::Server => "server",
             Level::Replicas => "replicas",
         }
@@ -67,7 +71,7 @@ impl FromStr for Level {
 
 /// A name that no level has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no level `{0}`: the levels are memory, server and replicas")]
+#[error("there is no level `{0}`: the levels are memory, journal, server and replicas")]
 pub struct UnknownLevel(String);
 
 #[cfg(test)]
@@ -81,8 +85,8 @@ mod tests {
             assert_eq!(Level::of_number(level.number()), Some(level));
         }
         assert!(Level::ALL.is_sorted() && Level::ALL.map(Level::number).is_sorted());
-        // The place of a client's journal.
-        assert_eq!(Level::of_number(1), None);
+        assert_eq!(Level::ALL.map(Level::number), [0, 1, 2, 3]);
+        assert_eq!(Level::of_number(4), None);
         let unknown = "disk".parse::<Level>().unwrap_err().to_string();
         assert!(unknown.contains("`disk`") && unknown.contains("replicas"), "{unknown}");
     }

@@ -481,6 +481,8 @@ class Files(unittest.TestCase):
             file.truncate(9)
             self.assertEqual((file.level(), fs.level("raw")), ("memory", "memory"))
             self.assertTrue(fs.wait_for("raw", "memory", timeout=0))
+            self.assertTrue(file.wait_for("journal", timeout=0))
+            self.assertEqual(file.level(), "server", "there is no journal")
             self.assertTrue(file.wait_for("server", timeout=0))
             self.assertEqual(fs.level("raw"), "server")
             self.refused(OSError, errno.ENODATA, lambda: file.wait_for("replicas"))

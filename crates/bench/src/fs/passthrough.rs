@@ -280,7 +280,7 @@ impl Filesystem for Passthrough {
     async fn wait_for(&self, ino: Ino, level: Level, _: Duration) -> Result<bool, FsError> {
         match level {
             Level::Memory => Ok(true),
-            Level::Server => self.sync(ino, false).await.map(|()| true),
+            Level::Journal | Level::Server => self.sync(ino, false).await.map(|()| true),
             Level::Replicas => Err(FsError::NoReplicas),
         }
     }

@@ -11,6 +11,9 @@ use crate::failure::{Failure, call};
 
 /// Some changes of the file may be lost in a crash.
 pub const TW_LEVEL_MEMORY: c_int = 0;
+/// All changes of the file are in the journal of a mount, on this machine's own drive, or at the server. Only mounts of a shared
+/// filesystem with a journal have this level; elsewhere to wait for it is to wait for TW_LEVEL_SERVER.
+pub const TW_LEVEL_JOURNAL: c_int = 1;
 /// All changes of the file are on the drives of the filesystem: of its server, or of this machine.
 pub const TW_LEVEL_SERVER: c_int = 2;
 /// All changes of the file are on the drives of the volume's replicas, too.
@@ -24,6 +27,7 @@ fn level_of(level: c_int) -> Result<Level, Failure> {
 fn number(level: Level) -> c_int {
     match level {
         Level::Memory => TW_LEVEL_MEMORY,
+        Level::Journal => TW_LEVEL_JOURNAL,
         Level::Server => TW_LEVEL_SERVER,
         Level::Replicas => TW_LEVEL_REPLICAS,
     }

@@ -3,6 +3,7 @@
 mod caps;
 mod conflicts;
 mod journal;
+pub(super) mod pending;
 mod selftest;
 mod status;
 
@@ -54,6 +55,8 @@ pub(crate) enum ClusterCommand {
     SelftestAgent(selftest::Agent),
     #[command(subcommand)]
     Client(ClientCommand),
+    Pending(pending::Pending),
+    Drain(pending::Drain),
     #[command(subcommand)]
     Journal(journal::JournalCommand),
     #[command(subcommand)]
@@ -199,6 +202,8 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
             key::revoke(&args, "thalweg cluster client list")
         }
         ClusterCommand::Client(ClientCommand::Evict(args)) => evict(env, args).await,
+        ClusterCommand::Pending(args) => pending::pending(&args).await,
+        ClusterCommand::Drain(args) => pending::drain(env, &args).await,
         ClusterCommand::Journal(command) => journal::run(env, command).await,
         ClusterCommand::Conflicts(command) => conflicts::run(command),
     }

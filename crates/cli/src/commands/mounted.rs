@@ -31,6 +31,13 @@ pub(crate) fn mount_on(place: &Path) -> Outcome<Mounted> {
     })
 }
 
+/// The directory `place`, if a filesystem is mounted on it that another machine shares.
+pub(crate) fn shared_mount(place: &Path) -> Option<PathBuf> {
+    let place = canonical(place).ok()?;
+    let found = mount_on(&place).ok().filter(|found| found.mountpoint == place)?;
+    Target::find(&found.source).is_err().then_some(place)
+}
+
 /// Our mount that contains a path.
 pub(crate) fn mount_around(path: &Path) -> Outcome<Mounted> {
     let path = canonical(path)?;

@@ -5,7 +5,7 @@ mod in_place;
 mod latency;
 
 use std::fmt::Write;
-use std::io::IsTerminal;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -16,6 +16,8 @@ use thalweg_store::block::BLOCK_SIZE;
 
 pub(crate) use self::degraded::{degraded_lines, exit_code, warn};
 use super::ask::ask;
+use super::mount_status::show_mount;
+use super::mounted::shared_mount;
 use crate::date;
 use crate::failure::{Failure, Outcome};
 use crate::output;
@@ -29,7 +31,7 @@ use crate::target::{JournalDev, Target};
 /// clients: each such line says what to do.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The volume's folder, or the device or image of an in-place volume
+    /// The volume's folder, the device or image of an in-place volume, or the directory where a shared filesystem is mounted
     volume: String,
     #[command(flatten)]
     journal: JournalDev,
@@ -56,10 +58,13 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) async fn run(env: &Env, args: Status) -> Outcome<u8> {
-    let target = Target::volume(&args.volume)?;
-    let target = target.with_journal(args.journal.journal_dev.as_deref());
     let interval = args.watch.then_some(args.interval);
     let shown = Shown { json: args.json, interval, latency: args.latency };
+    if let Some(directory) = shared_mount(Path::new(&args.volume)) {
+        return show_mount(env, &directory, (shown.json, shown.interval)).await;
+    }
+    let target = Target::volume(&args.volume)?;
+    let target = target.with_journal(args.journal.journal_dev.as_deref());
     show(env, &target, shown).await
 }
 
@@ -266,10 +271,7 @@ pub(crate) async fn show(env: &Env, target: &Target, shown: Shown) -> Outcome<u8
             println!("{status}");
         } else {
             let view: View = serde_json::from_value(status)?;
-            if interval.is_some() && std::io::stdout().is_terminal() {
-                // Moves the cursor to the top left and clears the screen below it.
-                print!("\x1b[H\x1b[J");
-            }
+            output::clear_screen(interval.is_some());
             print!("{}", text(&view, before.as_ref().zip(interval), latency)?);
             before = Some(view);
         }

@@ -14,13 +14,14 @@ use super::mounted::{canonical, is_dead, mount_on, refuse_if_covered, server_fol
 use crate::control::Client;
 use crate::failure::{Failure, Outcome};
 use crate::places::VIEW;
-use crate::progress::Silent;
+use crate::progress::{Patient, Silent};
 use crate::request::{Answer, Request, unexpected_answer};
 
 /// Unmount the filesystem of a volume
 ///
 /// Waits until everything is durable and the server of the filesystem has ended, or goes on for its other
-/// volumes and mounts. If the filesystem has several mounts, for example bind mounts, only the one named is
+/// volumes and mounts. Of a shared filesystem everything is sent to its server; if that takes nothing for some seconds, and the
+/// mount has a journal, the rest stays there for the next mount. If the filesystem has several mounts, for example bind mounts, only the one named is
 /// unmounted. If another mount namespace still holds the filesystem, everything is durable too, but the
 /// command ends with 1 and names the process.
 #[derive(Debug, Args)]
@@ -31,6 +32,10 @@ pub(crate) struct Umount {
     /// Unmount although it is in use: it disappears at once, and ends with its last user
     #[arg(short, long)]
     lazy: bool,
+    /// Of a shared filesystem with a journal: do not wait for the server: the changes that it does not have stay in the
+    /// journal, where the next mount of that finds them
+    #[arg(long)]
+    leave: bool,
     /// For umount(8): these are ignored
     #[arg(short = 'f', hide = true)]
     force: bool,
@@ -50,7 +55,7 @@ pub(crate) async fn umount(env: &Env, args: Umount) -> Outcome<()> {
     let same = mounts::of(&identity)?.len();
     let (device, last, lazy) = (found.device, same == 1, args.lazy);
     // The server does not end while this connection lasts.
-    let Some((folder, hold)) = announce(&found, last, lazy).await? else {
+    let Some((folder, hold)) = announce(env, &found, (last, lazy, args.leave)).await? else {
         return without_server(&found, flags);
     };
     take_away(&found, flags)?;
@@ -86,12 +91,22 @@ pub(crate) async fn umount(env: &Env, args: Umount) -> Outcome<()> {
 /// Announces an unmount to the mount's server; returns the server's folder and the connection. `None` if
 /// there is no server, or if it dies meanwhile: a process that is being killed still accepts connections,
 /// then resets them.
-async fn announce(found: &Mounted, last: bool, lazy: bool) -> Outcome<Option<(PathBuf, Client)>> {
+async fn announce(
+    env: &Env,
+    found: &Mounted,
+    (last, lazy, leave): (bool, bool, bool),
+) -> Outcome<Option<(PathBuf, Client)>> {
     let Some(folder) = server_folder(found).await? else { return Ok(None) };
     let Some(mut hold) = Client::connect(&folder).await? else { return Ok(None) };
-    let request = Request::Unmounting { device: found.device, last, lazy };
-    match hold.try_ask(&request, &Silent).await? {
-        Ok(Answer::Unmounting { lost }) => {
+    let request = Request::Unmounting { device: found.device, last, lazy, leave };
+    match hold.try_ask(&request, &Patient::new(env)).await? {
+        Ok(Answer::Unmounting { lost, left }) => {
+            if left > 0 {
+                eprintln!(
+                    "{}: {left} changes stay in the journal, for the next mount of it",
+                    found.source
+                );
+            }
             if let Some(lost) = lost {
                 eprintln!("{}: unsynced writes are lost: {lost}", found.source);
             }

@@ -25,7 +25,8 @@ const USAGE: u8 = 2;
 /// Wait until a volume has reached a position, or files have come to a level
 ///
 /// With --for, the command waits for files on a mount: until all changes of each are on the drives of the server, or of this machine if
-/// the volume is its own (`server`), or on those of the volume's replicas too (`replicas`). With --ask the command waits for
+/// the volume is its own (`server`), or on those of the volume's replicas too (`replicas`). On a mount of a shared filesystem that
+/// keeps a journal, `journal` waits until they are there, which takes no server; elsewhere it is the same as `server`. With --ask the command waits for
 /// nothing, and prints how far each file has come: `memory` means that some changes may be lost in a crash.
 ///
 /// A position is what `thalweg replica position` prints of a primary or of another replica. When the command ends, the
@@ -57,6 +58,8 @@ pub(crate) struct Wait {
 /// A level to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum WaitLevel {
+    /// In the journal of this machine's mount, or on the drives of the filesystem
+    Journal,
     /// On the drives of the filesystem
     Server,
     /// On those of replicas, too
@@ -66,13 +69,14 @@ enum WaitLevel {
 impl From<WaitLevel> for Level {
     fn from(level: WaitLevel) -> Level {
         match level {
+            WaitLevel::Journal => Level::Journal,
             WaitLevel::Server => Level::Server,
             WaitLevel::Replicas => Level::Replicas,
         }
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is no time: expected a number with ms, s, m or h, such as 5s");
     let split = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (number, unit) = text.split_at(split);

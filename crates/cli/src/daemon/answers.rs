@@ -32,10 +32,17 @@ impl Handler for Administered {
             Answer::View { id, .. } => {
                 let _ = self.session.mounts.end_view(&self.volume, *id, false).await;
             }
-            Answer::Unmounting { .. } => self.session.mounts.end_unmount(),
+            Answer::Unmounting { .. } => self.session.mounts.end_unmount().await,
             _ => {}
         }
     }
+}
+
+/// The error for a request that only mounts of another machine's filesystem carry out.
+fn is_own(volume: &Opened) -> Failure {
+    let place = volume.target.place().display();
+    Failure::new(format!("{place} is a volume of this machine"))
+        .help("that is for mounts of filesystems that another machine shares")
 }
 
 impl Session {
@@ -98,7 +105,9 @@ impl Session {
             Request::Remount { device, options } => {
                 self.mounts.remount(Some(volume), *device, options).await.map(|()| Answer::Done)
             }
-            Request::Unmounting { device, last, lazy } => {
+            Request::Pending | Request::Drain => Err(is_own(volume)),
+            Request::Unmounting { leave: true, .. } => Err(is_own(volume)),
+            Request::Unmounting { device, last, lazy, leave: false } => {
                 self.mounts.prepare_unmount(*device, *last, *lazy).await
             }
             Request::Unmounted { device, lazy } => self.mounts.unmounted(*device, *lazy).await,

@@ -4,6 +4,7 @@
 //! second. `page` serves them over HTTP.
 
 mod attention;
+mod client;
 mod page;
 mod shared;
 
@@ -14,6 +15,7 @@ use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use thalweg_cluster::client::Client;
 use thalweg_cluster::server::ServerStatus;
 use thalweg_env::{Env, HashMap, Task};
 use thalweg_fs::Statistics;
@@ -41,6 +43,8 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn volumes(&self) -> impl Future<Output = Vec<Numbers>> + Send;
     /// The server of a filesystem that clients on other machines share, if there is one.
     fn shared(&self) -> Option<ServerStatus>;
+    /// The client of a shared filesystem that is mounted here, if one is, with the server's address.
+    fn client(&self) -> impl Future<Output = Option<(String, Client)>> + Send;
     /// The NBD server's counters, if there is one.
     fn server(&self) -> Option<&ServerStats>;
 }
@@ -68,6 +72,7 @@ pub(crate) fn start(
     metrics::set_global_recorder(recorder).map_err(|error| failed(&error))?;
     describe();
     attention::describe();
+    client::describe();
     let env2 = env.clone();
     let refresh = env.spawn(async move {
         let (mut requests, mut stages) = (SeenRequests::default(), SeenStages::default());
@@ -84,6 +89,9 @@ pub(crate) fn start(
             }
             if let Some(stats) = source.server() {
                 record_server(stats, &mut requests);
+            }
+            if let Some((address, mounted)) = source.client().await {
+                client::record(&address, &mounted.status(), &mounted.pending());
             }
             if let Some(status) = source.shared() {
                 shared::record(&status, &mut calls);

@@ -19,6 +19,17 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// The same for a lazy unmount.
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
 
+/// What becomes of what is not durable when a filesystem is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It is made durable.
+    Whole,
+    /// A lazy unmount has given up on it.
+    GivenUp,
+    /// What the server does not have stays in the journal, for the next mount of that.
+    Left,
+}
+
 /// A filesystem that can be mounted.
 #[derive(Clone, Debug)]
 pub(super) enum MountedFiles {
@@ -88,7 +99,13 @@ impl MountedFiles {
         if filesystem.is_read_only() || has_ended {
             return Ok(());
         }
-        let syncing = filesystem.sync_all();
+        let syncing = async {
+            // A journal needs no server for that, also after the lease.
+            match self {
+                MountedFiles::Shared(client) if client.commit().await? => Ok(()),
+                _ => filesystem.sync_all().await,
+            }
+        };
         let synced = match self {
             MountedFiles::Own(_) => syncing.await,
             MountedFiles::Shared(_) => match env.timeout(patience, syncing).await {
@@ -106,24 +123,29 @@ impl MountedFiles {
         })
     }
 
-    /// Makes everything durable and finishes background work. After an unmount that has given up on the latest
-    /// writes, their loss is no failure, and this does not wait for a server long.
-    pub(super) async fn close(&self, env: &Env, given_up: bool) -> Outcome<()> {
+    /// Finishes background work, and makes everything durable unless something else is to become of it. After an unmount that
+    /// has given up on the latest writes, their loss is no failure, and this does not wait for a server long.
+    pub(super) async fn close(&self, env: &Env, ending: Ending) -> Outcome<()> {
         match self {
             MountedFiles::Own(files) => match files.close().await {
                 // The unmount has said already that writes are lost, and was to go on nevertheless.
-                Err(failure) if given_up => {
+                Err(failure) if ending == Ending::GivenUp => {
                     tracing::error!(%failure, "closed after writes were lost");
                     Ok(())
                 }
                 closed => closed,
             },
-            MountedFiles::Shared(client) if given_up => {
-                let _ = env.timeout(LAZY_PATIENCE, client.close()).await;
-                Ok(())
-            }
             MountedFiles::Shared(client) => {
-                client.close().await;
+                match ending {
+                    Ending::GivenUp => drop(env.timeout(LAZY_PATIENCE, client.close()).await),
+                    Ending::Whole => client.close().await,
+                    Ending::Left => {
+                        if let Err(error) = client.leave().await {
+                            tracing::warn!(%error, "not all changes are in the journal; they are sent");
+                            client.close().await;
+                        }
+                    }
+                }
                 Ok(())
             }
         }

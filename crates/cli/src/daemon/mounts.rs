@@ -16,7 +16,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use super::lifetime::{Lifetime, Use};
 use super::mount_flags::change_flags;
-use super::mounted_files::MountedFiles;
+use super::mounted_files::{Ending, MountedFiles};
 use super::published::PublishedName;
 use super::views::{MountedView, blocking, mount_at};
 use crate::failure::{Failure, Outcome};
@@ -51,8 +51,8 @@ pub(crate) struct MountedVolume {
     mounted: Arc<Mounted>,
     options: fuse::MountOptions,
     views: Vec<MountedView>,
-    /// A lazy unmount could not make the latest writes durable.
-    given_up: bool,
+    /// What becomes of what is not durable when it is closed.
+    ending: Ending,
     /// Dropped when the filesystem has ended.
     name: Option<PublishedName>,
     /// Dropped when the filesystem is closed.
@@ -189,7 +189,7 @@ impl Mounts {
             mounted,
             options,
             views: Vec::new(),
-            given_up: false,
+            ending: Ending::Whole,
             name: published,
             used,
         });
@@ -239,22 +239,36 @@ impl Mounts {
         };
         match synced.sync(&self.env, lazy).await {
             Err(failure) if !lazy => {
-                self.end_unmount();
+                self.lifetime.release();
                 Err(failure.help("--lazy unmounts nevertheless, and loses unsynced writes"))
             }
             Err(failure) => {
                 tracing::error!(%failure, "unsynced writes are lost");
                 let mut all = self.list.lock().await;
                 let it = all.iter_mut().find(|it| it.mounted.device() == device);
-                it.into_iter().for_each(|it| it.given_up = true);
-                Ok(Answer::Unmounting { lost: Some(failure.to_string()) })
+                it.into_iter().for_each(|it| it.ending = Ending::GivenUp);
+                Ok(Answer::Unmounting { lost: Some(failure.to_string()), left: 0 })
             }
-            Ok(()) => Ok(Answer::Unmounting { lost: None }),
+            Ok(()) => Ok(Answer::Unmounting { lost: None, left: 0 }),
         }
     }
 
-    /// A client has finished its unmount.
-    pub(crate) fn end_unmount(&self) {
+    /// What becomes of what is not durable when this filesystem is closed.
+    pub(crate) async fn end_with(&self, device: (u32, u32), ending: Ending) {
+        let mut all = self.list.lock().await;
+        let it = all.iter_mut().find(|it| it.mounted.device() == device);
+        it.into_iter().for_each(|it| it.ending = ending);
+    }
+
+    /// A client has finished its unmount, or given it up: what is still mounted is closed as ever.
+    pub(crate) async fn end_unmount(&self) {
+        for it in &mut *self.list.lock().await {
+            if it.ending == Ending::Left
+                && mounts::of(it.mounted.identity()).is_ok_and(|all| !all.is_empty())
+            {
+                it.ending = Ending::Whole;
+            }
+        }
         self.lifetime.release();
     }
 
@@ -335,7 +349,7 @@ impl Mounts {
         for view in it.views {
             view.discard(&self.env).await;
         }
-        let closed = it.files.close(&self.env, it.given_up).await;
+        let closed = it.files.close(&self.env, it.ending).await;
         // Only now may the session end.
         drop(it.used);
         closed

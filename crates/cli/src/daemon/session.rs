@@ -10,6 +10,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use thalweg_cluster::client::Client;
 use thalweg_cluster::server::ServerStatus;
 use thalweg_env::Env;
 use thalweg_fs::Statistics;
@@ -164,6 +165,10 @@ impl metrics::Source for Session {
 
     fn shared(&self) -> Option<ServerStatus> {
         self.shared.get().map(SharedFiles::server_status)
+    }
+
+    async fn client(&self) -> Option<(String, Client)> {
+        self.mounts.shared_client().await
     }
 
     fn server(&self) -> Option<&ServerStats> {

@@ -2,18 +2,26 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::json;
-use thalweg_cluster::client::Client;
+use serde_json::{Value, json};
+use thalweg_cluster::client::{Client, PendingReport};
+use thalweg_fs::FsError;
 use thalweg_fuse::state;
 use thalweg_store::open::unique;
 
 use super::control::Handler;
+use super::mounted_files::Ending;
 use super::session::Session;
 use crate::failure::{Failure, Outcome};
 use crate::places::SERVED;
-use crate::progress::Report;
+use crate::progress::{Report, Step};
 use crate::request::{Answer, Request};
+
+/// How often progress is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long an unmount waits for a server that takes nothing, if there is a journal for the rest.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 /// A mount, for its control socket.
 #[derive(Debug)]
@@ -31,19 +39,102 @@ pub(crate) fn folder_of(address: &str) -> Outcome<PathBuf> {
     Ok(folder)
 }
 
+/// What is left of a drain.
+fn left(pending: &PendingReport) -> u64 {
+    pending.unsent.changes + pending.undurable
+}
+
+impl SharedMount {
+    fn status(&self) -> Outcome<Value> {
+        Ok(json!({
+            "address": self.address,
+            "client": serde_json::to_value(self.client.status())?,
+            "pending": serde_json::to_value(self.client.pending())?,
+        }))
+    }
+
+    /// Has the server make everything durable. `None` if it has taken nothing for as long as `patience`.
+    async fn drain(
+        &self,
+        patience: Option<Duration>,
+        report: &dyn Report,
+    ) -> Option<Result<(), FsError>> {
+        let env = &self.session.env;
+        let total = left(&self.client.pending());
+        let mut least = (total, env.now());
+        let mut draining = std::pin::pin!(self.client.drain());
+        loop {
+            if let Some(drained) = env.timeout(LOOK, &mut draining).await {
+                return Some(drained);
+            }
+            let left = left(&self.client.pending());
+            if left < least.0 {
+                least = (left, env.now());
+            }
+            let what = match self.client.status().connected {
+                true => format!("sending changes to {}", self.address),
+                false => format!("waiting for {}", self.address),
+            };
+            let total = total.max(left);
+            report.step(Step { what, done: total - left, total });
+            if patience.is_some_and(|patience| env.now().since(least.1) > patience) {
+                return None;
+            }
+        }
+    }
+
+    async fn drain_all(&self, report: &dyn Report) -> Outcome<Answer> {
+        let lost = self.client.status().lost;
+        let drained = self.drain(None, report).await.unwrap_or(Ok(()));
+        let lost = self.client.status().lost.saturating_sub(lost);
+        let failed = || format!("not everything has come to {}", self.address);
+        match drained {
+            Err(error) => Err(Failure::of(&error).while_doing(failed())),
+            Ok(()) if lost > 0 => {
+                Err(Failure::new(format!("{}: {lost} changes were lost", failed()))
+                    .help("the log of the mount says why"))
+            }
+            Ok(()) => Ok(Answer::Json(self.status()?)),
+        }
+    }
+
+    /// Before an unmount: sends everything. The journal, if there is one, keeps what the server does not take.
+    async fn prepare_unmount(
+        &self,
+        (device, last, lazy, leave): ((u32, u32), bool, bool, bool),
+        report: &dyn Report,
+    ) -> Outcome<Answer> {
+        let has_journal = self.client.pending().journal.is_some();
+        if leave && !has_journal {
+            return Err(Failure::new(format!("the mount of {} has no journal", self.address))
+                .help("leave --leave out, so that everything is sent"));
+        }
+        let mounts = &self.session.mounts;
+        let prepared = mounts.prepare_unmount(device, last, lazy).await?;
+        // Without a journal everything is at the server now.
+        if !(has_journal && last && matches!(prepared, Answer::Unmounting { lost: None, .. })) {
+            return Ok(prepared);
+        }
+        let is_drained =
+            !leave && !lazy && matches!(self.drain(Some(PATIENCE), report).await, Some(Ok(())));
+        let ending = if is_drained || (lazy && !leave) { Ending::Whole } else { Ending::Left };
+        mounts.end_with(device, ending).await;
+        let left = if ending == Ending::Left { left(&self.client.pending()) } else { 0 };
+        Ok(Answer::Unmounting { lost: None, left })
+    }
+}
+
 impl Handler for SharedMount {
-    async fn handle(&self, request: Request, _report: &dyn Report) -> Outcome<Answer> {
+    async fn handle(&self, request: Request, report: &dyn Report) -> Outcome<Answer> {
         let mounts = &self.session.mounts;
         match &request {
-            Request::Status => Ok(Answer::Json(json!({
-                "address": self.address,
-                "client": serde_json::to_value(self.client.status())?,
-            }))),
+            Request::Status | Request::Pending => Ok(Answer::Json(self.status()?)),
+            Request::Drain => self.drain_all(report).await,
             Request::Remount { device, options } => {
                 mounts.remount(None, *device, options).await.map(|()| Answer::Done)
             }
-            Request::Unmounting { device, last, lazy } => {
-                mounts.prepare_unmount(*device, *last, *lazy).await
+            Request::Unmounting { device, last, lazy, leave } => {
+                self.prepare_unmount((*device, *last, *lazy, *leave), report).await
             }
             Request::Unmounted { device, lazy } => mounts.unmounted(*device, *lazy).await,
             _ => Err(Failure::new(format!("{} is a shared filesystem", self.address))
@@ -53,7 +144,7 @@ impl Handler for SharedMount {
 
     async fn gone(&self, answer: &Answer) {
         if matches!(answer, Answer::Unmounting { .. }) {
-            self.session.mounts.end_unmount();
+            self.session.mounts.end_unmount().await;
         }
     }
 }

@@ -38,7 +38,7 @@ impl Drop for Foreground {
     }
 }
 
-fn inspect(journal: &Path) -> Value {
+pub(crate) fn inspect(journal: &Path) -> Value {
     json(thalweg(["cluster", "journal", "inspect", "--json"]).arg(journal))
 }
 

@@ -49,7 +49,7 @@ fn files_without_a_level_and_unknown_levels_are_refused() {
         let said = bad(&mut wait(args, Path::new("/dev/null")), 1);
         assert!(said.contains("/dev/null is no file or directory"), "{said}");
     }
-    for unknown in ["disk", "memory", "journal"] {
+    for unknown in ["disk", "memory"] {
         let said = bad(&mut wait(&["--for", unknown], &here), 2);
         assert!(said.contains(unknown) && said.contains("replicas"), "{said}");
     }
@@ -67,6 +67,9 @@ fn a_file_of_a_local_volume_comes_to_the_server_and_to_replicas() {
     let file = mount.path("f");
     fs::write(&file, "text").unwrap();
     assert_eq!(level(&file), "memory");
+    // Without a journal the server's level is the next one.
+    good(&mut wait(&["--for", "journal"], &file));
+    assert_eq!(level(&file), "server");
     good(&mut wait(&["--for", "server"], &file));
     assert_eq!(level(&file), "server");
     let said = bad(&mut wait(&["--for", "replicas", "--timeout", "5s"], &file), 1);

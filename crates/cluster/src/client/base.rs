@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use thalweg_env::{Env, Time};
-use thalweg_fs::{Change, FsError, Ino, Invalidation, Watcher};
+use thalweg_fs::{Change, FsError, Ino, Invalidation, Timestamp, Watcher};
 use tokio::sync::oneshot;
 
 use super::cache::Cache;
@@ -16,11 +16,13 @@ use super::link::Links;
 use super::losses::Losses;
 use super::numbers::InodeNumbers;
 use super::options::Options;
+use super::pending::{self, Changes, MountedJournal, PendingReport};
 use super::queue::WritebackQueue;
 use super::replay_log::ReplayLog;
 use super::room::PromisedRoom;
 use super::session::Session;
 use super::write_bounds::WriteBounds;
+use crate::protocol::JournalMount;
 
 pub(super) struct ClientBase {
     pub(super) env: Env,
@@ -73,6 +75,28 @@ impl ClientBase {
         let running = async move { drop(told.send(step.await)) };
         self.env.spawn(running).detach();
         done.await.unwrap_or_else(|_| Err(LinkError::Closed.into()))
+    }
+
+    /// What is not durable at the server yet.
+    pub(super) fn pending(&self) -> PendingReport {
+        let queued = self.queue.report();
+        let now = Timestamp::of_nanos(self.env.wall_nanos());
+        let journal = self.journal.live().map(|journal| MountedJournal {
+            session: journal.session,
+            incarnation: match self.session.info().journal {
+                Some(JournalMount::Incarnation(number)) => Some(number),
+                _ => None,
+            },
+            room: journal.room(),
+        });
+        PendingReport {
+            unsent: queued.unsent,
+            files: self.inodes.unsent(),
+            oldest_ms: queued.oldest.map(|then| pending::age(then, now).as_millis() as u64),
+            in_journal: if journal.is_some() { queued.journaled } else { Changes::default() },
+            undurable: self.replay_log.len() as u64,
+            journal,
+        }
     }
 
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {

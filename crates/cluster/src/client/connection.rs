@@ -310,11 +310,49 @@ impl Connections {
         }
     }
 
+    /// Leaves what the server does not have in the journal, and the session for the next mount of that.
+    pub(super) async fn leave(&self) -> Result<(), FsError> {
+        // No change is made without the server from here on: it would be in no record.
+        self.base.session.end_lease();
+        self.base.inodes.barrier();
+        let committing = self.base.env.timeout(self.base.options.patience, self.writeback.commit());
+        match committing.await {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) => {
+                return Err(FsError::Invalid("there is no journal with room for the rest"));
+            }
+            Some(Err(error)) => return Err(error),
+            // Calls were answered that are in no journal, and the server is away.
+            None => {
+                let why = "it has answered calls that are in no journal";
+                return Err(LinkError::Unreachable(why.to_owned()).into());
+            }
+        }
+        if let Some(channel) = self.base.links.close() {
+            channel.close("the client leaves the rest in its journal");
+        }
+        Ok(())
+    }
+
+    /// Sends everything, for as long as the server takes it; whether it has all.
+    async fn send_rest(&self) -> bool {
+        loop {
+            let before = self.base.queue.done();
+            let sending = self.writeback.send(true);
+            match self.base.env.timeout(self.base.options.patience, sending).await {
+                Some(sent) => return sent.is_ok(),
+                None if self.base.queue.done() > before => {
+                    let changes = self.base.queue.len();
+                    tracing::warn!(changes, "still sending changes to the server");
+                }
+                None => return false,
+            }
+        }
+    }
+
     /// Ends the session in order.
     pub(super) async fn close(&self) {
-        let sent =
-            self.base.env.timeout(self.base.options.patience, self.writeback.send(true)).await;
-        if !matches!(sent, Some(Ok(()))) {
+        if !self.send_rest().await {
             let changes = self.base.queue.len();
             tracing::error!(changes, "changes in directories of this client alone were not sent");
         }

@@ -1,4 +1,5 @@
-//! How far the changes of a file have come: from this client to the server's drives, and to the replicas of its volume.
+//! How far the changes of a file have come: from this client to its journal, to the server's drives, and to the replicas of its
+//! volume.
 //!
 //! A change that the server has answered, and not made durable, is still a change in memory: it survives a crash of the server
 //! or of this client, and not of both.
@@ -7,14 +8,17 @@ use std::time::Duration;
 
 use thalweg_fs::{FsError, Ino, Level};
 
+use super::base::ClientBase;
 use super::error::expect_answer;
 use super::stages::Stages;
 use crate::protocol::{Answer, Request};
 
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// How far the changes of this client have come: to its memory or to the server.
+/// How far the changes of this client have come: to its memory, to its journal or to the server.
 fn own_level(stages: &Stages, ino: Ino) -> Result<Level, FsError> {
+    // Before the rest: a mutation that is made meanwhile counts for one of the looks that follow.
+    let is_journaled = is_journaled(stages);
     let is_durable = stages.base.inodes.with(ino, |node| {
         let is_unsent = node.delegation.unsent() > 0;
         is_unsent.then(|| node.delegation.has_ended())
@@ -25,7 +29,18 @@ fn own_level(stages: &Stages, ino: Ino) -> Result<Level, FsError> {
     if let Some(error) = stages.base.losses.untold(ino) {
         return Err(error);
     }
-    Ok(if is_durable { Level::Server } else { Level::Memory })
+    Ok(match (is_durable, is_journaled) {
+        (true, _) => Level::Server,
+        (false, true) => Level::Journal,
+        (false, false) => Level::Memory,
+    })
+}
+
+/// Whether the journal has all that this client has made, and what that depends on survives too: calls of programs are in no journal.
+fn is_journaled(stages: &Stages) -> bool {
+    let ClientBase { queue, journal, replay_log, .. } = &*stages.base;
+    // In this order: a journal that fails is gone before its mutations count as those of none.
+    queue.is_journaled(queue.last()) && journal.live().is_some() && !replay_log.has_calls()
 }
 
 pub(super) async fn level(stages: &Stages, ino: Ino) -> Result<Level, FsError> {
@@ -54,11 +69,16 @@ pub(super) async fn wait_for(
     if level == Level::Memory {
         return own_level(stages, ino).map(|_| true);
     }
-    if !matches!(own_level(stages, ino), Ok(Level::Server)) {
+    if !own_level(stages, ino).is_ok_and(|own| own >= level.min(Level::Server)) {
         sync_inode(stages, ino, false).await?;
     }
-    if own_level(stages, ino)? == Level::Memory {
-        // The inode is durable; the server has not said up to which version.
+    // Where there is no journal, or it does not take them, the server has to.
+    if level == Level::Journal && own_level(stages, ino)? >= level {
+        return Ok(true);
+    }
+    let level = level.max(Level::Server);
+    if own_level(stages, ino)? < Level::Server {
+        // It is in the journal; or it is durable, and the server has not said up to which version.
         stages.writeback.sync(Request::SyncAll).await?;
     }
     if stages.base.inodes.is_unsent(ino) {

@@ -22,6 +22,7 @@ use thalweg_net::keys::Squash;
 use super::delegation::Local;
 use super::error::{LinkError, expect_answer};
 use super::link::Link;
+use super::pending::PendingReport;
 use super::stages::Stages;
 use super::user::{self, User};
 use super::{content, durability, names};
@@ -86,6 +87,36 @@ impl Client {
     /// Ends the session in order. Calls fail from now on.
     pub async fn close(&self) {
         self.stages.connections.close().await;
+    }
+
+    /// Has everything that it has made so far be in its journal; whether it is, which takes one that has room.
+    ///
+    /// # Errors
+    /// Calls were answered that are in no journal, and the server has not made them durable.
+    pub async fn commit(&self) -> Result<bool, FsError> {
+        self.stages.writeback.commit().await
+    }
+
+    /// Ends the connection, and leaves in the journal what the server does not have: the next mount of the journal writes it back.
+    /// Calls fail from now on.
+    ///
+    /// # Errors
+    /// It is not in the journal: the client goes on as before.
+    pub async fn leave(&self) -> Result<(), FsError> {
+        self.stages.connections.leave().await
+    }
+
+    /// What is not durable at the server yet.
+    pub fn pending(&self) -> PendingReport {
+        self.stages.base.pending()
+    }
+
+    /// Sends everything that it has made so far, and returns when it is durable at the server, and released in the journal.
+    ///
+    /// # Errors
+    /// Those of a sync. While the server is away, the call waits.
+    pub async fn drain(&self) -> Result<(), FsError> {
+        self.stages.writeback.drain().await
     }
 
     /// What it has sent to the server.

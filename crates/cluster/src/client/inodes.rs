@@ -204,6 +204,14 @@ impl Inodes {
         self.is(ino, |node| node.delegation.unsent() > 0)
     }
 
+    /// Inodes of which the server does not have everything.
+    pub(super) fn unsent(&self) -> u64 {
+        let of = |mut stripe: MutexGuard<'_, Stripe>| {
+            stripe.nodes().filter(|(_, node)| node.delegation.unsent() > 0).count() as u64
+        };
+        self.stripes().map(of).sum()
+    }
+
     pub(super) fn has_delegation(&self, ino: Ino) -> bool {
         self.is(ino, |node| node.delegation.grant().is_some())
     }

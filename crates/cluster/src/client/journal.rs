@@ -18,7 +18,9 @@ use thalweg_store::journal::{End, JournalError};
 use uuid::Uuid;
 
 use super::inode_changes::{Rest, Step, extent};
-use super::journal_format::{Head, JournalRecord, OWNER, Run};
+pub use super::journal_format::OWNER;
+use super::journal_format::{Head, JournalRecord, Run};
+use super::pending::JournalUse;
 use super::queue::{Unjournaled, WritebackQueue};
 use crate::conflicts::encode_path;
 
@@ -240,6 +242,12 @@ impl ClientJournal {
         drop(records);
         self.log.release(last + 1);
         true
+    }
+
+    /// How much of the journal is used.
+    pub(super) fn room(&self) -> JournalUse {
+        let (size, records) = (self.log.size(), self.records.lock().len() as u64);
+        JournalUse { size, used: size - self.log.room(), records }
     }
 
     /// Forgets everything: the server has all of it, and made it durable.

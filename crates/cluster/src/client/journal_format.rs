@@ -15,7 +15,7 @@ use thalweg_store::journal::log::{FoundRecord, LogRecord};
 use uuid::{Uuid, uuid};
 
 /// The owner that all logs of clients' journals name.
-pub(super) const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
+pub const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
 
 /// The version of the format.
 const FORMAT: u8 = 1;

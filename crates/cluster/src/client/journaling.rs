@@ -69,10 +69,16 @@ impl Journaling {
         journal.release(first.map_or(done, |first| done.min(first - 1)))
     }
 
+    /// Releases what the server has made durable.
+    pub(super) fn release_durable(&self) {
+        if let Some(journal) = self.base.journal.live() {
+            self.release(&journal);
+        }
+    }
+
     /// Mutations wait for no longer than the time of a commit.
     pub(super) async fn by_timer(&self) {
-        let Some(journal) = self.base.journal.live() else { return };
-        self.release(&journal);
+        self.release_durable();
         if let Err(error) = self.commit().await {
             tracing::warn!(%error, "changes are not in the journal yet");
         }

@@ -12,11 +12,12 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use thalweg_env::Time;
-use thalweg_fs::Ino;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::{Ino, Timestamp};
 
 use super::inodes::{Inodes, Stripe};
 use super::journal_format::{JournaledMutation, Run};
+use super::pending::Changes;
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
 use super::user::{self, User};
@@ -72,6 +73,25 @@ struct Collected {
     synced: u64,
     /// Recalls of delegations that are released when the server has the mutations up to these.
     releases: Vec<(u64, u64)>,
+    /// The batch that was taken last.
+    sending: Option<SentBatch>,
+}
+
+/// A batch that has left the queue. It counts until the server has all of it.
+#[derive(Clone, Copy)]
+struct SentBatch {
+    last: u64,
+    bytes: u64,
+    oldest: Timestamp,
+}
+
+/// What the server does not have.
+pub(super) struct QueueReport {
+    pub(super) unsent: Changes,
+    /// Those of them that are in the journal, if there is one.
+    pub(super) journaled: Changes,
+    /// When the oldest one was made.
+    pub(super) oldest: Option<Timestamp>,
 }
 
 /// What the client has made by itself, and the server does not have. Its lock is taken before those of stripes.
@@ -249,8 +269,8 @@ impl WritebackQueue {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
         let journaled = self.journaled.load(Ordering::Acquire);
-        let Collected { waiting, done, releases, .. } = &mut *collected;
-        let (mut bytes, mut taken) = (0, Vec::new());
+        let Collected { waiting, done, releases, sending, .. } = &mut *collected;
+        let (mut bytes, mut data_bytes, mut taken) = (0, 0, Vec::new());
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
         let user = waiting.front().and_then(|first| first.user.clone());
         while let Some(next) = waiting.front() {
@@ -266,10 +286,13 @@ impl WritebackQueue {
                 quotas.push(next.quota);
             }
             bytes += next.record.bytes();
+            data_bytes += next.record.data_bytes();
             taken.extend(waiting.pop_front());
         }
         assert!(quotas.len() < MAX_SHARES, "one share is the volume's");
         let last = *done + taken.len() as u64;
+        let oldest = taken.first().map(|first: &Waiting| first.record.time());
+        *sending = oldest.map(|oldest| SentBatch { last, bytes: data_bytes, oldest });
         let done = releases.iter().filter(|(_, mutation)| *mutation <= last);
         let releases = done.map(|(recall, _)| *recall).collect();
         drop(collected);
@@ -344,6 +367,31 @@ impl WritebackQueue {
     pub(super) fn may_send(&self) -> bool {
         let collected = self.collected.lock();
         collected.waiting.front().is_some_and(|first| self.is_journaled(first.number))
+    }
+
+    /// What the server does not have.
+    pub(super) fn report(&self) -> QueueReport {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let journaled = self.journaled.load(Ordering::Acquire);
+        let Collected { waiting, done, sending, .. } = &*collected;
+        let sending = sending.filter(|batch| batch.last > *done);
+        let sent = sending.map_or(Changes::default(), |SentBatch { last, bytes, .. }| Changes {
+            changes: last - done,
+            bytes,
+        });
+        // Nothing is sent that is not in the journal.
+        let (mut unsent, mut in_journal) = (sent, sent);
+        for Waiting { number, record, .. } in waiting {
+            let bytes = record.data_bytes();
+            for counted in [Some(&mut unsent), (*number <= journaled).then_some(&mut in_journal)] {
+                let Some(counted) = counted else { continue };
+                (counted.changes, counted.bytes) = (counted.changes + 1, counted.bytes + bytes);
+            }
+        }
+        let oldest = sending.map(|batch| batch.oldest);
+        let oldest = oldest.or_else(|| waiting.front().map(|first| first.record.time()));
+        QueueReport { unsent, journaled: in_journal, oldest }
     }
 
     /// Mutations that the server has, or that are lost.

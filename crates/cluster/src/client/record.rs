@@ -1,5 +1,6 @@
 //! A mutation in the queue of those that the server does not have.
 
+use thalweg_fs::Timestamp;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::Room;
 
@@ -58,6 +59,25 @@ impl Record {
     fn decode(bytes: &[u8]) -> Parts {
         let mutation = postcard::from_bytes(bytes).expect("a mutation encoded here");
         Parts { mutation, blocks: 0, grows: false }
+    }
+
+    /// Bytes of a file that it writes.
+    pub(super) fn data_bytes(&self) -> u64 {
+        match self {
+            Record::Bytes(record) => match &record.mutation.kind {
+                MutationKind::Write { data, .. } => data.len() as u64,
+                _ => 0,
+            },
+            Record::Small(_) => 0,
+        }
+    }
+
+    /// When it was made.
+    pub(super) fn time(&self) -> Timestamp {
+        match self {
+            Record::Bytes(record) => record.mutation.time,
+            Record::Small(bytes) => Record::decode(bytes).mutation.time,
+        }
     }
 
     /// Bytes that it counts for in a batch.

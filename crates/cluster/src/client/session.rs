@@ -140,6 +140,11 @@ impl Session {
         (self.env.now(), Timestamp::of_nanos(self.env.wall_nanos()))
     }
 
+    /// Nothing that is cached may be used until the server has answered a call again.
+    pub(super) fn end_lease(&self) {
+        self.lease_end.store(0, Ordering::Relaxed);
+    }
+
     /// Whether what is cached may be used.
     pub(super) fn is_leased(&self) -> bool {
         self.is_leased_at(self.env.now())

@@ -149,6 +149,22 @@ impl Writeback {
         self.sync(request).await
     }
 
+    /// Has the server make everything durable that was made so far, and releases it in the journal.
+    pub(super) async fn drain(self: &Arc<Self>) -> Result<(), FsError> {
+        self.sync(Request::SyncAll).await?;
+        // A batch that was durable at once says nothing of what was answered before it.
+        if self.base.replay_log.len() > 0 {
+            self.rpc.make_durable().await?;
+        }
+        self.journaling.release_durable();
+        Ok(())
+    }
+
+    /// Whether all mutations so far are in the journal, by one commit.
+    pub(super) async fn commit(&self) -> Result<bool, FsError> {
+        self.journaling.commit().await
+    }
+
     /// Whether the server has refused a mutation of a journal that is written back.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.get().is_some()

@@ -39,6 +39,19 @@ impl Journaled {
         Journaled { env, host, process, recorder, device }
     }
 
+    pub(crate) fn device(&self) -> DeviceRef {
+        self.device.clone()
+    }
+
+    pub(crate) fn host(&self) -> Host {
+        self.host.clone()
+    }
+
+    /// The same machine with its journal on another device.
+    pub(crate) fn with_device(self, device: DeviceRef) -> Journaled {
+        Journaled { device, ..self }
+    }
+
     pub(crate) async fn mount(&self, scene: &Scene, lazy: bool) -> Result<Client, AttachError> {
         self.mounting(scene, lazy).await
     }
@@ -199,8 +212,8 @@ fn a_failed_journal_leaves_the_server() {
     run(1, |env| async move {
         let scene = Scene::durable(&env).await;
         let machine = Journaled::new(&scene, "a").await;
-        let (faulty, faults) = thalweg_sim::faults::Faulty::wrap(&env, machine.device.clone());
-        let machine = Journaled { device: faulty, ..machine };
+        let (faulty, faults) = thalweg_sim::faults::Faulty::wrap(&env, machine.device());
+        let machine = machine.with_device(faulty);
         let (client, file) = begin(&scene, &machine, true).await;
         put(&client, file, "text").await.unwrap();
         client.sync(file, false).await.unwrap();

@@ -17,6 +17,7 @@ mod hostile;
 mod hostile_users;
 mod journal;
 mod journal_crashes;
+mod journal_use;
 mod levels;
 mod limits;
 mod linear;

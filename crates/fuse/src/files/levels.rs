@@ -103,8 +103,11 @@ mod tests {
     fn a_request_names_a_level_and_a_bounded_time() {
         let of = |level: u32, millis: u32| [level.to_ne_bytes(), millis.to_ne_bytes()].concat();
         assert_eq!(decode(&of(3, 250)), Some((Level::Replicas, Duration::from_millis(250))));
+        assert_eq!(decode(&of(1, 0)), Some((Level::Journal, Duration::ZERO)));
         assert_eq!(decode(&of(2, u32::MAX)), Some((Level::Server, MOST)));
-        for wrong in [of(1, 0), of(4, 0), of(2, 0)[..7].to_vec(), Vec::new(), [0; 9].to_vec()] {
+        for wrong in
+            [of(4, 0), of(u32::MAX, 0), of(2, 0)[..7].to_vec(), Vec::new(), [0; 9].to_vec()]
+        {
             assert_eq!(decode(&wrong), None, "{wrong:?}");
         }
         assert_eq!((ASK, WAIT), (0x8004_F701, 0x4008_F702));

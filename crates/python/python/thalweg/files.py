@@ -175,12 +175,13 @@ class RawFile(io.RawIOBase):
         self._open().sync(data_only)
 
     def level(self):
-        """How far all changes have come: ``"memory"``, ``"server"`` or ``"replicas"``. Nothing is synced for it."""
+        """How far all changes have come: ``"memory"``, ``"server"`` or ``"replicas"``; on a mount of a shared filesystem with a
+        journal of its own also ``"journal"``, between the first two. Nothing is synced for it."""
         return self._open().level()
 
     def wait_for(self, level, timeout=None):
         """Brings all changes to a level, and returns whether they have come to it: the replicas' level within so many
-        seconds; the levels before that take as long as `sync`."""
+        seconds; the levels before that take as long as `sync`. Where there is no journal, ``"journal"`` is ``"server"``."""
         return self._open().wait_for(level, timeout)
 
     def allocate(self, offset, size, *, keep_size=False):

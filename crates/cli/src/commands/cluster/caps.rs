@@ -6,6 +6,7 @@ use thalweg_env::Env;
 use thalweg_fs::{Kind, LockKind, LockMode};
 
 use crate::commands::ask::ask;
+use crate::date::span;
 use crate::failure::Outcome;
 use crate::request::{Answer, Request, unexpected_answer};
 use crate::target::Target;
@@ -113,26 +114,4 @@ fn kind_name(kind: Kind) -> &'static str {
 
 fn span_or_dash(millis: Option<u64>) -> String {
     millis.map_or_else(|| "-".to_owned(), span)
-}
-
-/// Milliseconds in a unit that a person reads.
-pub(super) fn span(millis: u64) -> String {
-    let seconds = millis / 1000;
-    match seconds {
-        0 => format!("{millis} ms"),
-        1..600 => format!("{}.{} s", seconds, millis % 1000 / 100),
-        600..36_000 => format!("{} min", seconds / 60),
-        _ => format!("{} h", seconds / 3600),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::span;
-
-    #[test]
-    fn spans_have_units() {
-        let texts = [0, 999, 1_550, 599_999, 600_000, 36_000_000].map(span);
-        assert_eq!(texts, ["0 ms", "999 ms", "1.5 s", "599.9 s", "10 min", "10 h"]);
-    }
 }

@@ -1,7 +1,6 @@
 //! `thalweg cluster status`: the server of a filesystem and its clients, once or repeatedly.
 
 use std::fmt::{self, Write};
-use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
@@ -9,11 +8,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use thalweg_env::{Env, Time};
 
-use super::caps::span;
 use crate::commands::ask::ask;
 use crate::commands::status::{degraded_lines, exit_code, seconds};
 use crate::control::Client;
 use crate::daemon::standby::standing_by;
+use crate::date::span;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::request::{Answer, Request, unexpected_answer};
@@ -152,10 +151,7 @@ pub(super) async fn status(env: &Env, args: Status) -> Outcome<u8> {
             }
             println!("{found}");
         } else {
-            if args.watch.is_some() && std::io::stdout().is_terminal() {
-                // Moves the cursor to the top left and clears the screen below it.
-                print!("\x1b[H\x1b[J");
-            }
+            output::clear_screen(args.watch.is_some());
             print!("{}", text(&view, last).map_err(|error| Failure::of(&error))?);
         }
         output::flush();

@@ -1,12 +1,15 @@
 //! Prints the structures on an in-place volume's device, and on a journal's.
 
 use serde_json::json;
+use thalweg_cluster::client::journal::OWNER as CLIENT_JOURNAL;
 use thalweg_store::block::{BLOCK_SIZE, Lba};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::inplace::dump::{InPlaceDump, MapDump, dump};
 use thalweg_store::inplace::format::Superblock;
 use thalweg_store::inplace::{InPlaceError, format as inplace};
-use thalweg_store::journal::dump::{self as journal, EndDump, JournalDump, TagDump};
+use thalweg_store::journal::dump::{
+    self as journal, CopyDump, EndDump, JournalDump, LogDump, TagDump,
+};
 use thalweg_store::journal::format as journal_format;
 
 use crate::failure::Outcome;
@@ -53,6 +56,13 @@ pub(super) async fn run(
                 false => print_volume(&found, entries),
             }
         }
+        Marked::Journal if is_client_journal(&device).await => {
+            let found = journal::dump_log(&device).await.map_err(InPlaceError::from)?;
+            match json {
+                true => println!("{}", json!({ "client_journal": found })),
+                false => print_log(&found),
+            }
+        }
         Marked::Journal => {
             let found: JournalDump<Lba> =
                 journal::dump(&device).await.map_err(InPlaceError::from)?;
@@ -63,6 +73,28 @@ pub(super) async fn run(
         }
     }
     Ok(())
+}
+
+/// Whether it is the journal of a client of a shared filesystem. One without a superblock may be anything.
+async fn is_client_journal(device: &DeviceRef) -> bool {
+    journal::owner(device).await.is_ok_and(|owner| owner == CLIENT_JOURNAL)
+}
+
+fn print_log(found: &LogDump) {
+    print_journal_superblocks(&found.superblocks);
+    for it in &found.records {
+        println!(
+            "record {} at {}: up to change {}, {} in the journal, epoch {}, {} bytes of head and {} of changes",
+            it.sequence,
+            it.offset,
+            it.stamp,
+            Size(it.bytes),
+            it.epoch,
+            it.header,
+            it.body
+        );
+    }
+    print_end(found.end, "record");
 }
 
 fn print_volume(found: &InPlaceDump, entries: bool) {
@@ -109,21 +141,7 @@ fn print_map(map: &MapDump) {
 }
 
 fn print_journal(journal: &JournalDump<Lba>, entries: bool) {
-    for copy in &journal.superblocks {
-        println!("journal's superblock at {}", copy.offset);
-        if let Some(error) = &copy.error {
-            println!("  {error}");
-        }
-        if let Some(it) = &copy.superblock {
-            let journal_format::Geography { size, sector } = it.geography;
-            println!("  journal {} of volume {}, generation {}", it.id, it.owner, it.generation);
-            println!("  a ring of {}, sectors of {}, epoch {}", Size(size), sector, it.epoch);
-            println!(
-                "  recovery begins with transaction {} at {}, behind version {}",
-                it.tail_sequence, it.tail_offset, it.stamp
-            );
-        }
-    }
+    print_journal_superblocks(&journal.superblocks);
     for it in &journal.transactions {
         println!(
             "transaction {} at {}: version {}, {} in the journal, {} tags with {} bytes and {} blocks",
@@ -139,13 +157,41 @@ fn print_journal(journal: &JournalDump<Lba>, entries: bool) {
             it.tags.iter().for_each(print_tag);
         }
     }
-    match journal.end {
-        EndDump::Unknown => println!("no transaction can be found"),
-        EndDump::Clean => println!("the journal ends clean"),
-        EndDump::Torn => {
-            println!("after it one incomplete transaction, which never became durable")
+    print_end(journal.end, "transaction");
+}
+
+fn print_journal_superblocks(copies: &[CopyDump<journal_format::Superblock>]) {
+    for copy in copies {
+        println!("journal's superblock at {}", copy.offset);
+        if let Some(error) = &copy.error {
+            println!("  {error}");
         }
-        EndDump::Rotten { later } => println!("DAMAGED after that: transaction {later} follows"),
+        if let Some(it) = &copy.superblock {
+            let journal_format::Geography { size, sector } = it.geography;
+            println!("  journal {} of volume {}, generation {}", it.id, it.owner, it.generation);
+            println!("  a ring of {}, sectors of {}, epoch {}", Size(size), sector, it.epoch);
+            println!(
+                "  recovery begins with transaction {} at {}, behind version {}",
+                it.tail_sequence, it.tail_offset, it.stamp
+            );
+            if it.kept_before > it.tail_sequence {
+                println!(
+                    "  those before {} are of earlier openings, from epoch {} on",
+                    it.kept_before, it.oldest_epoch
+                );
+            }
+        }
+    }
+}
+
+fn print_end(end: EndDump, what: &str) {
+    match end {
+        EndDump::Unknown => println!("no {what} can be found"),
+        EndDump::Clean => println!("the journal ends clean"),
+        EndDump::Torn => println!("after it one incomplete {what}, which never became durable"),
+        EndDump::Rotten { later } => {
+            println!("DAMAGED after that: what was durable went up to {what} {later}")
+        }
     }
 }
 

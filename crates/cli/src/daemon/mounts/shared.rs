@@ -8,7 +8,7 @@ use thalweg_cluster::client::address::Address;
 use thalweg_fuse::files::Locks;
 use thalweg_fuse::mounted as fuse;
 
-use super::{MountedFiles, MountedVolume, Mounts, PublishedName, mount_at};
+use super::{Ending, MountedFiles, MountedVolume, Mounts, PublishedName, mount_at};
 use crate::failure::Outcome;
 use crate::request::MountRequest;
 
@@ -16,6 +16,15 @@ use crate::request::MountRequest;
 const READ_AHEAD: u32 = 4 << 20;
 
 impl Mounts {
+    /// The client of a shared filesystem that is mounted, with its address.
+    pub(crate) async fn shared_client(&self) -> Option<(String, Client)> {
+        let all = self.list.lock().await;
+        all.iter().find_map(|it| match &it.files {
+            MountedFiles::Shared(client) => Some((it.volume.clone(), client.clone())),
+            MountedFiles::Own(_) => None,
+        })
+    }
+
     /// Mounts a filesystem that a server on another machine shares. Requests about the mount come in `folder`.
     pub(crate) async fn mount_shared(
         self: &Arc<Self>,
@@ -42,7 +51,7 @@ impl Mounts {
         let mounted = match mounted {
             Ok(mounted) => Arc::new(mounted),
             Err(failure) => {
-                files.close(&self.env, false).await?;
+                files.close(&self.env, Ending::Whole).await?;
                 return Err(failure);
             }
         };
@@ -55,7 +64,7 @@ impl Mounts {
             mounted,
             options,
             views: Vec::new(),
-            given_up: false,
+            ending: Ending::Whole,
             name: Some(published),
             used,
         });

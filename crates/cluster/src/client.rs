@@ -26,6 +26,7 @@ mod content;
 mod delegated;
 mod delegation;
 mod direct_io;
+mod dirty_limit;
 mod durability;
 mod error;
 mod filesystem;

@@ -91,6 +91,14 @@ impl MutationKind {
         }
     }
 
+    /// Bytes of a file that it has.
+    pub fn data_len(&self) -> usize {
+        match self {
+            MutationKind::Write { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+
     /// The inode that it makes.
     pub fn made(&self) -> Option<Ino> {
         match self {

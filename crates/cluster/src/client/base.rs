@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::cache::Cache;
 use super::call_numbers::CallNumbers;
+use super::dirty_limit::DirtyLimit;
 use super::error::LinkError;
 use super::inodes::Inodes;
 use super::journal::JournalSlot;
@@ -92,6 +93,7 @@ impl ClientBase {
         PendingReport {
             unsent: queued.unsent,
             files: self.inodes.unsent(),
+            memory: self.queue.in_memory() as u64,
             oldest_ms: queued.oldest.map(|then| pending::age(then, now).as_millis() as u64),
             in_journal: if journal.is_some() { queued.journaled } else { Changes::default() },
             undurable: self.replay_log.len() as u64,
@@ -101,7 +103,8 @@ impl ClientBase {
 
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {
         let (session, inodes) = (Arc::new(Session::new(env)), Arc::new(Inodes::new()));
-        let queue = Arc::new(WritebackQueue::new(inodes.clone()));
+        let limit = DirtyLimit::new(options.memory, options.recall);
+        let queue = Arc::new(WritebackQueue::new(inodes.clone(), limit));
         ClientBase {
             env: env.clone(),
             options,

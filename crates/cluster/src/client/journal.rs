@@ -11,9 +11,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
 use thalweg_fs::Node;
-use thalweg_fs::mutation::MutationKind;
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::journal::log::{Log, LogRecovery};
+use thalweg_store::journal::log::{Log, LogRecovery, RecordPlace};
 use thalweg_store::journal::{End, JournalError};
 use uuid::Uuid;
 
@@ -229,8 +229,26 @@ impl ClientJournal {
             let appended = self.log.append(&record.encode()).await?;
             self.records.lock().push_back((appended.sequence, last));
             queue.journaled(last);
+            queue.spill(first..=last, appended.place);
         }
         Ok(())
+    }
+
+    /// The mutations of a record that is not released, and the number of the first one.
+    ///
+    /// # Errors
+    /// The record is damaged; the device's.
+    pub(super) async fn read(
+        &self,
+        place: RecordPlace,
+    ) -> Result<(u64, Vec<Mutation>), JournalError> {
+        let found = self.log.read(place).await?;
+        let JournalRecord { head, runs } = JournalRecord::decode(&found).ok_or_else(|| {
+            let device = self.log.device().name();
+            JournalError::Damaged { device, sequence: place.sequence }
+        })?;
+        let mutations = runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation);
+        Ok((head.first, mutations.collect()))
     }
 
     /// The server has made the mutations up to this one durable; whether a record is released.
@@ -262,20 +280,33 @@ impl ClientJournal {
 
 /// The journal of a client, if it has one and that is used.
 #[derive(Default)]
-pub(super) struct JournalSlot(Mutex<Option<Arc<ClientJournal>>>);
+pub(super) struct JournalSlot(Mutex<Slot>);
+
+#[derive(Default)]
+struct Slot {
+    journal: Option<Arc<ClientJournal>>,
+    has_ended: bool,
+}
 
 impl JournalSlot {
     pub(super) fn begin(&self, journal: ClientJournal) {
-        *self.0.lock() = Some(Arc::new(journal));
+        *self.0.lock() = Slot { journal: Some(Arc::new(journal)), has_ended: false };
     }
 
     /// The journal, while it is used.
     pub(super) fn live(&self) -> Option<Arc<ClientJournal>> {
-        self.0.lock().clone()
+        let slot = self.0.lock();
+        slot.journal.clone().filter(|_| !slot.has_ended)
+    }
+
+    /// The journal, also when it is used no more: it may have bytes that memory has not.
+    pub(super) fn last(&self) -> Option<Arc<ClientJournal>> {
+        self.0.lock().journal.clone()
     }
 
     /// The journal is used no more; whether it was.
     pub(super) fn end(&self) -> bool {
-        self.0.lock().take().is_some()
+        let mut slot = self.0.lock();
+        !std::mem::replace(&mut slot.has_ended, true) && slot.journal.is_some()
     }
 }

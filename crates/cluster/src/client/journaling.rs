@@ -3,11 +3,14 @@
 
 use std::sync::Arc;
 
-use thalweg_fs::FsError;
+use thalweg_fs::mutation::Mutation;
+use thalweg_fs::{Action, Failure, FsError};
 use thalweg_store::journal::JournalError;
+use thalweg_store::journal::log::RecordPlace;
 
 use super::base::ClientBase;
 use super::journal::ClientJournal;
+use super::queue::{Batch, SpilledWrite};
 use super::rpc::Rpc;
 
 pub(super) struct Journaling {
@@ -74,6 +77,31 @@ impl Journaling {
         if let Some(journal) = self.base.journal.live() {
             self.release(&journal);
         }
+    }
+
+    /// Reads those bytes of a batch that are in the journal alone.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) async fn load(&self, batch: &mut Batch) -> Result<(), FsError> {
+        let spilled = std::mem::take(&mut batch.spilled);
+        let failed = |error: JournalError| FsError::Store(Failure::new(Action::GiveUp, error));
+        let mut record: Option<(RecordPlace, u64, Vec<Mutation>)> = None;
+        for SpilledWrite { index, number, place } in spilled {
+            if record.as_ref().is_none_or(|(at, ..)| *at != place) {
+                let journal = self.base.journal.last().expect("what is spilled is in a journal");
+                let (first, mutations) = journal.read(place).await.map_err(failed)?;
+                record = Some((place, first, mutations));
+            }
+            let Some((_, first, mutations)) = &record else { continue };
+            let found = number.checked_sub(*first).and_then(|nth| mutations.get(nth as usize));
+            let found = found.filter(|it| it.kind.ino() == batch.mutations[index].kind.ino());
+            let found = found.ok_or_else(|| {
+                failed(JournalError::Damaged { device: String::new(), sequence: place.sequence })
+            })?;
+            batch.mutations[index] = found.clone();
+        }
+        Ok(())
     }
 
     /// Mutations wait for no longer than the time of a commit.

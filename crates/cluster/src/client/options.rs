@@ -32,6 +32,10 @@ pub struct Options {
     pub commit: Duration,
     /// Where the client keeps its journal, if it has one: [`journal`](super::journal).
     pub journal: Option<DeviceRef>,
+    /// Bytes of its own changes that wait in memory; with a journal, more wait there.
+    pub memory: usize,
+    /// No more waits in the journal than the link carries in this time: another client that wants it waits for so long.
+    pub recall: Duration,
     /// What it does with changes of its journal that other clients have made impossible while it was away.
     pub on_conflict: OnConflict,
     /// The name of its host, for conflict sets.
@@ -51,6 +55,8 @@ impl Default for Options {
             recover: Recover::Clean,
             commit: Duration::from_secs(1),
             journal: None,
+            memory: 64 << 20,
+            recall: Duration::from_secs(30),
             on_conflict: OnConflict::Copy,
             host: "client".to_owned(),
         }

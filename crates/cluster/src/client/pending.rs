@@ -36,6 +36,8 @@ pub struct PendingReport {
     pub files: u64,
     /// Milliseconds since the oldest of these was made.
     pub oldest_ms: Option<u64>,
+    /// Bytes of memory that they take.
+    pub memory: u64,
     /// Those of them that are in the journal.
     pub in_journal: Changes,
     /// Calls that the server has answered, and that a crash of it would undo until it has synced; they would be made again.

@@ -5,8 +5,10 @@
 //! one got its number under the lock of a stripe, so it is there when that lock is free.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -14,7 +16,9 @@ use smallvec::SmallVec;
 use thalweg_env::Time;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Ino, Timestamp};
+use thalweg_store::journal::log::RecordPlace;
 
+use super::dirty_limit::DirtyLimit;
 use super::inodes::{Inodes, Stripe};
 use super::journal_format::{JournaledMutation, Run};
 use super::pending::Changes;
@@ -27,10 +31,10 @@ use crate::protocol::{MAX_MUTATIONS, MAX_RELEASES, MAX_SHARES};
 const BATCH_BYTES: usize = 512 << 10;
 /// Mutations that wait when the next batch is sent.
 const FULL: u64 = 512;
-/// The same, and their bytes, with a journal: what waits there is safe.
-const FULL_OF_JOURNALED: (u64, usize) = (8192, 4 << 20);
 /// Mutations that wait before their makers wait too, and their bytes.
 const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
+/// With a journal, which keeps the bytes: mutations that wait when the next batch is sent.
+const FULL_OF_JOURNALED: u64 = 1 << 17;
 /// Without a journal all mutations may be sent.
 const NO_JOURNAL: u64 = u64::MAX;
 /// No mutation waits.
@@ -54,6 +58,17 @@ pub(super) struct Batch {
     /// With it the server has all mutations up to this one.
     pub(super) last: u64,
     pub(super) releases: Vec<u64>,
+    /// Those of the mutations whose bytes are in the journal alone.
+    pub(super) spilled: Vec<SpilledWrite>,
+}
+
+/// A mutation of a batch whose bytes are in the journal alone.
+pub(super) struct SpilledWrite {
+    /// The mutation in the batch.
+    pub(super) index: usize,
+    pub(super) number: u64,
+    /// The record of the journal.
+    pub(super) place: RecordPlace,
 }
 
 /// Mutations for a record of the journal: they follow those that are there.
@@ -103,6 +118,10 @@ pub(super) struct WritebackQueue {
     taken: AtomicU64,
     /// Of those that wait: their bytes, and when the first one was made in nanoseconds.
     bytes: AtomicUsize,
+    /// Bytes of mutations that wait, which are in the journal alone.
+    spilled: AtomicU64,
+    /// How much may wait with a journal.
+    limit: DirtyLimit,
     since: AtomicU64,
     /// Mutations up to this one are in the journal, and may be sent.
     journaled: AtomicU64,
@@ -111,13 +130,15 @@ pub(super) struct WritebackQueue {
 }
 
 impl WritebackQueue {
-    pub(super) fn new(inodes: Arc<Inodes>) -> WritebackQueue {
+    pub(super) fn new(inodes: Arc<Inodes>, limit: DirtyLimit) -> WritebackQueue {
         WritebackQueue {
             inodes,
             collected: Mutex::default(),
             made: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
+            spilled: AtomicU64::new(0),
+            limit,
             since: AtomicU64::new(NEVER),
             journaled: AtomicU64::new(NO_JOURNAL),
             is_recovered: AtomicBool::new(false),
@@ -168,19 +189,64 @@ impl WritebackQueue {
         collected.synced = collected.done;
     }
 
+    fn has_journal(&self) -> bool {
+        self.journaled.load(Ordering::Acquire) != NO_JOURNAL
+    }
+
     /// Whether a batch is to be sent.
     pub(super) fn is_full(&self) -> bool {
-        let has_journal = self.journaled.load(Ordering::Acquire) != NO_JOURNAL;
-        self.exceeds(if has_journal { FULL_OF_JOURNALED } else { (FULL, BATCH_BYTES) })
+        if self.has_journal() {
+            return self.waiting() >= FULL_OF_JOURNALED || self.dirty() >= self.limit.bytes();
+        }
+        self.waiting() >= FULL || self.in_memory() >= BATCH_BYTES
     }
 
     /// Whether the makers of mutations have to wait.
     pub(super) fn is_over_full(&self) -> bool {
-        self.exceeds(MAX_WAITING)
+        if self.has_journal() {
+            let is_far_over = self.dirty() >= 2 * self.limit.bytes();
+            return is_far_over || self.waiting() >= 2 * FULL_OF_JOURNALED || self.is_over_memory();
+        }
+        self.waiting() >= MAX_WAITING.0 || self.in_memory() >= MAX_WAITING.1
     }
 
-    fn exceeds(&self, (count, bytes): (u64, usize)) -> bool {
-        self.waiting() >= count || self.bytes.load(Ordering::Relaxed) >= bytes
+    /// Whether the bytes of mutations take more memory than they may, which the journal can keep.
+    pub(super) fn is_over_memory(&self) -> bool {
+        self.has_journal() && self.in_memory() >= self.limit.memory()
+    }
+
+    /// Bytes of memory that mutations take which wait.
+    pub(super) fn in_memory(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of mutations that wait.
+    fn dirty(&self) -> u64 {
+        self.in_memory() as u64 + self.spilled.load(Ordering::Relaxed)
+    }
+
+    /// A batch with so many bytes took so long.
+    pub(super) fn sent(&self, bytes: usize, took: Duration) {
+        self.limit.sent(bytes, took);
+    }
+
+    /// These mutations are in a record of the journal. Their bytes stay there alone while many wait.
+    pub(super) fn spill(&self, numbers: RangeInclusive<u64>, place: RecordPlace) {
+        if self.in_memory() < self.limit.memory() / 2 {
+            return;
+        }
+        let (mut freed, mut collected) = (0, self.collected.lock());
+        let start = collected.waiting.partition_point(|it| it.number < *numbers.start());
+        for waiting in collected.waiting.range_mut(start..) {
+            if waiting.number > *numbers.end() {
+                break;
+            }
+            freed += waiting.record.spill(place);
+        }
+        // Before a batch can take them.
+        self.spilled.fetch_add(freed as u64, Ordering::Relaxed);
+        let before = self.bytes.fetch_sub(freed, Ordering::Relaxed);
+        assert!(before >= freed, "more bytes are spilled than were queued");
     }
 
     /// Mutations that are in no batch.
@@ -270,12 +336,13 @@ impl WritebackQueue {
         self.collect(&mut collected);
         let journaled = self.journaled.load(Ordering::Acquire);
         let Collected { waiting, done, releases, sending, .. } = &mut *collected;
-        let (mut bytes, mut data_bytes, mut taken) = (0, 0, Vec::new());
+        let (mut bytes, mut data_bytes, mut taken) = (0, 0, Vec::<Waiting>::new());
+        let (mut in_memory, mut spilled) = (0, Vec::new());
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
         let user = waiting.front().and_then(|first| first.user.clone());
         while let Some(next) = waiting.front() {
             let is_new = !quotas.contains(&next.quota);
-            let fits = taken.is_empty() || bytes + next.record.bytes() <= BATCH_BYTES;
+            let fits = taken.is_empty() || bytes + next.record.sent_bytes() <= BATCH_BYTES;
             // One share is the volume's.
             let has_share = !is_new || quotas.len() < MAX_SHARES - 1;
             let is_last = taken.len() == MAX_MUTATIONS || next.number > journaled;
@@ -285,8 +352,12 @@ impl WritebackQueue {
             if is_new {
                 quotas.push(next.quota);
             }
-            bytes += next.record.bytes();
+            bytes += next.record.sent_bytes();
+            in_memory += next.record.bytes();
             data_bytes += next.record.data_bytes();
+            if let Some(place) = next.record.spilled_to() {
+                spilled.push(SpilledWrite { index: taken.len(), number: next.number, place });
+            }
             taken.extend(waiting.pop_front());
         }
         assert!(quotas.len() < MAX_SHARES, "one share is the volume's");
@@ -296,7 +367,9 @@ impl WritebackQueue {
         let done = releases.iter().filter(|(_, mutation)| *mutation <= last);
         let releases = done.map(|(recall, _)| *recall).collect();
         drop(collected);
-        self.leave(taken.len(), bytes);
+        self.leave(taken.len(), in_memory);
+        let before = self.spilled.fetch_sub((bytes - in_memory) as u64, Ordering::Relaxed);
+        assert!(before >= (bytes - in_memory) as u64, "more bytes are read back than were spilled");
         // Decoded without the lock.
         let mut only_replaces = true;
         let parts = taken.into_iter().map(|Waiting { record, quota, .. }| {
@@ -306,7 +379,7 @@ impl WritebackQueue {
             (mutation, Charge { quota, room })
         });
         let (mutations, charges) = parts.unzip();
-        Batch { mutations, charges, user, only_replaces, last, releases }
+        Batch { mutations, charges, user, only_replaces, last, releases, spilled }
     }
 
     /// Mutations do not wait any more.
@@ -353,8 +426,9 @@ impl WritebackQueue {
     }
 
     /// Mutations are in the journal from here on before they are sent: none was made yet.
-    pub(super) fn begin_journal(&self) {
+    pub(super) fn begin_journal(&self, size: u64) {
         assert!(self.last() == 0, "a journal begins with the first mutation");
+        self.limit.begin_journal(size);
         self.journaled.store(0, Ordering::Release);
     }
 
@@ -482,6 +556,7 @@ impl WritebackQueue {
         self.collect(&mut collected);
         let lost = std::mem::take(&mut collected.waiting);
         drop(collected);
+        self.spilled.store(0, Ordering::Relaxed);
         self.leave(lost.len(), lost.iter().map(|waiting| waiting.record.bytes()).sum());
         lost.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect()
     }

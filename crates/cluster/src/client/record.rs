@@ -1,13 +1,18 @@
 //! A mutation in the queue of those that the server does not have.
 
+use bytes::Bytes;
 use thalweg_fs::Timestamp;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::Room;
+
+use thalweg_store::journal::log::RecordPlace;
 
 use super::user::User;
 
 /// Bytes that a mutation takes beside names and data, about.
 const MUTATION_BYTES: usize = 128;
+/// A write of fewer bytes keeps them in memory.
+const LEAST_SPILLED: usize = 256;
 
 pub(super) struct Waiting {
     /// Mutations of a client are counted from 1 on.
@@ -24,6 +29,17 @@ pub(super) enum Record {
     /// One by which no file gets blocks and none becomes longer.
     Small(Box<[u8]>),
     Bytes(Box<Parts>),
+    /// A write whose bytes are in the journal alone.
+    Spilled(Box<Spilled>),
+}
+
+/// A write without its bytes.
+pub(super) struct Spilled {
+    /// Its data are empty.
+    parts: Parts,
+    len: u32,
+    /// The record of the journal that has them.
+    place: RecordPlace,
 }
 
 #[derive(Clone)]
@@ -45,6 +61,7 @@ impl Record {
         match self {
             Record::Bytes(record) => *record,
             Record::Small(bytes) => Record::decode(&bytes),
+            Record::Spilled(record) => record.parts,
         }
     }
 
@@ -53,6 +70,30 @@ impl Record {
         match self {
             Record::Bytes(record) => (**record).clone(),
             Record::Small(bytes) => Record::decode(bytes),
+            Record::Spilled(record) => record.parts.clone(),
+        }
+    }
+
+    /// Its bytes stay in this record of the journal alone, if they are many; how many bytes less it takes.
+    pub(super) fn spill(&mut self, place: RecordPlace) -> usize {
+        let Record::Bytes(record) = self else { return 0 };
+        let MutationKind::Write { data, .. } = &mut record.mutation.kind else { return 0 };
+        if data.len() < LEAST_SPILLED {
+            return 0;
+        }
+        let freed = data.len();
+        let len = u32::try_from(freed).expect("a write is no longer than a message");
+        *data = Bytes::new();
+        let parts = (**record).clone();
+        *self = Record::Spilled(Box::new(Spilled { parts, len, place }));
+        freed
+    }
+
+    /// The record of the journal that alone has its bytes.
+    pub(super) fn spilled_to(&self) -> Option<RecordPlace> {
+        match self {
+            Record::Spilled(record) => Some(record.place),
+            Record::Small(_) | Record::Bytes(_) => None,
         }
     }
 
@@ -64,10 +105,8 @@ impl Record {
     /// Bytes of a file that it writes.
     pub(super) fn data_bytes(&self) -> u64 {
         match self {
-            Record::Bytes(record) => match &record.mutation.kind {
-                MutationKind::Write { data, .. } => data.len() as u64,
-                _ => 0,
-            },
+            Record::Bytes(record) => record.mutation.kind.data_len() as u64,
+            Record::Spilled(record) => u64::from(record.len),
             Record::Small(_) => 0,
         }
     }
@@ -77,19 +116,26 @@ impl Record {
         match self {
             Record::Bytes(record) => record.mutation.time,
             Record::Small(bytes) => Record::decode(bytes).mutation.time,
+            Record::Spilled(record) => record.parts.mutation.time,
         }
     }
 
-    /// Bytes that it counts for in a batch.
+    /// Bytes of memory that it takes.
     pub(super) fn bytes(&self) -> usize {
         let own = match self {
             Record::Small(bytes) => bytes.len(),
-            Record::Bytes(record) => match &record.mutation.kind {
-                MutationKind::Write { data, .. } => data.len(),
-                _ => 0,
-            },
+            Record::Bytes(_) => self.data_bytes() as usize,
+            Record::Spilled(_) => 0,
         };
         MUTATION_BYTES + own
+    }
+
+    /// Bytes that it counts for in a batch.
+    pub(super) fn sent_bytes(&self) -> usize {
+        match self {
+            Record::Spilled(record) => MUTATION_BYTES + record.len as usize,
+            Record::Small(_) | Record::Bytes(_) => self.bytes(),
+        }
     }
 }
 

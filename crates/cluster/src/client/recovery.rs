@@ -53,7 +53,7 @@ async fn connect(
     let journal = recover(env, &connector, &options, device).await?;
     let base = ClientBase::new(env, options);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
-    base.queue.begin_journal();
+    base.queue.begin_journal(journal.room().size);
     base.journal.begin(journal);
     Stages::start(env, connector, base).await
 }

@@ -58,6 +58,10 @@ impl Writeback {
 
     /// Applies backpressure: sends mutations when many wait, and waits for that when there are too many.
     pub(super) async fn throttle(self: &Arc<Self>) -> Result<(), FsError> {
+        // The journal has more room than memory.
+        if self.base.queue.is_over_memory() {
+            self.journaling.commit().await?;
+        }
         if self.base.queue.is_over_full() {
             return self.send(false).await;
         }
@@ -95,7 +99,9 @@ impl Writeback {
         loop {
             let turn = self.hold().await;
             let is_set_aside = self.is_set_aside.load(Ordering::Relaxed);
-            if is_set_aside || self.base.queue.has(last) || !(all || self.base.queue.is_full()) {
+            let queue = &self.base.queue;
+            let is_wanted = all || queue.is_full() || queue.is_over_memory();
+            if is_set_aside || queue.has(last) || !is_wanted {
                 return Ok(());
             }
             self.send_batch(turn, None).await?;
@@ -170,7 +176,7 @@ impl Writeback {
         self.refused.get().is_some()
     }
 
-    /// After a reboot the server has some of the mutations of the journal. The other clients keep the room that they have taken.
+    /// After a reboot the server has some of the mutations of the journal. The others keep the room that they have taken.
     pub(super) fn resume(&self, JournalState { incarnation, applied, .. }: JournalState) {
         self.base.call_numbers.begin_behind(incarnation);
         self.base.queue.skip(applied);
@@ -273,6 +279,10 @@ impl Writeback {
         if batch.mutations.is_empty() {
             return Ok(false);
         }
+        if let Err(error) = self.journaling.load(&mut batch).await {
+            self.lose((&batch.mutations, &batch.charges), &error);
+            return Err(error);
+        }
         match self.store_bytes(&mut batch, syncs).await {
             Ok(true) => return Ok(syncs),
             Ok(false) => {}
@@ -282,6 +292,8 @@ impl Writeback {
             }
         }
         let mut position = batch.last - batch.mutations.len() as u64;
+        let bytes = batch.mutations.iter().map(|it| it.kind.data_len()).sum();
+        let begun = self.base.now();
         let mut parts = vec![(batch.mutations, batch.charges)];
         let mut is_whole = true;
         while let Some((mut part, mut charges)) = parts.pop() {
@@ -310,6 +322,9 @@ impl Writeback {
                 parts.iter().rev().for_each(|(part, charges)| self.lose((part, charges), &error));
                 return Err(error);
             }
+        }
+        if is_whole {
+            self.base.queue.sent(bytes, self.base.now().since(begun));
         }
         Ok(syncs && is_whole)
     }

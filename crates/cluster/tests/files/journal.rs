@@ -66,7 +66,9 @@ impl Journaled {
             false => (Duration::from_millis(100), Duration::from_millis(300)),
         };
         let journal = Some(self.device.clone());
-        let options = client::Options { journal, writeback, expire, ..patient() };
+        // So that most of what waits is in the journal alone.
+        let memory = 64 << 10;
+        let options = client::Options { journal, writeback, expire, memory, ..patient() };
         let connector = Box::new(self.host.connector(&scene.server, PORT));
         let env = self.process.env().clone();
         async move { Client::connect(&env, connector, options).await }
@@ -295,5 +297,57 @@ fn a_sync_without_the_server_ends_under_the_lease() {
         assert!(!syncing.is_finished(), "it ends after the lease");
         scene.network.heal();
         syncing.await.unwrap().unwrap();
+    });
+}
+
+/// More waits than memory may take: the journal has it, and the server gets it from there.
+#[test]
+fn what_waits_takes_little_memory() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let (client, file) = begin(&scene, &machine, true).await;
+        put(&client, file, "text").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        let messages = calls(&client);
+        let mut expected = Vec::new();
+        for number in 0..100_u8 {
+            let bytes = vec![number + 1; 10_000];
+            expected.extend_from_slice(&bytes);
+            let at = WriteAt::Offset(u64::from(number) * 10_000);
+            client.write(file, at, vec![bytes.into()], WriteHow::default()).await.unwrap();
+        }
+        let pending = client.pending();
+        assert!(pending.unsent.bytes >= 1_000_000 && pending.memory < 100_000, "{pending:?}");
+        // It asks for room now and then.
+        assert!(calls(&client) - messages < 10, "it waits for no server");
+        let visitor = scene.client("other").await;
+        let seen = find(&visitor.client).await;
+        let found = visitor.client.read(seen, 0, 1 << 20).await.unwrap().concat();
+        assert!(found == expected, "other bytes are read back than were written");
+        assert_eq!(client.pending().unsent.bytes, 0);
+    });
+}
+
+/// The journal alone had these bytes: the next sync says that they are lost.
+#[test]
+fn what_a_failed_journal_alone_had_is_named() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let (faulty, faults) = thalweg_sim::faults::Faulty::wrap(&env, machine.device.clone());
+        let machine = Journaled { device: faulty, ..machine };
+        let (client, file) = begin(&scene, &machine, true).await;
+        client.wait_for(file, Level::Server, LEASE).await.unwrap();
+        for number in 0..30_u64 {
+            let at = WriteAt::Offset(number * 10_000);
+            let data = vec![Bytes::from(vec![1; 10_000])];
+            client.write(file, at, data, WriteHow::default()).await.unwrap();
+        }
+        assert!(client.pending().memory < 100_000);
+        faults.die_after(0);
+        put(&client, file, "after").await.unwrap();
+        client.sync(file, false).await.unwrap_err();
+        assert!(client.status().lost > 0);
     });
 }

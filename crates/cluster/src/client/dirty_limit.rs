@@ -1,0 +1,78 @@
+//! How much of what a client has made may wait in its journal.
+//!
+//! Another client that wants it waits until the server has it. So no more waits than the link carries in a time that can be waited
+//! for, and than half of the journal takes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a link is taken to carry in a second before something was sent.
+const FIRST_RATE: u64 = 16 << 20;
+/// A batch of fewer bytes says nothing of the link.
+const LEAST_MEASURED: usize = 64 << 10;
+/// So much may wait on any link.
+const LEAST: u64 = 8 << 20;
+
+pub(super) struct DirtyLimit {
+    /// Bytes that may wait in memory.
+    memory: usize,
+    /// Time within which the rest can be sent.
+    recall: Duration,
+    /// Bytes that half of the journal takes.
+    most: AtomicU64,
+    /// What the link has carried in a second, lately.
+    rate: AtomicU64,
+}
+
+impl DirtyLimit {
+    pub(super) fn new(memory: usize, recall: Duration) -> DirtyLimit {
+        DirtyLimit { memory, recall, most: AtomicU64::new(0), rate: AtomicU64::new(FIRST_RATE) }
+    }
+
+    /// The journal takes so many bytes.
+    pub(super) fn begin_journal(&self, size: u64) {
+        self.most.store(size / 2, Ordering::Relaxed);
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.memory
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        let carried = self.rate.load(Ordering::Relaxed) as f64 * self.recall.as_secs_f64();
+        (carried as u64).max(LEAST).min(self.most.load(Ordering::Relaxed))
+    }
+
+    /// A batch with so many bytes took so long.
+    pub(super) fn sent(&self, bytes: usize, took: Duration) {
+        if bytes < LEAST_MEASURED {
+            return;
+        }
+        let now = (bytes as f64 / took.as_secs_f64().max(1e-6)) as u64;
+        let before = self.rate.load(Ordering::Relaxed);
+        // One batch is sent at a time.
+        self.rate.store(before - before / 8 + now / 8, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_wait_follows_the_link_and_the_journal() {
+        let limit = DirtyLimit::new(1 << 20, Duration::from_secs(30));
+        limit.begin_journal(1 << 40);
+        assert_eq!(limit.bytes(), 30 * FIRST_RATE);
+        for _ in 0..100 {
+            limit.sent(1 << 20, Duration::from_secs(1));
+        }
+        assert!(limit.bytes().abs_diff(30 << 20) < 1 << 20, "{}", limit.bytes());
+        for _ in 0..100 {
+            limit.sent(1 << 20, Duration::from_secs(100));
+        }
+        assert_eq!(limit.bytes(), LEAST);
+        limit.begin_journal(4 << 20);
+        assert_eq!(limit.bytes(), 2 << 20);
+    }
+}

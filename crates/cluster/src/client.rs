@@ -44,6 +44,7 @@ mod numbers;
 mod open_files;
 mod open_table;
 mod options;
+mod overlay;
 mod pending;
 mod queue;
 mod reclaim;

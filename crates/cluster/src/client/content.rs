@@ -1,10 +1,11 @@
 //! Calls about bytes of files, and reads past the server.
 
 use bytes::Bytes;
-use thalweg_fs::{FsError, Ino, WriteAt, WriteHow};
+use thalweg_fs::{Attributes, FsError, Ino, Kind, WriteAt, WriteHow};
 
 use super::delegation::MAX_WRITE;
 use super::error::{expect_answer, unexpected};
+use super::inodes::Node;
 use super::stages::Stages;
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
@@ -41,7 +42,66 @@ pub(super) async fn read(
     if is_known && let Some(read) = read_directly(stages, ino, offset, len).await {
         return Ok(read);
     }
-    let inodes = inodes.clone();
+    let request = Request::Read { ino, offset, len: 0, pages };
+    // Before batches are kept from being sent: that may send some.
+    stages.open_files.notify_before(&request).await?;
+    if let Some(read) = read_own(stages, ino, offset, len, pages).await? {
+        return Ok(read);
+    }
+    stages.writeback.send_before(&request).await?;
+    read_from_server(stages, ino, offset, len, pages).await
+}
+
+/// Reads bytes of a file that is this client's own: what it has made of them by itself lies over what the server has, which gets
+/// none of it for that. `None` if it has made nothing, or that cannot be told without the server.
+async fn read_own(
+    stages: &Stages,
+    ino: Ino,
+    offset: u64,
+    len: usize,
+    pages: bool,
+) -> Result<Option<Vec<Bytes>>, FsError> {
+    let base = &stages.base;
+    let is_own =
+        |node: &mut Node| node.delegation.unsent() > 0 && node.delegation.grant().is_some();
+    if len == 0 || !base.inodes.is(ino, is_own) {
+        return Ok(None);
+    }
+    // The server has the same of the file until it is read.
+    let _turn = stages.writeback.hold().await;
+    let size = base.inodes.with(ino, |node| {
+        let is_file = |it: &Attributes| it.kind == Kind::File;
+        node.cached.attributes.filter(|it| is_own(node) && is_file(it)).map(|it| it.size)
+    });
+    let Some(size) = size.flatten().filter(|_| base.session.is_leased()) else { return Ok(None) };
+    let Some(own) = base.queue.steps_of(ino) else { return Ok(None) };
+    let is_known = !pages || base.inodes.is(ino, |node| node.cached.content);
+    if own.is_made && !is_known {
+        // The server is to know of the pages first.
+        return Ok(None);
+    }
+    let end = offset.saturating_add(len as u64).min(size);
+    if offset >= end {
+        return Ok(Some(Vec::new()));
+    }
+    let len = (end - offset) as usize;
+    let mut bytes = match own.is_made {
+        true => Vec::with_capacity(len),
+        false => read_from_server(stages, ino, offset, len, pages).await?.concat(),
+    };
+    bytes.resize(len, 0);
+    let is_whole = stages.lay_over(own, offset, &mut bytes).await?;
+    Ok(is_whole.then(|| vec![bytes.into()]))
+}
+
+async fn read_from_server(
+    stages: &Stages,
+    ino: Ino,
+    offset: u64,
+    len: usize,
+    pages: bool,
+) -> Result<Vec<Bytes>, FsError> {
+    let inodes = stages.base.inodes.clone();
     let then = move |reply: &Reply, _: &Bytes| {
         if pages && reply.answer == Answer::Bytes {
             inodes.with_new(ino, |node| node.cached.content = true);
@@ -55,7 +115,7 @@ pub(super) async fn read(
         let Some(offset) = offset.checked_add(done as u64) else { break };
         assert!(u32::try_from(some).is_ok(), "a payload is smaller than 4 GiB");
         let request = Request::Read { ino, offset, len: some as u32, pages };
-        let (reply, bytes) = stages.call(request, Vec::new(), then.clone()).await?;
+        let (reply, bytes) = stages.rpc.call(request, Vec::new(), then.clone()).await?;
         if reply.answer != Answer::Bytes {
             return unexpected();
         }

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use thalweg_fs::mutation::Mutation;
+use bytes::Bytes;
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Action, Failure, FsError};
 use thalweg_store::journal::JournalError;
 use thalweg_store::journal::log::RecordPlace;
@@ -102,6 +103,33 @@ impl Journaling {
             batch.mutations[index] = found.clone();
         }
         Ok(())
+    }
+
+    /// The bytes of a write that are in the journal alone; `None` if the server has them by now.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) async fn spilled(
+        &self,
+        number: u64,
+        place: RecordPlace,
+    ) -> Result<Option<Bytes>, FsError> {
+        let Some(journal) = self.base.journal.last() else { return Ok(None) };
+        let (first, mut mutations) = match journal.read(place).await {
+            Ok(found) => found,
+            Err(JournalError::Released { .. }) => return Ok(None),
+            Err(error) => return Err(FsError::Store(Failure::new(Action::GiveUp, error))),
+        };
+        let nth = number.checked_sub(first).map(|nth| nth as usize);
+        let found = nth.filter(|nth| *nth < mutations.len()).map(|nth| mutations.swap_remove(nth));
+        match found.map(|it| it.kind) {
+            Some(MutationKind::Write { data, .. }) => Ok(Some(data)),
+            _ => {
+                let (device, sequence) = (String::new(), place.sequence);
+                let error = JournalError::Damaged { device, sequence };
+                Err(FsError::Store(Failure::new(Action::GiveUp, error)))
+            }
+        }
     }
 
     /// Mutations wait for no longer than the time of a commit.

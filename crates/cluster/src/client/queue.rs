@@ -21,6 +21,7 @@ use thalweg_store::journal::log::RecordPlace;
 use super::dirty_limit::DirtyLimit;
 use super::inodes::{Inodes, Stripe};
 use super::journal_format::{JournaledMutation, Run};
+use super::overlay::{MAX_SEARCHED, OwnSteps};
 use super::pending::Changes;
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
@@ -290,6 +291,17 @@ impl WritebackQueue {
             collected.waiting.back().is_none_or(|waiting| waiting.number <= last),
             "a mutation is collected too early"
         );
+    }
+
+    /// What waits of the bytes of a file. The caller keeps batches from being sent, so that nothing else of it is on its way; `None`
+    /// if that cannot be told soon.
+    pub(super) fn steps_of(&self, file: Ino) -> Option<OwnSteps> {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        if collected.waiting.len() > MAX_SEARCHED {
+            return None;
+        }
+        OwnSteps::of(file, collected.waiting.iter())
     }
 
     /// What waits, if all of it writes to this file, and makes it longer.

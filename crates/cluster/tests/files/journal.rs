@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thalweg_cluster::client::{self, AttachError, Client, journal};
 use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_env::Env;
-use thalweg_fs::{Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
+use thalweg_fs::{AttributeChange, Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::recording::Recorder;
@@ -349,5 +349,41 @@ fn what_a_failed_journal_alone_had_is_named() {
         put(&client, file, "after").await.unwrap();
         client.sync(file, false).await.unwrap_err();
         assert!(client.status().lost > 0);
+    });
+}
+
+/// A read of a file of the client's own sends nothing of what it has made of that.
+#[test]
+fn a_read_lies_over_what_the_server_has() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let (client, file) = begin(&scene, &machine, true).await;
+        let write = async |at: u64, byte: u8, len: usize| {
+            let data = vec![Bytes::from(vec![byte; len])];
+            client.write(file, WriteAt::Offset(at), data, WriteHow::default()).await.unwrap();
+        };
+        write(0, 1, 300_000).await;
+        client.wait_for(file, Level::Server, LEASE).await.unwrap();
+        let mut expected = vec![1; 300_000];
+        for number in 0..40_u64 {
+            write(number * 5_000, 2, 3_000).await;
+            let at = number as usize * 5_000;
+            expected[at..at + 3_000].fill(2);
+        }
+        let change = AttributeChange { size: Some(290_000), ..Default::default() };
+        client.set_attributes(file, &change).await.unwrap();
+        write(295_000, 3, 10).await;
+        expected.truncate(290_000);
+        expected.resize(295_000, 0);
+        expected.resize(295_010, 3);
+        let (unsent, messages) = (client.pending().unsent, calls(&client));
+        assert!(unsent.changes >= 40 && client.pending().memory < 100_000);
+        assert!(client.read(file, 0, 1 << 20).await.unwrap().concat() == expected);
+        let part = client.read(file, 4_000, 2_000).await.unwrap().concat();
+        assert!(part == expected[4_000..6_000]);
+        assert_eq!((client.pending().unsent, calls(&client) - messages), (unsent, 2));
+        client.drain().await.unwrap();
+        assert!(client.read(file, 0, 1 << 20).await.unwrap().concat() == expected);
     });
 }

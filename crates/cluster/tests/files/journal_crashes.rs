@@ -119,6 +119,14 @@ impl Program {
             (0..4, _) | (_, None) => self.create().await,
             (4..12, Some((name, ino))) => self.write(&name, ino, false).await,
             (12, Some((name, ino))) => self.write(&name, ino, true).await,
+            (13, Some((name, ino))) if self.rng.random_bool(0.5) => {
+                let (at, len) =
+                    (self.rng.random_range(0..40_000), self.rng.random_range(1..40_000));
+                let read = self.client.read(ino, at as u64, len).await.unwrap().concat();
+                let bytes = &self.state[&name];
+                let wanted = bytes.get(at..).unwrap_or_default();
+                assert!(read == wanted[..len.min(wanted.len())], "a read finds other bytes");
+            }
             (13, Some((_, ino))) => {
                 self.client.sync(ino, false).await.unwrap();
                 self.synced(Some(ino));

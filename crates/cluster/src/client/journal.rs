@@ -159,7 +159,7 @@ impl FoundJournal {
         let mut found = FoundJournal { log, session: None, first: 1, runs: Vec::new() };
         for record in scanned.records {
             let JournalRecord { head: Head { session, first }, runs } = record;
-            let is_next = found.session == Some(session) && first == found.next();
+            let is_next = found.session == Some(session) && first == found.next(found.mutations());
             if !is_next && !found.runs.is_empty() {
                 let device = found.log.device().name();
                 let why = format!("{device}: mutations from {first} on do not follow those before");
@@ -178,9 +178,9 @@ impl FoundJournal {
         self.log.device().clone()
     }
 
-    /// The position behind the last mutation.
-    fn next(&self) -> u64 {
-        self.first + self.mutations() as u64
+    /// The position behind the last one of so many mutations.
+    pub(super) fn next(&self, mutations: usize) -> u64 {
+        self.first + mutations as u64
     }
 
     pub(super) fn mutations(&self) -> usize {

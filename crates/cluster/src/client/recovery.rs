@@ -104,6 +104,11 @@ async fn resume(
         Err(error) => return Err(error),
     };
     let pending = |why: String| AttachError::Pending { mutations, why };
+    // Nothing is sent that is not in the journal, whose last record stays.
+    if stages.writeback.reached() >= found.next(mutations) {
+        let why = "the server has later ones: this is an older copy of the journal".to_owned();
+        return Err(pending(why));
+    }
     if let Err(error) = stages.writeback.send(true).await {
         match stages.writeback.refused().filter(|(error, _)| is_conflict(error)) {
             Some((why, reached)) if options.on_conflict != OnConflict::Refuse => {

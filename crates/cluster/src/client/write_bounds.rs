@@ -117,6 +117,7 @@ mod tests {
     use thalweg_fs::mutation::ByteMutations;
     use thalweg_net::keys::Squash;
 
+    use super::super::dirty_limit::DirtyLimit;
     use super::super::inodes::LocalRules;
     use super::*;
 
@@ -124,7 +125,7 @@ mod tests {
     fn a_bound_that_was_asked_for_before_a_change_does_not_count() {
         let (ino, now) = (Ino(5), Time::default());
         let inodes = Arc::new(Inodes::new());
-        let queue = WritebackQueue::new(inodes.clone());
+        let queue = WritebackQueue::new(inodes.clone(), DirtyLimit::new(1 << 20, Duration::ZERO));
         let bounds = WriteBounds::new(inodes.clone(), Arc::new(queue));
         let bytes = ByteMutations::default();
         inodes.set_rules(LocalRules { bytes, is_direct: true, squash: Squash::None });

@@ -194,6 +194,11 @@ impl Writeback {
         self.reached.store(applied, Ordering::Relaxed);
     }
 
+    /// Of a journal that is written back: the last position that the server has.
+    pub(super) fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Relaxed)
+    }
+
     /// Of a journal that is written back: why the server has refused a mutation, and the last position that it has.
     pub(super) fn refused(&self) -> Option<(FsError, u64)> {
         Some((self.refused.get()?.clone(), self.reached.load(Ordering::Relaxed)))

@@ -76,9 +76,14 @@ impl Journaled {
 
     /// The power fails: of what was not durable, `left` is in the journal.
     pub(crate) fn crash(&mut self, left: Shape) {
+        self.crash_to(self.recorder.position(), left);
+    }
+
+    /// The same; the journal is that of an earlier time.
+    fn crash_to(&mut self, position: usize, left: Shape) {
         self.process.kill();
         self.host.power_off();
-        let image = self.recorder.image(self.recorder.position(), left);
+        let image = self.recorder.image(position, left);
         let (recorder, devices) = Recorder::from_image(&self.env, Default::default(), &image);
         (self.recorder, self.device) = (recorder, devices[0].clone());
         self.process = self.env.node();
@@ -385,5 +390,28 @@ fn a_read_lies_over_what_the_server_has() {
         assert_eq!((client.pending().unsent, calls(&client) - messages), (unsent, 2));
         client.drain().await.unwrap();
         assert!(client.read(file, 0, 1 << 20).await.unwrap().concat() == expected);
+    });
+}
+
+/// What was acknowledged after the copy was made is missing in it: that is said, and not taken for nothing.
+#[test]
+fn an_older_copy_of_a_journal_is_refused() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let mut machine = Journaled::new(&scene, "a").await;
+        let (client, file) = begin(&scene, &machine, true).await;
+        put(&client, file, "one").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        let copied = machine.recorder.position();
+        put(&client, file, "two").await.unwrap();
+        client.wait_for(file, Level::Server, LEASE).await.unwrap();
+        put(&client, file, "three").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        machine.crash_to(copied, Shape::Nothing);
+        drop(client);
+        let refused = machine.mount(&scene, true).await;
+        let Err(AttachError::Pending { why, .. }) = refused else { panic!("{refused:?}") };
+        assert!(why.contains("an older copy"), "{why}");
+        assert_eq!(text(&*scene.files, file).await, "two");
     });
 }

@@ -159,10 +159,6 @@ impl Writeback {
     /// Has the server make everything durable that was made so far, and releases it in the journal.
     pub(super) async fn drain(self: &Arc<Self>) -> Result<(), FsError> {
         self.sync(Request::SyncAll).await?;
-        // A batch that was durable at once says nothing of what was answered before it.
-        if self.base.replay_log.len() > 0 {
-            self.rpc.make_durable().await?;
-        }
         self.journaling.release_durable();
         Ok(())
     }

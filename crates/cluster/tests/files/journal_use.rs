@@ -176,6 +176,18 @@ fn what_the_server_does_not_have_is_counted() {
         assert!(done.is_empty() && done.oldest_ms.is_none() && done.files == 0, "{done:?}");
         assert_eq!(done.in_journal, Changes::default());
         assert_eq!(done.journal.unwrap().room.records, 1);
+        // A call that was answered, with and without a change of the client's own behind it.
+        for has_own in [false, true] {
+            let value = Bytes::from_static(b"1");
+            client.set_xattr(file, b"user.a", value, SetXattr::Any).await.unwrap();
+            if has_own {
+                write(&client, other, 3, 10).await;
+            }
+            let answered = client.pending();
+            assert!(answered.undurable > 0 && !answered.is_empty(), "{answered:?}");
+            client.drain().await.unwrap();
+            assert!(client.pending().is_empty(), "{:?}", client.pending());
+        }
     });
 }
 

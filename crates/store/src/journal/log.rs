@@ -193,12 +193,16 @@ impl Log {
         superblock: &mut Superblock,
         next: Superblock,
     ) -> Result<(), JournalError> {
+        // The device may name the new epoch although this fails, and then a record of the old one would not be found.
+        let mut poisoning =
+            Poisoning { log: self, armed: true, why: "a new epoch could not be begun" };
         self.persist(superblock, next).await?;
         self.ring.lock().begin_epoch(superblock.epoch);
         // The other copy too: should this one rot, a copy of the older epoch would hide later
         // records.
         let next = superblock.next(self.ring.lock().tail());
         self.persist(superblock, next).await?;
+        poisoning.armed = false;
         Ok(())
     }
 
@@ -253,7 +257,7 @@ impl Log {
             let next = superblock.next(tail);
             self.persist(&mut superblock, next).await?;
         }
-        let mut poisoning = Poisoning { log: self, armed: true };
+        let mut poisoning = Poisoning { log: self, armed: true, why: "a record was not written" };
         self.ring.lock().send(needed, record.stamp);
         match self.most_in_flight > 1 {
             false => self.send(place.offset, framed.parts).await?,
@@ -372,16 +376,17 @@ impl Log {
     }
 }
 
-/// An append in flight. If it fails or is dropped, the device may hold any part of it.
+/// A change in flight. If it fails or is dropped, the device may hold any part of it.
 struct Poisoning<'a> {
     log: &'a Log,
     armed: bool,
+    why: &'static str,
 }
 
 impl Drop for Poisoning<'_> {
     fn drop(&mut self) {
         if self.armed {
-            *self.log.poison.lock() = Some("a record was not written".into());
+            *self.log.poison.lock() = Some(self.why.into());
             self.log.ended.notify_waiters();
         }
     }

@@ -273,6 +273,31 @@ fn an_append_fails_with_the_one_before_although_its_own_flush_succeeded() {
     });
 }
 
+/// A new epoch may have come to the device although its superblock could not be made durable: a record of the old one would not
+/// be found.
+#[test]
+fn a_log_that_could_not_be_cleared_takes_no_records() {
+    for count in 1..=2 {
+        run(7, |env| async move {
+            let device: DeviceRef = Arc::new(MemoryDevice::new(1 << 20));
+            let (device, faults) = Faulty::wrap(&env, device);
+            let device: DeviceRef = device;
+            let log = created(&env, &device, 2).await;
+            log.append(&large(0)).await.unwrap();
+            // That of the first copy fails, or that of the second one.
+            faults.die_after(2 * count - 1);
+            assert!(matches!(log.clear().await, Err(JournalError::Device(_))));
+            faults.heal();
+            let appended = log.append(&large(1)).await;
+            drop(log);
+            let (_, scanned) = open(&env, &device).await;
+            let is_there = scanned.records.iter().any(|found| found.stamp == 1);
+            assert!(appended.is_err() || is_there, "an acknowledged record is gone");
+            assert!(matches!(appended, Err(JournalError::Poisoned(_))), "{appended:?}");
+        });
+    }
+}
+
 /// A crash leaves a prefix that holds everything acknowledged, with and without superblocks, although what was in
 /// flight with the first incomplete record may be whole.
 #[test]

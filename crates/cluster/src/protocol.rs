@@ -50,7 +50,7 @@ pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 13 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 14 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.

@@ -141,6 +141,13 @@ pub(super) async fn unlink(
     name: &[u8],
     is_directory: bool,
 ) -> Result<(), FsError> {
+    let target = stages.base.cache.target(parent, name);
+    prepare_removal(stages, target).await?;
+    let unlink = || stages.base.unlink_delegated((parent, name), is_directory);
+    if let Some(done) = stages.change_locally(parent, unlink).await? {
+        stages.writeback.throttle().await?;
+        return done;
+    }
     // While the change is under way, new names in the directory would be calls, too.
     stages.writeback.send_waiting().await?;
     let target = stages.base.cache.target(parent, name);
@@ -166,8 +173,20 @@ pub(super) async fn rename(
     to: (Ino, &[u8]),
     how: Rename,
 ) -> Result<(), FsError> {
+    let target_of = |(parent, name): (Ino, &[u8])| stages.base.cache.target(parent, name);
+    check_whole(stages, from, target_of(from)).await?;
+    prepare_removal(stages, target_of(to)).await?;
+    if let Some(moved) = target_of(from) {
+        stages.complete_attributes(moved).await?;
+    }
+    stages.complete_attributes(to.0).await?;
+    let rename = || stages.base.rename_delegated(from, to, how);
+    if let Some(done) = stages.change_locally(from.0, rename).await? {
+        stages.writeback.throttle().await?;
+        return done;
+    }
     stages.writeback.send_waiting().await?;
-    let targets = [from, to].map(|(parent, name)| stages.base.cache.target(parent, name));
+    let targets = [from, to].map(target_of);
     check_whole(stages, from, targets[0]).await?;
     let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
     let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
@@ -180,6 +199,17 @@ pub(super) async fn rename(
         }
     };
     stages.change(request, Vec::new(), begin, then).await.map(drop)
+}
+
+/// Has what is needed to remove a name of this inode without the server. What programs have open is to be known to the server before:
+/// also when it restarts and then gets the removal, it does not remove that.
+async fn prepare_removal(stages: &Stages, target: Option<Ino>) -> Result<(), FsError> {
+    let Some(target) = target else { return Ok(()) };
+    let is_unknown = stages.base.inodes.is(target, |node| node.cached.stamp == 0);
+    if is_unknown && stages.open_files.is_open(target) {
+        stages.writeback.send_waiting().await?;
+    }
+    stages.complete_attributes(target).await
 }
 
 /// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.

@@ -168,11 +168,7 @@ impl Moves {
         // A call that has found the top in its old place began before, and tells nothing of it.
         revoked.iter().for_each(|it| it.end(true));
         self.close_revoked(revoked).await;
-        for session in &moving.confined {
-            if targets.iter().flatten().any(|ino| session.path.contains(ino)) {
-                self.end_moved(session, "its directory was moved");
-            }
-        }
+        self.root_is_moved(ctx, targets);
         Ok(())
     }
 
@@ -180,6 +176,16 @@ impl Moves {
     pub(super) fn root_is_gone(&self, ctx: &RequestContext<'_>, directory: Ino) {
         let gone = self.confined(ctx.session).into_iter().filter(|it| it.root == directory);
         gone.for_each(|session| self.end_moved(&session, "its directory was removed"));
+    }
+
+    /// Directories have other names: clients that see them as their root, or what is below, lose that. Between directories a mutation
+    /// moves only what no other client was told of.
+    pub(super) fn root_is_moved(&self, ctx: &RequestContext<'_>, moved: [Option<Ino>; 2]) {
+        for session in self.confined(ctx.session) {
+            if moved.iter().flatten().any(|ino| session.path.contains(ino)) {
+                self.end_moved(&session, "its directory was moved");
+            }
+        }
     }
 
     fn end_moved(&self, session: &Arc<Session>, why: &'static str) {

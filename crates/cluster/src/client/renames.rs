@@ -201,11 +201,14 @@ impl ClientBase {
             Rename::NoReplace => there.is_none(),
             Rename::Exchange => there.is_some(),
         };
-        // Of two names of one inode none is lost.
-        if !is_possible || there == Some(ino) || [from.0, to.0].contains(&ino) {
+        if !is_possible || [from.0, to.0].contains(&ino) {
             return None;
         }
         let moved = self.own_inode(&mut stripes, ino, now)?;
+        if there == Some(ino) {
+            // Of two names of one inode none is lost.
+            return Some(Local::Made(Ok(())));
+        }
         let there_is = match there {
             Some(there) => Some(self.own_inode(&mut stripes, there, now)?),
             None => None,

@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use thalweg_env::{HashMap, HashSet};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Cookie, Entry, FsError, Ino, Kind, Rename};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -178,8 +179,28 @@ impl Moves {
         gone.for_each(|session| self.end_moved(&session, "its directory was removed"));
     }
 
-    /// Directories have other names: clients that see them as their root, or what is below, lose that. Between directories a mutation
-    /// moves only what no other client was told of.
+    /// Refuses mutations that move an inode between directories of which a client was told that does not see everything: no owner of
+    /// directories moves such a one without a call, which finds what leaves the root of that client.
+    pub(super) fn check_mutations(
+        &self,
+        ctx: &RequestContext<'_>,
+        mutations: &[Mutation],
+    ) -> Result<(), FsError> {
+        let moved = mutations.iter().filter_map(|mutation| match &mutation.kind {
+            MutationKind::Rename { from, to, how, ino, there } if from.0 != to.0 => {
+                Some([Some(*ino), there.filter(|_| *how == Rename::Exchange)])
+            }
+            _ => None,
+        });
+        let moved: Vec<Ino> = moved.flatten().flatten().collect();
+        let is_known = |it: &Arc<Session>| moved.iter().any(|ino| it.knows(*ino).is_ok());
+        if !moved.is_empty() && self.confined(ctx.session).iter().any(is_known) {
+            return Err(FsError::Invalid("another client was told of what moves"));
+        }
+        Ok(())
+    }
+
+    /// Inodes have other names: clients that see one as their root, or what is below it, lose that.
     pub(super) fn root_is_moved(&self, ctx: &RequestContext<'_>, moved: [Option<Ino>; 2]) {
         for session in self.confined(ctx.session) {
             if moved.iter().flatten().any(|ino| session.path.contains(ino)) {

@@ -11,7 +11,7 @@ use thalweg_cluster::protocol::{
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
-    OpenFlags, Timestamp,
+    OpenFlags, Rename, Timestamp,
 };
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
@@ -388,6 +388,31 @@ fn events_of_a_peer_are_checked() {
             peer.ask(number, Request::Reserve).await;
         }
         let refused = peer.ask(11, Request::Reserve).await;
+        assert!(invalid(&refused), "{refused:?}");
+        // Inodes and directories that it was not told of, behind names; and names that lead elsewhere.
+        let of_name = |kind| Mutation { time: Timestamp::default(), kind };
+        let unlink = |parent, name: &'static str, ino| {
+            of_name(MutationKind::Unlink { parent, name: name.into(), ino })
+        };
+        let rename = |from, to, ino, there| {
+            let [from, to] = [(from, "d".into()), (to, "e".into())];
+            of_name(MutationKind::Rename { from, to, how: Rename::Replace, ino, there })
+        };
+        for (number, stranger) in [
+            unlink(theirs, "one", Ino::ROOT),
+            unlink(Ino::ROOT, "d", theirs),
+            rename(theirs, Ino::ROOT, Ino::ROOT, None),
+            rename(Ino::ROOT, theirs, Ino::ROOT, None),
+            rename(Ino::ROOT, Ino::ROOT, theirs, None),
+            rename(Ino::ROOT, Ino::ROOT, Ino::ROOT, Some(theirs)),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let refused = batch(20 + number as u64, std::slice::from_ref(stranger)).await;
+            assert_eq!(refused, Answer::Failed(WireError::Stale), "{stranger:?}");
+        }
+        let refused = batch(30, &[unlink(Ino::ROOT, "d", Ino::ROOT)]).await;
         assert!(invalid(&refused), "{refused:?}");
     });
 }

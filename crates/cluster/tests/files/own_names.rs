@@ -166,8 +166,14 @@ fn the_server_says_why_a_name_of_a_client_alone_stays() {
     });
 }
 
-/// Files that were removed, or replaced, while they are open: `restart` is what comes between.
-async fn use_removed(env: &thalweg_env::Env, scene: &mut Scene, restart: Option<Shape>) {
+/// Files that were removed, or replaced, while they are open: `restart` is what comes between. With `asks` the server stops when it has
+/// got that, and has not answered.
+async fn use_removed(
+    env: &thalweg_env::Env,
+    scene: &mut Scene,
+    restart: Option<Shape>,
+    asks: Option<Duration>,
+) {
     let machines = (scene.client("a").await, scene.client("b").await);
     let (a, b) = (&machines.0.client, &machines.1.client);
     let top = alone(a, "d").await;
@@ -191,6 +197,11 @@ async fn use_removed(env: &thalweg_env::Env, scene: &mut Scene, restart: Option<
         assert_eq!(attributes(a, *file).await.links, 0);
         let more = vec![Bytes::from_static(b" more")];
         a.write(*file, WriteAt::End, more, WriteHow::default()).await.unwrap();
+    }
+    if let Some(asks) = asks {
+        let client = a.clone();
+        env.spawn(async move { client.sync_all().await }).detach();
+        env.sleep(asks).await;
     }
     if let Some(left) = restart {
         scene.crash(left).await;
@@ -219,7 +230,68 @@ fn files_are_used_after_they_were_removed() {
     for restart in [None, Some(Shape::Nothing), Some(Shape::Everything)] {
         run(3, move |env| async move {
             let mut scene = Scene::durable(&env).await;
-            use_removed(&env, &mut scene, restart).await;
+            use_removed(&env, &mut scene, restart, None).await;
+        });
+    }
+    for micros in 0..25 {
+        run(3, move |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let asks = Some(Duration::from_micros(10 * micros));
+            use_removed(&env, &mut scene, Some(Shape::Everything), asks).await;
+        });
+    }
+}
+
+/// What another client has seen of removals and renames is durable, also when the client that made them is gone.
+#[test]
+fn what_others_have_seen_of_names_survives() {
+    for looks in 0..3 {
+        run(6, move |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let machines = (scene.client("a").await, scene.client("b").await);
+            let (a, b) = (&machines.0.client, &machines.1.client);
+            let top = alone(a, "d").await;
+            for name in ["removed", "renamed"] {
+                make(a, top, name, Node::File).await;
+            }
+            a.sync_all().await.unwrap();
+            b.find(Ino::ROOT, b"d").await.unwrap();
+            b.reference(top);
+            env.sleep(2 * LEASE).await;
+            make(a, top, "x", Node::File).await;
+            make(a, top, "y", Node::File).await;
+            a.unlink(top, b"x").await.unwrap();
+            a.unlink(top, b"removed").await.unwrap();
+            rename(a, (top, "renamed"), (top, "new"), Rename::Replace).await.unwrap();
+            let name = ["removed", "renamed", "new"][looks];
+            assert_eq!(is_absent(b, top, name).await, looks < 2);
+            machines.0.process.kill();
+            scene.crash(Shape::Nothing).await;
+            assert_eq!(is_absent(b, top, name).await, looks < 2);
+        });
+    }
+}
+
+/// A listing that the server has made before a name is gone does not bring it back.
+#[test]
+fn a_listing_brings_no_name_back() {
+    for micros in 0..30 {
+        run(7, move |env| async move {
+            let scene = Scene::durable(&env).await;
+            let machine = scene.client("a").await;
+            let a = &machine.client;
+            let top = alone(a, "d").await;
+            make(a, top, "x", Node::File).await;
+            let client = a.clone();
+            let listing = env.spawn(async move { names(&client, top).await });
+            env.sleep(Duration::from_micros(10 * micros)).await;
+            a.unlink(top, b"x").await.unwrap();
+            rename(a, (top, "two"), (top, "three"), Rename::Replace).await.unwrap();
+            listing.await.unwrap();
+            assert!(is_absent(a, top, "x").await && is_absent(a, top, "two").await);
+            make(a, top, "x", Node::File).await;
+            assert_eq!(names(a, top).await, ["one", "three", "x"]);
+            assert_eq!(a.status().lost, 0);
         });
     }
 }

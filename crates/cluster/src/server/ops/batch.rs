@@ -60,6 +60,7 @@ pub(super) async fn apply(
         BatchPosition::Next(position) => position,
     };
     ctx.session.may_make(&mutations, ctx.is_replay())?;
+    stages.moves.check_mutations(ctx, &mutations)?;
     let kept = without_gone(ctx, &mutations).await?;
     if let Some(user) = stages.authorize.user(ctx) {
         user.make(&kept).await?;

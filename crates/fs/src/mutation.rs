@@ -10,8 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
-use crate::filesystem::Rename;
-use crate::node::{NewNode, Node};
+use crate::node::{NewNode, Node, Rename};
 
 /// A change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -201,8 +201,8 @@ pub(super) async fn rename(
     stages.change(request, Vec::new(), begin, then).await.map(drop)
 }
 
-/// Has what is needed to remove a name of this inode without the server. What programs have open is to be known to the server before:
-/// also when it restarts and then gets the removal, it does not remove that.
+/// Has what is needed to remove a name of this inode without the server. The server is to know before that of an inode which programs
+/// have open: so it keeps that also when it restarts, and gets the removal then.
 async fn prepare_removal(stages: &Stages, target: Option<Ino>) -> Result<(), FsError> {
     let Some(target) = target else { return Ok(()) };
     let is_unknown = stages.base.inodes.is(target, |node| node.cached.stamp == 0);

@@ -1,7 +1,7 @@
 //! Names that are removed and renamed without the server.
 //!
-//! The directories and the inodes behind the names have to be this client's alone, so that nothing about them is unknown. What
-//! the server would refuse, but for a name that is absent, is left to the server to say.
+//! The directories and the inodes behind the names have to be this client's alone, so that nothing about them is unknown. The
+//! server alone refuses a change, unless its name is known to be absent.
 
 use std::sync::Arc;
 
@@ -67,6 +67,46 @@ impl Renamed {
     }
 }
 
+/// An inode has other attributes, by a mutation that is about to be appended.
+fn set_changed(stripes: &mut LockedStripes<'_>, ino: Ino, attributes: Attributes) {
+    let node = stripes.node(ino).expect("it was looked at");
+    node.cached.set_attributes(attributes);
+    node.cached.is_removed |= attributes.links == 0;
+    node.delegation.changed();
+}
+
+fn set_name(stripes: &mut LockedStripes<'_>, (parent, name): DirectoryName<'_>, now: NewName) {
+    let node = stripes.node(parent).expect("it was looked at");
+    if let Some(names) = node.cached.names.as_mut() {
+        names.set(name, now);
+    }
+}
+
+impl Renaming<'_> {
+    /// The names and inodes are changed, by a mutation that is about to be appended. These are the grants of the directories.
+    fn set(&self, stripes: &mut LockedStripes<'_>, renamed: &Renamed, grants: [Arc<Grant>; 2]) {
+        let Renaming { from, to, how, ino, there } = *self;
+        let exchanged = there.filter(|_| how == Rename::Exchange);
+        set_name(stripes, from, exchanged.map_or(NewName::Absent, NewName::Present));
+        set_name(stripes, to, NewName::Present(ino));
+        set_changed(stripes, from.0, renamed.from);
+        renamed.to.inspect(|it| set_changed(stripes, to.0, *it));
+        set_changed(stripes, ino, renamed.moved);
+        if let (Some(there), Some(it)) = (there, renamed.there) {
+            set_changed(stripes, there, it);
+        }
+        if from.0 == to.0 {
+            return;
+        }
+        // A recall of the directory that it is in now finds it.
+        let [old, new] = grants;
+        for (ino, grant) in [(Some(ino), new), (exchanged, old)] {
+            let Some(ino) = ino else { continue };
+            stripes.node(ino).expect("it was looked at").delegation.move_to(grant);
+        }
+    }
+}
+
 impl ClientBase {
     /// What is known of a name; `None` unless this client may change the directory by itself.
     fn own_name(
@@ -96,21 +136,6 @@ impl ClientBase {
     ) -> Option<Attributes> {
         let squash = stripes.of(ino).rules.squash;
         self.changeable(stripes.node(ino)?, squash, now).filter(|it| it.links > 0)
-    }
-
-    /// An inode has other attributes, by a mutation that is about to be appended.
-    fn set_changed(stripes: &mut LockedStripes<'_>, ino: Ino, attributes: Attributes) {
-        let node = stripes.node(ino).expect("it was looked at");
-        node.cached.set_attributes(attributes);
-        node.cached.is_removed |= attributes.links == 0;
-        node.delegation.changed();
-    }
-
-    fn set_name(stripes: &mut LockedStripes<'_>, (parent, name): DirectoryName<'_>, now: NewName) {
-        let node = stripes.node(parent).expect("it was looked at");
-        if let Some(names) = node.cached.names.as_mut() {
-            names.set(name, now);
-        }
     }
 
     /// Removes a name, if that is possible without the server.
@@ -159,9 +184,9 @@ impl ClientBase {
         }
         directory.changed_names(None, Some(removed.kind), time);
         removed.lost_name(time);
-        ClientBase::set_name(&mut stripes, (parent, name), NewName::Absent);
-        ClientBase::set_changed(&mut stripes, parent, directory);
-        ClientBase::set_changed(&mut stripes, ino, removed);
+        set_name(&mut stripes, (parent, name), NewName::Absent);
+        set_changed(&mut stripes, parent, directory);
+        set_changed(&mut stripes, ino, removed);
         self.queue.append(stripes.of(parent), record, grant.quota, now);
         Some(Ok(()))
     }
@@ -233,23 +258,7 @@ impl ClientBase {
         let to_directory = (from.0 != to.0).then_some(other.directory);
         let mut renamed = Renamed { from: one.directory, to: to_directory, moved, there: there_is };
         renamed.come_about(how, time);
-        let exchanged = there.filter(|_| how == Rename::Exchange);
-        let left = exchanged.map_or(NewName::Absent, NewName::Present);
-        ClientBase::set_name(&mut stripes, from, left);
-        ClientBase::set_name(&mut stripes, to, NewName::Present(ino));
-        ClientBase::set_changed(&mut stripes, from.0, renamed.from);
-        renamed.to.inspect(|it| ClientBase::set_changed(&mut stripes, to.0, *it));
-        ClientBase::set_changed(&mut stripes, ino, renamed.moved);
-        if let (Some(there), Some(it)) = (there, renamed.there) {
-            ClientBase::set_changed(&mut stripes, there, it);
-        }
-        if from.0 != to.0 {
-            // A recall of the directory that it is in now finds it.
-            stripes.node(ino)?.delegation.move_to(other.grant);
-            if let Some(there) = exchanged {
-                stripes.node(there)?.delegation.move_to(one.grant);
-            }
-        }
+        renaming.set(&mut stripes, &renamed, [one.grant, other.grant]);
         self.queue.append(stripes.of(from.0), record, charge.quota, now);
         Some(Local::Made(Ok(())))
     }

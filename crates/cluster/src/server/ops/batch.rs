@@ -166,7 +166,7 @@ async fn notify_of_names(Op { ctx, stages }: Op<'_>, mutations: &[Mutation]) {
             | MutationKind::Write { .. }
             | MutationKind::Stored { .. } => continue,
         };
-        // Nobody else was told of what the batch has made itself.
+        // No other client was told of what the batch has made itself.
         if let Some(ino) = kind.unlinked().filter(|ino| !made.contains(ino)) {
             let removed = RemovedInode { parent: *parent, name: name.clone(), ino };
             stages.room.notify_removed(ctx, removed).await;

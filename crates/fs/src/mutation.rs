@@ -109,6 +109,15 @@ pub enum MutationKind {
         /// The inode that had the new name.
         there: Option<Ino>,
     },
+    /// An inode that is no directory has a further name.
+    Link {
+        /// The directory.
+        parent: Ino,
+        /// The name there.
+        name: Bytes,
+        /// The inode.
+        ino: Ino,
+    },
 }
 
 impl MutationKind {
@@ -118,6 +127,7 @@ impl MutationKind {
             MutationKind::Create { parent, .. }
             | MutationKind::Unlink { parent, .. }
             | MutationKind::RemoveDirectory { parent, .. }
+            | MutationKind::Link { parent, .. }
             | MutationKind::Rename { from: (parent, _), .. } => *parent,
             MutationKind::SetAttributes { ino, .. }
             | MutationKind::Write { ino, .. }
@@ -134,6 +144,7 @@ impl MutationKind {
             | MutationKind::Stored { .. }
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Link { .. }
             | MutationKind::Rename { .. } => None,
         }
     }
@@ -149,6 +160,7 @@ impl MutationKind {
             | MutationKind::SetAttributes { .. }
             | MutationKind::Write { .. }
             | MutationKind::Stored { .. }
+            | MutationKind::Link { .. }
             | MutationKind::Rename { .. } => None,
         }
     }
@@ -158,6 +170,7 @@ impl MutationKind {
         let names = match self {
             MutationKind::Create { parent, name, .. }
             | MutationKind::Unlink { parent, name, .. }
+            | MutationKind::Link { parent, name, .. }
             | MutationKind::RemoveDirectory { parent, name, .. } => [Some((*parent, name)), None],
             MutationKind::Rename { from, to, .. } => [Some((from.0, &from.1)), Some((to.0, &to.1))],
             MutationKind::SetAttributes { .. }
@@ -171,6 +184,7 @@ impl MutationKind {
     pub fn inodes(&self) -> impl Iterator<Item = Ino> + use<> {
         let others = match self {
             MutationKind::Rename { to, ino, there, .. } => [Some(*ino), Some(to.0), *there],
+            MutationKind::Link { ino, .. } => [Some(*ino), None, None],
             kind => [kind.made(), kind.unlinked(), None],
         };
         let all = [Some(self.ino()), others[0], others[1], others[2]];
@@ -244,6 +258,12 @@ impl Attributes {
         self.size = self.size.saturating_add(more).saturating_sub(less);
         self.links = self.links.saturating_add(directories(got)).saturating_sub(directories(lost));
         self.modified = time;
+        self.touch(time);
+    }
+
+    /// The inode, which is no directory, got a name.
+    pub fn got_link(&mut self, time: Timestamp) {
+        self.links = self.links.saturating_add(1);
         self.touch(time);
     }
 

@@ -135,6 +135,23 @@ pub(super) async fn create(
     stages.learned(&reply)
 }
 
+pub(super) async fn link(
+    stages: &Stages,
+    ino: Ino,
+    (parent, name): (Ino, &[u8]),
+) -> Result<FileAnswer, FsError> {
+    stages.complete_attributes(ino).await?;
+    let link = || stages.base.link_delegated(ino, (parent, name));
+    if let Some(linked) = stages.change_locally(parent, link).await? {
+        stages.writeback.throttle().await?;
+        return Ok(stages.shown(linked));
+    }
+    let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
+    let begin = || stages.base.revoke_all_of(ino);
+    let reply = stages.change(request, Vec::new(), begin, |_| {}).await?;
+    stages.learned(&reply)
+}
+
 pub(super) async fn unlink(
     stages: &Stages,
     parent: Ino,

@@ -80,6 +80,7 @@ pub(super) fn room_of(kind: &MutationKind, blocks: u64) -> Room {
         MutationKind::Write { .. } | MutationKind::Stored { .. } => Room::of_bytes(blocks),
         // Without an inode that has the name it is a further one.
         MutationKind::Rename { to, there: None, .. } => Room::of_name(&to.1),
+        MutationKind::Link { name, .. } => Room::of_name(name),
         MutationKind::SetAttributes { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }

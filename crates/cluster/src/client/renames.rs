@@ -1,4 +1,4 @@
-//! Names that are removed and renamed without the server.
+//! Names that are removed and renamed without the server, and further names of files.
 //!
 //! The directories and the inodes behind the names have to be this client's alone, so that nothing about them is unknown. The
 //! server alone refuses a change, unless its name is known to be absent.
@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_env::Time;
+use thalweg_fs::filesystem::MAX_LINKS;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Attributes, FsError, Ino, Kind, Rename, Timestamp};
 
@@ -263,6 +264,51 @@ impl ClientBase {
         Some(Local::Made(Ok(())))
     }
 
+    /// Gives a file another name, if that is possible without the server. A recall of one of the directories takes back the other one
+    /// with the file.
+    pub(super) fn link_delegated(
+        &self,
+        ino: Ino,
+        (parent, name): DirectoryName<'_>,
+    ) -> Local<Attributes> {
+        self.try_link(ino, (parent, name)).unwrap_or(Local::NeedsCall)
+    }
+
+    fn try_link(&self, ino: Ino, (parent, name): DirectoryName<'_>) -> Option<Local<Attributes>> {
+        if !is_name(name) {
+            return None;
+        }
+        let (now, time) = self.session.clocks();
+        let kind = MutationKind::Link { parent, name: Bytes::copy_from_slice(name), ino };
+        let room = room_of(&kind, 0);
+        let record = Record::small(&Mutation { time, kind });
+        let mut stripes = self.inodes.lock_all([parent, ino]);
+        let OwnName { mut directory, grant, target } =
+            self.own_name(&mut stripes, (parent, name), now)?;
+        let mut linked = self.own_inode(&mut stripes, ino, now)?;
+        let own = &stripes.node(ino)?.delegation;
+        let is_possible = target.is_none()
+            && linked.kind != Kind::Directory
+            && linked.links < MAX_LINKS
+            && own.is_made_here(ino)
+            && own.grant().is_some_and(|own| Arc::ptr_eq(own, &grant));
+        if !is_possible {
+            return None;
+        }
+        let charge = Charge { quota: grant.quota, room };
+        // Under the locks: when room is recalled, what was taken before has its number behind a barrier.
+        if !self.room.charge(charge) {
+            return Some(Local::NoRoom(charge.quota));
+        }
+        directory.changed_names(Some(linked.kind), None, time);
+        linked.got_link(time);
+        set_name(&mut stripes, (parent, name), NewName::Present(ino));
+        set_changed(&mut stripes, parent, directory);
+        set_changed(&mut stripes, ino, linked);
+        self.queue.append(stripes.of(parent), record, charge.quota, now);
+        Some(Local::Made(linked))
+    }
+
     /// Whether an inode may go from one directory to another one: no client was told of what this one has made, and a file has nothing
     /// below it.
     fn check_move(
@@ -275,6 +321,8 @@ impl ClientBase {
         let is_possible = it.kind != Kind::Directory
             && own.is_made_here(ino)
             && own.grant().is_some_and(|grant| Arc::ptr_eq(grant, &from.grant))
+            // Its other names stay in directories that have the grant.
+            && (it.links == 1 || Arc::ptr_eq(&from.grant, &to.grant))
             && from.grant.quota == to.grant.quota;
         is_possible.then_some(())
     }

@@ -284,6 +284,7 @@ pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
             MutationKind::Create { .. }
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Link { .. }
             | MutationKind::Rename { .. } => continue,
             MutationKind::Write { offset, data, .. } => range_of(*offset, data.len() as u64),
             MutationKind::Stored { offset, len, .. } => range_of(*offset, *len),

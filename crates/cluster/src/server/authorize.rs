@@ -315,6 +315,7 @@ fn is_unprivileged(kind: &MutationKind, user: &Actor<'_>) -> bool {
         | MutationKind::Stored { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Link { .. }
         | MutationKind::Rename { .. } => true,
     }
 }

@@ -122,6 +122,49 @@ fn names_are_removed_and_renamed_without_a_call() {
     });
 }
 
+/// A recall of one of its directories takes a file with two names back.
+#[test]
+fn a_file_gets_further_names_without_a_call() {
+    run(8, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machines = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&machines.0.client, &machines.1.client);
+        let (top, other) = (alone(a, "d").await, alone(a, "other").await);
+        let before = calls(a);
+        let below = make(a, top, "below", Node::Directory).await;
+        let file = make(a, top, "file", Node::File).await;
+        a.reference(file);
+        put(a, file, "text").await.unwrap();
+        for (parent, name, links) in [(below, "one", 2), (top, "link", 3)] {
+            let linked = a.link(file, parent, name.as_bytes()).await.unwrap().attributes;
+            assert_eq!((linked.ino, linked.links), (file, links));
+        }
+        rename(a, (top, "file"), (top, "link"), Rename::Replace).await.unwrap();
+        a.unlink(top, b"file").await.unwrap();
+        rename(a, (top, "link"), (below, "two"), Rename::Replace).await.unwrap();
+        assert_eq!((calls(a), attributes(a, file).await.links), (before, 2));
+        let known = attributes(a, file).await;
+        // Of another directory it is not this client's alone, whether it gets a name there or goes there.
+        rename(a, (below, "two"), (other, "two"), Rename::Replace).await.unwrap();
+        assert_eq!(a.status().unsent, 0);
+        let refused = a.link(file, other, b"two").await;
+        assert!(matches!(refused, Err(FsError::Exists)), "{refused:?}");
+        b.find(Ino::ROOT, b"other").await.unwrap();
+        let found = b.find(other, b"two").await.unwrap().attributes;
+        assert_eq!((found.ino, found.links, found.size), (file, 2, known.size));
+        b.reference(file);
+        put(b, file, "both").await.unwrap();
+        assert_eq!(text(a, file).await, "both");
+        put(a, file, "mine").await.unwrap();
+        assert_eq!(text(b, file).await, "mine");
+        b.find(Ino::ROOT, b"d").await.unwrap();
+        assert_eq!(b.find(top, b"below").await.unwrap().ino, below);
+        assert_eq!(b.find(below, b"one").await.unwrap().ino, file);
+        assert_eq!(names(b, top).await, ["below", "one", "two"]);
+        assert_eq!(a.status().lost, 0);
+    });
+}
+
 #[test]
 fn the_server_says_why_a_name_of_a_client_alone_stays() {
     run(2, |env| async move {

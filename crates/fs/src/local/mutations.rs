@@ -212,6 +212,7 @@ fn changes_bytes(kind: &MutationKind) -> bool {
         | MutationKind::Create { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Link { .. }
         | MutationKind::Rename { .. } => sets_size(kind),
     }
 }
@@ -269,6 +270,9 @@ impl FsCall<'_> {
             MutationKind::RemoveDirectory { parent, name, ino } => {
                 self.leads_to(*parent, name, Some(*ino)).await?;
                 self.remove_directory(parent.0, name).await?;
+            }
+            MutationKind::Link { parent, name, ino } => {
+                self.link(ino.0, parent.0, name).await?;
             }
             MutationKind::Rename { from, to, how, ino, there } => {
                 self.leads_to(from.0, &from.1, Some(*ino)).await?;

@@ -34,6 +34,7 @@ pub fn runs_of<'a>(mutations: impl IntoIterator<Item = &'a Mutation>) -> Runs {
             | MutationKind::SetAttributes { .. }
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Link { .. }
             | MutationKind::Rename { .. } => continue,
         };
         let runs = files.entry(*ino).or_default();

@@ -124,6 +124,17 @@ impl Maker {
         })
     }
 
+    fn link(&mut self, time: Timestamp) -> Option<MutationKind> {
+        let parent = self.of_kind(Kind::Directory).filter(|ino| self.nodes[ino].links > 0)?;
+        let kind = [Kind::File, Kind::Fifo, Kind::Symlink][self.rng.random_range(0..3)];
+        let ino = self.of_kind(kind).filter(|ino| self.nodes[ino].links > 0)?;
+        let name = self.unused_name(parent)?;
+        self.names.insert((parent, name.clone()), ino);
+        self.nodes.get_mut(&parent)?.got_name(kind, time);
+        self.nodes.get_mut(&ino)?.got_link(time);
+        Some(MutationKind::Link { parent, name, ino })
+    }
+
     /// Whether a directory is this one, or below it.
     fn is_below(&self, directory: Ino, top: Ino) -> bool {
         let above =
@@ -218,11 +229,12 @@ impl Maker {
     fn mutation(&mut self) -> Mutation {
         let time = self.time();
         loop {
-            let kind = match self.rng.random_range(0..15) {
+            let kind = match self.rng.random_range(0..16) {
                 0..5 => self.create(time),
                 5..8 => self.set(time),
                 8..11 => self.write(time),
                 11..13 => self.remove(time),
+                13 => self.link(time),
                 _ => self.rename(time),
             };
             if let Some(kind) = kind {
@@ -238,6 +250,9 @@ async fn call(fs: &LocalFs, mutation: &Mutation) {
         MutationKind::Unlink { parent, name, .. } => fs.unlink(*parent, name).await.unwrap(),
         MutationKind::RemoveDirectory { parent, name, .. } => {
             fs.remove_directory(*parent, name).await.unwrap();
+        }
+        MutationKind::Link { parent, name, ino } => {
+            fs.link(*ino, *parent, name).await.unwrap();
         }
         MutationKind::Rename { from, to, how, .. } => {
             fs.rename((from.0, &from.1), (to.0, &to.1), *how).await.unwrap();

@@ -30,6 +30,7 @@ fn made_by(mutations: &[Mutation]) -> Response {
         | MutationKind::Stored { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Link { .. }
         | MutationKind::Rename { .. } => None,
     });
     Response { made: made.collect(), ..Response::of(Answer::Made) }
@@ -164,7 +165,8 @@ async fn notify_of_names(Op { ctx, stages }: Op<'_>, mutations: &[Mutation]) {
             MutationKind::Create { .. }
             | MutationKind::SetAttributes { .. }
             | MutationKind::Write { .. }
-            | MutationKind::Stored { .. } => continue,
+            | MutationKind::Stored { .. }
+            | MutationKind::Link { .. } => continue,
         };
         // No other client was told of what the batch has made itself.
         if let Some(ino) = kind.unlinked().filter(|ino| !made.contains(ino)) {

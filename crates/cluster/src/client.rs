@@ -50,6 +50,7 @@ mod queue;
 mod reclaim;
 mod record;
 mod recovery;
+mod renames;
 mod replay_log;
 mod room;
 mod rpc;

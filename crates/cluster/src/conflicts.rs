@@ -45,6 +45,12 @@ pub struct ConflictEntry {
     pub size: Option<u64>,
     /// Attributes were set.
     pub attributes: bool,
+    /// It lost this name.
+    pub removed: bool,
+    /// The path that it has instead.
+    pub renamed: Option<String>,
+    /// Paths of further names.
+    pub linked: Vec<String>,
 }
 
 /// What changes of an inode did.
@@ -58,7 +64,7 @@ pub enum ConflictKind {
     /// They changed a file that other clients have changed, or that is gone. The copy has the bytes of the ranges at their offsets, and
     /// nothing else.
     Ranges,
-    /// They set attributes alone. There is no copy.
+    /// They set attributes, or changed names of it. There is no copy.
     Attributes,
 }
 

@@ -26,7 +26,7 @@ use crate::invalidation::Watcher;
 use crate::level::Level;
 use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 use crate::mutation::{ByteMutations, Mutation};
-pub use crate::node::{NewNode, Node};
+pub use crate::node::{NewNode, Node, Rename};
 use crate::room::{Promises, RoomShare};
 use crate::session_table::{Held, Recorder, SessionRecord};
 
@@ -42,17 +42,6 @@ pub const MAX_XATTR_VALUE: usize = 65536;
 pub const MAX_LINKS: u32 = 65_000_000;
 /// Largest file in bytes: 16 TiB.
 pub const MAX_FILE: u64 = 16 << 40;
-
-/// What a rename does when the new name exists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Rename {
-    /// Takes its place.
-    Replace,
-    /// Fails with [`FsError::Exists`].
-    NoReplace,
-    /// Exchanges the two.
-    Exchange,
-}
 
 /// Where a write goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::{AttributeChange, Attributes, Ino, Kind, TimeChange, Timestamp};
-use crate::node::{NewNode, Node};
+use crate::node::{NewNode, Node, Rename};
 
 /// A change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -78,13 +78,57 @@ pub enum MutationKind {
         /// They are durable by a [size record](crate::contents::SizeRecord) of the file. No quota refuses them.
         by_size_record: bool,
     },
+    /// A name is removed, of an inode that is no directory.
+    Unlink {
+        /// The directory.
+        parent: Ino,
+        /// The name there.
+        name: Bytes,
+        /// The inode that it led to.
+        ino: Ino,
+    },
+    /// An empty directory is removed.
+    RemoveDirectory {
+        /// The directory that it was in.
+        parent: Ino,
+        /// Its name there.
+        name: Bytes,
+        /// The removed directory.
+        ino: Ino,
+    },
+    /// An inode has another name.
+    Rename {
+        /// The directory and the name there that it had.
+        from: (Ino, Bytes),
+        /// Those that it has now.
+        to: (Ino, Bytes),
+        /// What becomes of the inode that had the new name.
+        how: Rename,
+        /// The inode.
+        ino: Ino,
+        /// The inode that had the new name.
+        there: Option<Ino>,
+    },
+    /// An inode that is no directory has a further name.
+    Link {
+        /// The directory.
+        parent: Ino,
+        /// The name there.
+        name: Bytes,
+        /// The inode.
+        ino: Ino,
+    },
 }
 
 impl MutationKind {
-    /// The inode that it changes beside the one that it makes.
+    /// The inode that it changes beside others: the directory of a name.
     pub fn ino(&self) -> Ino {
         match self {
-            MutationKind::Create { parent, .. } => *parent,
+            MutationKind::Create { parent, .. }
+            | MutationKind::Unlink { parent, .. }
+            | MutationKind::RemoveDirectory { parent, .. }
+            | MutationKind::Link { parent, .. }
+            | MutationKind::Rename { from: (parent, _), .. } => *parent,
             MutationKind::SetAttributes { ino, .. }
             | MutationKind::Write { ino, .. }
             | MutationKind::Stored { ino, .. } => *ino,
@@ -105,8 +149,54 @@ impl MutationKind {
             MutationKind::Create { number, .. } => Some(*number),
             MutationKind::SetAttributes { .. }
             | MutationKind::Write { .. }
-            | MutationKind::Stored { .. } => None,
+            | MutationKind::Stored { .. }
+            | MutationKind::Unlink { .. }
+            | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Link { .. }
+            | MutationKind::Rename { .. } => None,
         }
+    }
+
+    /// The inode that loses a name to it, and perhaps its last one.
+    pub fn unlinked(&self) -> Option<Ino> {
+        match self {
+            MutationKind::Unlink { ino, .. } | MutationKind::RemoveDirectory { ino, .. } => {
+                Some(*ino)
+            }
+            MutationKind::Rename { how: Rename::Replace, there, .. } => *there,
+            MutationKind::Create { .. }
+            | MutationKind::SetAttributes { .. }
+            | MutationKind::Write { .. }
+            | MutationKind::Stored { .. }
+            | MutationKind::Link { .. }
+            | MutationKind::Rename { .. } => None,
+        }
+    }
+
+    /// The names that it changes, each with its directory.
+    pub fn names(&self) -> impl Iterator<Item = (Ino, &Bytes)> {
+        let names = match self {
+            MutationKind::Create { parent, name, .. }
+            | MutationKind::Unlink { parent, name, .. }
+            | MutationKind::Link { parent, name, .. }
+            | MutationKind::RemoveDirectory { parent, name, .. } => [Some((*parent, name)), None],
+            MutationKind::Rename { from, to, .. } => [Some((from.0, &from.1)), Some((to.0, &to.1))],
+            MutationKind::SetAttributes { .. }
+            | MutationKind::Write { .. }
+            | MutationKind::Stored { .. } => [None, None],
+        };
+        names.into_iter().flatten()
+    }
+
+    /// All inodes that it changes or makes, each once.
+    pub fn inodes(&self) -> impl Iterator<Item = Ino> + use<> {
+        let others = match self {
+            MutationKind::Rename { to, ino, there, .. } => [Some(*ino), Some(to.0), *there],
+            MutationKind::Link { ino, .. } => [Some(*ino), None, None],
+            kind => [kind.made(), kind.unlinked(), None],
+        };
+        let all = [Some(self.ino()), others[0], others[1], others[2]];
+        (0..all.len()).filter_map(move |at| all[at].filter(|_| !all[..at].contains(&all[at])))
     }
 }
 
@@ -165,10 +255,35 @@ impl Attributes {
 
     /// The directory got a name of an inode of that type.
     pub fn got_name(&mut self, kind: Kind, time: Timestamp) {
-        self.size += 1;
-        assert!(self.links < u32::MAX, "a directory has fewer subdirectories");
-        self.links += u32::from(kind == Kind::Directory);
+        self.changed_names(Some(kind), None, time);
+    }
+
+    /// The directory got a name of an inode of one type, and lost one of the other, in one change; or names of it lead to other
+    /// inodes.
+    pub fn changed_names(&mut self, got: Option<Kind>, lost: Option<Kind>, time: Timestamp) {
+        let directories = |kind: Option<Kind>| u32::from(kind == Some(Kind::Directory));
+        let (more, less) = (u64::from(got.is_some()), u64::from(lost.is_some()));
+        self.size = self.size.saturating_add(more).saturating_sub(less);
+        self.links = self.links.saturating_add(directories(got)).saturating_sub(directories(lost));
         self.modified = time;
+        self.touch(time);
+    }
+
+    /// The inode, which is no directory, got a name.
+    pub fn got_link(&mut self, time: Timestamp) {
+        self.links = self.links.saturating_add(1);
+        self.touch(time);
+    }
+
+    /// The inode lost a name; a directory has no other one.
+    pub fn lost_name(&mut self, time: Timestamp) {
+        let is_directory = self.kind == Kind::Directory;
+        self.links = if is_directory { 0 } else { self.links.saturating_sub(1) };
+        self.touch(time);
+    }
+
+    /// The inode has another name.
+    pub fn moved(&mut self, time: Timestamp) {
         self.touch(time);
     }
 

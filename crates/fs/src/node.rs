@@ -57,3 +57,14 @@ impl Node {
         }
     }
 }
+
+/// What a rename does when the new name exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Rename {
+    /// Takes its place.
+    Replace,
+    /// Fails with [`FsError::Exists`](crate::FsError::Exists).
+    NoReplace,
+    /// Exchanges the two.
+    Exchange,
+}

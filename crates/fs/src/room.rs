@@ -18,6 +18,8 @@ use crate::node::Node;
 const BLOCK: u64 = 4096;
 /// Bytes of the records of a new inode at most, beside its name and the target of a symbolic link.
 const BYTES_OF_AN_INODE: u64 = 224;
+/// Bytes of the record of a name at most, beside the name.
+const BYTES_OF_A_NAME: u64 = 64;
 /// Places among the records at which those of a new inode are: its own ones, its name, and that of a subdirectory.
 const PLACES_OF_AN_INODE: u64 = 3;
 /// Bytes of the record of a run of blocks at most. In the worst case each block is a run.
@@ -48,6 +50,11 @@ impl Room {
         };
         let bytes = BYTES_OF_AN_INODE + (name.len() + target) as u64;
         Room { blocks: 0, inodes: 1, places: PLACES_OF_AN_INODE, bytes }
+    }
+
+    /// The most that a further name of an inode takes.
+    pub fn of_name(name: &[u8]) -> Room {
+        Room { blocks: 0, inodes: 0, places: 1, bytes: BYTES_OF_A_NAME + name.len() as u64 }
     }
 
     /// The most that bytes take for which a file gets so many blocks.

@@ -159,7 +159,7 @@ impl Cache {
         entries: &[(ListedEntry, bool)],
     ) {
         self.inodes.with_new(directory, |node| {
-            let is_steady = !node.cached.is_changing();
+            let is_steady = node.has_names_of_server();
             let names = node.cached.names.get_or_insert_default();
             names.list(from, entries.last().map(|(last, _)| last.cookie), is_steady);
             if is_steady {
@@ -173,9 +173,9 @@ impl Cache {
     /// An answer says what a name is. Names of the directory may be used from now on.
     pub(super) fn learn_name(&self, parent: Ino, name: &[u8], found: NewName) {
         self.inodes.with_new(parent, |node| {
-            let is_changing = node.cached.is_changing();
+            let is_steady = node.has_names_of_server();
             let names = node.cached.names.get_or_insert_default();
-            if !is_changing {
+            if is_steady {
                 names.set(name, found);
             }
         });

@@ -12,7 +12,7 @@ use thalweg_fs::{
 };
 
 use super::filesystem::Client;
-use super::inode_changes::{Changes, Rest, Step, extent};
+use super::inode_changes::{Changes, Name, Rest, Step, extent};
 use super::stages::Stages;
 use crate::conflicts::{
     ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path,
@@ -102,13 +102,26 @@ impl<'a> Keeper<'a> {
             changes: rest.count(),
             entries: Vec::with_capacity(rest.files()),
         };
-        let mut made = HashMap::default();
-        for (ino, changes) in rest.iter() {
-            let kept = match &changes.made {
-                Some(new) => self.keep_new(ino, changes, new, &set.name, &mut made).await?,
-                None => self.keep_changed(ino, changes, &set.name).await?,
-            };
-            set.entries.push(kept);
+        let (mut made, mut left) = (HashMap::default(), Vec::new());
+        for (ino, changes) in rest.iter().filter(|(_, changes)| !changes.is_gone) {
+            match changes.made {
+                Some(_) => left.push((ino, changes)),
+                None => set.entries.push(self.keep_changed(ino, changes, &set.name).await?),
+            }
+        }
+        // What is made in a directory that is made comes behind that.
+        while !left.is_empty() {
+            let before = left.len();
+            for (ino, changes) in std::mem::take(&mut left) {
+                let Some(new) = &changes.made else { continue };
+                if rest.makes(new.0) && !made.contains_key(&new.0) {
+                    left.push((ino, changes));
+                    continue;
+                }
+                let kept = self.keep_new(ino, changes, new, &set.name, &mut made).await?;
+                set.entries.push(kept);
+            }
+            assert!(left.len() < before, "a directory is made in itself");
         }
         let list = serde_json::to_vec_pretty(&set).expect("memory takes a list");
         let place =
@@ -154,6 +167,9 @@ impl<'a> Keeper<'a> {
             ranges,
             size,
             attributes: changes.sets_attributes,
+            removed: false,
+            renamed: None,
+            linked: self.paths_of(&changes.linked).await?,
         };
         made.insert(ino, copy);
         Ok(entry)
@@ -168,6 +184,9 @@ impl<'a> Keeper<'a> {
         let found = self.find(ino).await?;
         let path = found.as_ref().map(|(_, path)| encode_path(path));
         let (ranges, size) = extent(&changes.steps);
+        // Of several names the first one that changed.
+        let moved = changes.moved.first().map(|(_, now)| now.clone().into_iter().collect());
+        let renamed: Vec<Name> = moved.unwrap_or_default();
         let mut entry = ConflictEntry {
             path,
             copy: None,
@@ -175,6 +194,9 @@ impl<'a> Keeper<'a> {
             ranges,
             size,
             attributes: changes.sets_attributes,
+            removed: changes.moved.first().is_some_and(|(_, now)| now.is_none()),
+            renamed: self.paths_of(&renamed).await?.pop(),
+            linked: self.paths_of(&changes.linked).await?,
         };
         if changes.steps.is_empty() {
             return Ok(entry);
@@ -224,6 +246,16 @@ impl<'a> Keeper<'a> {
         // A name of the path may be another inode's by now.
         let is_same = found.ino == ino || found.ino == self.journaled.base.session.ours(ino);
         Ok(is_same.then(|| (found, path.to_vec())))
+    }
+
+    /// The paths of names in directories that are there.
+    async fn paths_of(&self, names: &[Name]) -> Result<Vec<String>, FsError> {
+        let mut paths = Vec::new();
+        for (parent, name) in names {
+            let found = self.find(*parent).await?;
+            paths.extend(found.map(|(_, path)| encode_path(&join(&path, name))));
+        }
+        Ok(paths)
     }
 
     /// What a path leads to.

@@ -116,6 +116,11 @@ impl Delegation {
         }
     }
 
+    /// The inode, which this client has made, is in a directory with this grant from now on.
+    pub(super) fn move_to(&mut self, grant: Arc<Grant>) {
+        self.grant = Some(grant);
+    }
+
     /// The inode is not this client's alone any more. If it was granted itself, or with `whole`, nothing is that has the same grant.
     /// Returns what was granted.
     pub(super) fn revoke(&mut self, ino: Ino, whole: bool) -> Option<Ino> {

@@ -42,11 +42,16 @@ fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
     it.uid == user.uid && (it.kind != Kind::Directory || it.mode & 0o300 == 0o300)
 }
 
+/// Whether an entry of a directory may have this name.
+pub(super) fn is_name(name: &[u8]) -> bool {
+    let is_one = !name.is_empty() && name.len() <= MAX_NAME && name != b"." && name != b"..";
+    is_one && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
 /// Whether a new name may be made without asking the server.
 fn is_plain(name: &[u8], new: &NewNode) -> bool {
-    let is_name = !name.is_empty() && name.len() <= MAX_NAME && name != b"." && name != b"..";
     let is_empty = matches!(&new.node, NewKind::Symlink(target) if target.is_empty());
-    is_name && !is_empty && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+    is_name(name) && !is_empty
 }
 
 impl ClientBase {
@@ -118,7 +123,7 @@ impl ClientBase {
     }
 
     /// The attributes of an inode that this client may change by itself now.
-    fn changeable(&self, node: &Node, squash: Squash, now: Time) -> Option<Attributes> {
+    pub(super) fn changeable(&self, node: &Node, squash: Squash, now: Time) -> Option<Attributes> {
         let is_possible = node.is_free() && self.session.is_leased_at(now);
         let attributes = node.cached.attributes.filter(|_| is_possible)?;
         let seen_as = user::seen_as(squash);
@@ -188,11 +193,11 @@ impl ClientBase {
         let name = Bytes::copy_from_slice(name);
         let kind = MutationKind::Create { parent, name: name.clone(), new: new.clone(), number };
         let record = Record::small(&Mutation { time, kind });
-        let mut stripes = self.inodes.lock_two(parent, number);
+        let mut stripes = self.inodes.lock_all([parent, number]);
         // Another thread may have changed the directory meanwhile, and a server may have given a number twice.
-        let is_free = stripes.second().node(number).is_none();
+        let is_free = stripes.of(number).node(number).is_none();
         let checked = self
-            .check_name(stripes.first(), parent, &name, now)
+            .check_name(stripes.of(parent), parent, &name, now)
             .filter(|it| is_free && matches!(it, Ok((_, still)) if Arc::ptr_eq(still, &grant)));
         let Some(Ok((mut directory, still))) = checked else {
             drop(stripes);
@@ -207,7 +212,7 @@ impl ClientBase {
         }
         let made = Attributes::of_new(&directory, new, number, time);
         directory.got_name(made.kind, time);
-        let rules = stripes.second().rules;
+        let rules = stripes.of(number).rules;
         let write_bound = if rules.is_direct { rules.bytes.end } else { 0 };
         let mut node = Node::default();
         node.cached.set_attributes(made);
@@ -215,14 +220,14 @@ impl ClientBase {
         if made.kind == Kind::Directory {
             node.cached.names.get_or_insert_default().is_complete = true;
         }
-        stripes.second().insert(number, node);
-        let parent_node = stripes.first().node(parent).expect("it was looked at");
+        stripes.of(number).insert(number, node);
+        let parent_node = stripes.of(parent).node(parent).expect("it was looked at");
         if let Some(names) = parent_node.cached.names.as_mut() {
             names.set(&name, NewName::Present(number));
         }
         parent_node.cached.set_attributes(directory);
         parent_node.delegation.changed();
-        let mutation = self.queue.append(stripes.first(), record, charge.quota, now);
+        let mutation = self.queue.append(stripes.of(parent), record, charge.quota, now);
         drop(stripes);
         self.numbers.used(number, Some(mutation));
         Local::Made(Ok(made))
@@ -337,8 +342,11 @@ impl ClientBase {
         stamp: u64,
         inode_tokens: &[u64],
     ) {
-        self.numbers.sent(self.queue.remove(mutations, stamp, inode_tokens));
+        let (last, removed) = self.queue.remove(mutations, stamp, inode_tokens);
+        self.numbers.sent(last);
         self.room.discharge(charges, false);
+        // The server hears soon of those that nothing uses.
+        removed.into_iter().for_each(|ino| self.cache.unreference(ino, 0));
     }
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
@@ -348,25 +356,27 @@ impl ClientBase {
         let was_ended = |ino| self.inodes.is(ino, |node| node.delegation.is_ended);
         let is_spared = |it: &&Mutation| !is_refused && was_ended(it.kind.ino());
         let (spared, lost): (Vec<&Mutation>, Vec<&Mutation>) = batch.iter().partition(is_spared);
-        let inodes_of = |kind: &MutationKind| [Some(kind.ino()), kind.made()].into_iter().flatten();
         let mut wrong = Vec::new();
         // Before they stop to count as unsent: a caller that finds no unsent changes has to find the losses.
         for Mutation { kind, .. } in &lost {
             let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
-            wrong.extend(inodes_of(kind).filter(|ino| self.losses.add(*ino, error, bytes)));
+            wrong.extend(kind.inodes().filter(|ino| self.losses.add(*ino, error, bytes)));
         }
-        self.numbers.sent(self.queue.remove(batch, 0, &[]));
-        batch.iter().for_each(|mutation| self.begin_revoke_all_of(mutation.kind.ino()));
+        let (last, removed) = self.queue.remove(batch, 0, &[]);
+        self.numbers.sent(last);
+        let inodes = batch.iter().flat_map(|mutation| mutation.kind.inodes());
+        inodes.for_each(|ino| self.begin_revoke_all_of(ino));
         for mutation in spared {
             self.inodes.with(mutation.kind.ino(), |node| node.delegation.is_ended = true);
         }
-        for ino in lost.iter().flat_map(|mutation| inodes_of(&mutation.kind)) {
+        for ino in lost.iter().flat_map(|mutation| mutation.kind.inodes()) {
             self.inodes.with(ino, |node| {
                 node.cached.forget_contents();
                 node.delegation.end_session();
             });
         }
         self.inodes.barrier();
+        removed.into_iter().for_each(|ino| self.cache.unreference(ino, 0));
         (wrong, lost.len())
     }
 }

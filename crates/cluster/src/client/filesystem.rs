@@ -216,10 +216,7 @@ impl Filesystem for Client {
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<FileAnswer, FsError> {
         check_name(name)?;
         let (ino, parent) = (self.theirs(ino), self.theirs(parent));
-        let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
-        let begin = || self.stages.base.revoke_all_of(ino);
-        let reply = self.act(self.stages.change(request, Vec::new(), begin, |_| {})).await?;
-        self.stages.learned(&reply)
+        self.act(names::link(&self.stages, ino, (parent, name))).await
     }
 
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError> {

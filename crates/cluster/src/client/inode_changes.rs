@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use thalweg_env::HashMap;
 use thalweg_fs::mutation::MutationKind;
-use thalweg_fs::{AttributeChange, Ino, NewNode};
+use thalweg_fs::{AttributeChange, Ino, NewNode, Rename};
 
 use super::journal_format::Run;
 
@@ -25,8 +25,67 @@ pub(super) struct Changes {
     pub(super) sets_attributes: bool,
     /// If they make it: the directory, its name there, what it is.
     pub(super) made: Option<(Ino, Bytes, NewNode)>,
+    /// Further names that they give it.
+    pub(super) linked: Vec<Name>,
+    /// Names that it had before, and what they are now; `None` of one that it lost.
+    pub(super) moved: Vec<(Name, Option<Name>)>,
+    /// They make it, and take its last name.
+    pub(super) is_gone: bool,
     /// The attributes that they leave it with.
     pub(super) attributes: AttributeChange,
+}
+
+/// A directory, and a name there.
+pub(super) type Name = (Ino, Bytes);
+
+impl Changes {
+    fn set(&mut self, change: &AttributeChange) {
+        self.steps.extend(change.size.map(Step::Size));
+        self.sets_attributes |= change.size.is_none();
+        let last = &mut self.attributes;
+        last.mode = change.mode.or(last.mode);
+        last.uid = change.uid.or(last.uid);
+        last.gid = change.gid.or(last.gid);
+        last.modified = change.modified.or(last.modified);
+        last.accessed = change.accessed.or(last.accessed);
+    }
+
+    fn is_made_as(&self, name: &Name) -> bool {
+        self.made.as_ref().is_some_and(|(parent, made, _)| (*parent, made) == (name.0, &name.1))
+    }
+
+    /// The inode has another name instead of this one.
+    fn change_name(&mut self, from: Name, to: Name) {
+        if self.is_made_as(&from) {
+            if let Some((parent, name, _)) = &mut self.made {
+                (*parent, *name) = to;
+            }
+        } else if let Some(linked) = self.linked.iter_mut().find(|it| **it == from) {
+            *linked = to;
+        } else if let Some((_, now)) = self.moved.iter_mut().find(|it| it.1.as_ref() == Some(&from))
+        {
+            *now = Some(to);
+        } else {
+            self.moved.push((from, Some(to)));
+        }
+    }
+
+    /// The inode has this name no more.
+    fn lose(&mut self, name: Name) {
+        if self.is_made_as(&name) {
+            match (self.linked.pop(), &mut self.made) {
+                (Some(other), Some((parent, name, _))) => (*parent, *name) = other,
+                _ => self.is_gone = true,
+            }
+        } else if let Some(at) = self.linked.iter().position(|it| *it == name) {
+            self.linked.remove(at);
+        } else if let Some((_, now)) = self.moved.iter_mut().find(|it| it.1.as_ref() == Some(&name))
+        {
+            *now = None;
+        } else {
+            self.moved.push((name, None));
+        }
+    }
 }
 
 /// The rest of a journal.
@@ -55,32 +114,47 @@ impl Rest {
         rest
     }
 
-    fn add(&mut self, kind: MutationKind) {
-        let ino = kind.made().unwrap_or(kind.ino());
-        let changes = self.changes.entry(ino).or_insert_with(|| {
+    fn of_inode(&mut self, ino: Ino) -> &mut Changes {
+        self.changes.entry(ino).or_insert_with(|| {
             self.inodes.push(ino);
             Changes::default()
-        });
+        })
+    }
+
+    fn add(&mut self, kind: MutationKind) {
         match kind {
-            MutationKind::Create { parent, name, new, .. } => {
-                changes.made = Some((parent, name, new));
+            MutationKind::Create { parent, name, new, number } => {
+                self.of_inode(number).made = Some((parent, name, new));
             }
-            MutationKind::Write { offset, data, .. } => {
-                changes.steps.push(Step::Write(offset, data));
+            MutationKind::Write { ino, offset, data, .. } => {
+                self.of_inode(ino).steps.push(Step::Write(offset, data));
             }
-            MutationKind::SetAttributes { change, .. } => {
-                changes.steps.extend(change.size.map(Step::Size));
-                changes.sets_attributes |= change.size.is_none();
-                let last = &mut changes.attributes;
-                last.mode = change.mode.or(last.mode);
-                last.uid = change.uid.or(last.uid);
-                last.gid = change.gid.or(last.gid);
-                last.modified = change.modified.or(last.modified);
-                last.accessed = change.accessed.or(last.accessed);
-            }
+            MutationKind::SetAttributes { ino, change } => self.of_inode(ino).set(&change),
             // With a journal the server alone stores bytes.
-            MutationKind::Stored { .. } => changes.sets_attributes = true,
+            MutationKind::Stored { ino, .. } => self.of_inode(ino).sets_attributes = true,
+            MutationKind::Unlink { parent, name, ino }
+            | MutationKind::RemoveDirectory { parent, name, ino } => {
+                self.of_inode(ino).lose((parent, name));
+            }
+            MutationKind::Link { parent, name, ino } => {
+                self.of_inode(ino).linked.push((parent, name));
+            }
+            MutationKind::Rename { from, to, how, ino, there } => {
+                match (there, how) {
+                    (Some(there), Rename::Exchange) => {
+                        self.of_inode(there).change_name(to.clone(), from.clone());
+                    }
+                    (Some(there), _) => self.of_inode(there).lose(to.clone()),
+                    (None, _) => {}
+                }
+                self.of_inode(ino).change_name(from, to);
+            }
         }
+    }
+
+    /// Whether they make an inode that stays.
+    pub(super) fn makes(&self, ino: Ino) -> bool {
+        self.changes.get(&ino).is_some_and(|it| it.made.is_some() && !it.is_gone)
     }
 
     pub(super) fn count(&self) -> usize {

@@ -2,12 +2,13 @@
 //!
 //! Each inode is one [`Node`] behind one lock, which is that of its *stripe*: a part of the table with what its inodes have made and no
 //! batch has taken. So a change of a delegated inode takes this one lock, once: it finds the inode, changes it, and leaves the
-//! mutation there. Locks of two stripes are taken by [`Inodes::lock_two`] alone, and all others one after the other.
+//! mutation there. Locks of several stripes are taken by [`Inodes::lock_all`] alone, and all others one after the other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
 use thalweg_env::HashMap;
 use thalweg_fs::Ino;
 use thalweg_fs::mutation::ByteMutations;
@@ -35,6 +36,11 @@ impl Node {
     /// Whether it is this client's alone, and no call changes it.
     pub(super) fn is_free(&self) -> bool {
         self.delegation.grant().is_some() && !self.cached.is_changing()
+    }
+
+    /// Whether an answer that says what names of the directory are is not older than what this client has made of them.
+    pub(super) fn has_names_of_server(&self) -> bool {
+        !self.cached.is_changing() && self.delegation.unsent() == 0
     }
 }
 
@@ -110,19 +116,18 @@ impl Stripe {
     }
 }
 
-pub(super) struct TwoStripes<'a> {
-    first: MutexGuard<'a, Stripe>,
-    /// None if both are in one.
-    second: Option<MutexGuard<'a, Stripe>>,
-}
+/// The stripes of some inodes, each locked once.
+pub(super) struct LockedStripes<'a>(SmallVec<[(usize, MutexGuard<'a, Stripe>); 2]>);
 
-impl TwoStripes<'_> {
-    pub(super) fn first(&mut self) -> &mut Stripe {
-        &mut self.first
+impl LockedStripes<'_> {
+    /// That of one of the inodes.
+    pub(super) fn of(&mut self, ino: Ino) -> &mut Stripe {
+        let found = self.0.iter_mut().find(|(at, _)| *at == Inodes::at(ino));
+        &mut found.expect("the stripe of the inode is locked").1
     }
 
-    pub(super) fn second(&mut self) -> &mut Stripe {
-        self.second.as_mut().unwrap_or(&mut self.first)
+    pub(super) fn node(&mut self, ino: Ino) -> Option<&mut Node> {
+        self.of(ino).node(ino)
     }
 }
 
@@ -146,16 +151,12 @@ impl Inodes {
         self.stripes[Inodes::at(ino)].lock()
     }
 
-    /// The stripes of two inodes, locked in their order in the table.
-    pub(super) fn lock_two(&self, first: Ino, second: Ino) -> TwoStripes<'_> {
-        let (one, two) = (Inodes::at(first), Inodes::at(second));
-        if one == two {
-            return TwoStripes { first: self.stripes[one].lock(), second: None };
-        }
-        let lower = self.stripes[one.min(two)].lock();
-        let upper = self.stripes[one.max(two)].lock();
-        let (first, second) = if one < two { (lower, upper) } else { (upper, lower) };
-        TwoStripes { first, second: Some(second) }
+    /// The stripes of these inodes, locked in their order in the table.
+    pub(super) fn lock_all(&self, inodes: impl IntoIterator<Item = Ino>) -> LockedStripes<'_> {
+        let mut stripes: SmallVec<[usize; 4]> = inodes.into_iter().map(Inodes::at).collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        LockedStripes(stripes.into_iter().map(|at| (at, self.stripes[at].lock())).collect())
     }
 
     /// All stripes, each locked while it is looked at.

@@ -68,7 +68,7 @@ pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, Jou
     let mutations = found.runs.iter().flat_map(|run| &run.mutations).map(|it| &it.mutation.kind);
     let (mut inodes, mut bytes) = (HashSet::default(), 0);
     for kind in mutations {
-        inodes.insert(kind.made().unwrap_or(kind.ino()));
+        inodes.insert(kind.made().or(kind.unlinked()).unwrap_or(kind.ino()));
         if let MutationKind::Write { data, .. } = kind {
             bytes += data.len() as u64;
         }

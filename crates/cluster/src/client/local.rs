@@ -54,9 +54,7 @@ impl Stages {
         ino: Ino,
         change: impl Fn() -> Local<T>,
     ) -> Result<Option<T>, FsError> {
-        if self.base.lack_attributes(ino) {
-            self.request_attributes(ino, false).await?;
-        }
+        self.complete_attributes(ino).await?;
         let room = &self.base.room;
         let quota = match change() {
             Local::Made(made) => return Ok(Some(made)),
@@ -72,6 +70,14 @@ impl Stages {
             Local::Made(made) => Ok(Some(made)),
             Local::NoRoom(_) | Local::NeedsCall => Ok(None),
         }
+    }
+
+    /// Asks for the attributes of an inode, if nothing else is missing to change it without the server.
+    pub(super) async fn complete_attributes(&self, ino: Ino) -> Result<(), FsError> {
+        if self.base.lack_attributes(ino) {
+            self.request_attributes(ino, false).await?;
+        }
+        Ok(())
     }
 
     async fn request_delegation(&self, directory: Ino) -> Result<(), FsError> {

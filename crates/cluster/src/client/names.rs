@@ -135,12 +135,36 @@ pub(super) async fn create(
     stages.learned(&reply)
 }
 
+pub(super) async fn link(
+    stages: &Stages,
+    ino: Ino,
+    (parent, name): (Ino, &[u8]),
+) -> Result<FileAnswer, FsError> {
+    stages.complete_attributes(ino).await?;
+    let link = || stages.base.link_delegated(ino, (parent, name));
+    if let Some(linked) = stages.change_locally(parent, link).await? {
+        stages.writeback.throttle().await?;
+        return Ok(stages.shown(linked));
+    }
+    let request = Request::Link { ino, parent, name: Bytes::copy_from_slice(name) };
+    let begin = || stages.base.revoke_all_of(ino);
+    let reply = stages.change(request, Vec::new(), begin, |_| {}).await?;
+    stages.learned(&reply)
+}
+
 pub(super) async fn unlink(
     stages: &Stages,
     parent: Ino,
     name: &[u8],
     is_directory: bool,
 ) -> Result<(), FsError> {
+    let target = stages.base.cache.target(parent, name);
+    prepare_removal(stages, target).await?;
+    let unlink = || stages.base.unlink_delegated((parent, name), is_directory);
+    if let Some(done) = stages.change_locally(parent, unlink).await? {
+        stages.writeback.throttle().await?;
+        return done;
+    }
     // While the change is under way, new names in the directory would be calls, too.
     stages.writeback.send_waiting().await?;
     let target = stages.base.cache.target(parent, name);
@@ -166,8 +190,20 @@ pub(super) async fn rename(
     to: (Ino, &[u8]),
     how: Rename,
 ) -> Result<(), FsError> {
+    let target_of = |(parent, name): (Ino, &[u8])| stages.base.cache.target(parent, name);
+    check_whole(stages, from, target_of(from)).await?;
+    prepare_removal(stages, target_of(to)).await?;
+    if let Some(moved) = target_of(from) {
+        stages.complete_attributes(moved).await?;
+    }
+    stages.complete_attributes(to.0).await?;
+    let rename = || stages.base.rename_delegated(from, to, how);
+    if let Some(done) = stages.change_locally(from.0, rename).await? {
+        stages.writeback.throttle().await?;
+        return done;
+    }
     stages.writeback.send_waiting().await?;
-    let targets = [from, to].map(|(parent, name)| stages.base.cache.target(parent, name));
+    let targets = [from, to].map(target_of);
     check_whole(stages, from, targets[0]).await?;
     let owned = |(parent, name): (Ino, &[u8])| (parent, Bytes::copy_from_slice(name));
     let request = Request::Rename { from: owned(from), to: owned(to), how, targets };
@@ -180,6 +216,17 @@ pub(super) async fn rename(
         }
     };
     stages.change(request, Vec::new(), begin, then).await.map(drop)
+}
+
+/// Has what is needed to remove a name of this inode without the server. The server is to know before that of an inode which programs
+/// have open: so it keeps that also when it restarts, and gets the removal then.
+async fn prepare_removal(stages: &Stages, target: Option<Ino>) -> Result<(), FsError> {
+    let Some(target) = target else { return Ok(()) };
+    let is_unknown = stages.base.inodes.is(target, |node| node.cached.stamp == 0);
+    if is_unknown && stages.open_files.is_open(target) {
+        stages.writeback.send_waiting().await?;
+    }
+    stages.complete_attributes(target).await
 }
 
 /// Fails if changes of the file of a name were lost: a program that replaces another file by it would lose both.

@@ -78,6 +78,10 @@ impl OpenFiles {
         Ok(table.is_told(ino) || !table.is_quiet(ino))
     }
 
+    pub(super) fn is_open(&self, ino: Ino) -> bool {
+        self.table.lock().is_open(ino)
+    }
+
     pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
         self.table.lock().find(|_, known| known == Known::Told)
     }

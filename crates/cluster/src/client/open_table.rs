@@ -85,6 +85,10 @@ impl OpenTable {
         self.files.get(&handle).map(|(_, known)| *known)
     }
 
+    pub(super) fn is_open(&self, ino: Ino) -> bool {
+        self.inodes.contains_key(&ino)
+    }
+
     /// Whether an inode is open, and the server does not know of some of that.
     pub(super) fn is_quiet(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|uses| uses.quiet > 0)

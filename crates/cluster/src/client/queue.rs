@@ -54,7 +54,7 @@ pub(super) struct Batch {
     pub(super) mutations: Vec<Mutation>,
     pub(super) charges: Vec<Charge>,
     pub(super) user: User,
-    /// No inode is made and no file becomes longer, so that bytes may be stored before or after.
+    /// No name changes and no file becomes longer, so that bytes may be stored before or after.
     pub(super) only_replaces: bool,
     /// With it the server has all mutations up to this one.
     pub(super) last: u64,
@@ -386,7 +386,7 @@ impl WritebackQueue {
         let mut only_replaces = true;
         let parts = taken.into_iter().map(|Waiting { record, quota, .. }| {
             let Parts { mutation, blocks, grows } = record.into_parts();
-            only_replaces &= !grows && mutation.kind.made().is_none();
+            only_replaces &= !grows && mutation.kind.names().next().is_none();
             let room = room_of(&mutation.kind, blocks);
             (mutation, Charge { quota, room })
         });
@@ -405,14 +405,22 @@ impl WritebackQueue {
     }
 
     /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what they made; or they are lost. The
-    /// number of the last one.
-    pub(super) fn remove(&self, mutations: &[Mutation], stamp: u64, inode_tokens: &[u64]) -> u64 {
-        let mut inode_tokens = inode_tokens.iter();
+    /// number of the last one, and the inodes without names that they were the last ones of.
+    pub(super) fn remove(
+        &self,
+        mutations: &[Mutation],
+        stamp: u64,
+        inode_tokens: &[u64],
+    ) -> (u64, Vec<Ino>) {
+        let (mut inode_tokens, mut removed) = (inode_tokens.iter(), Vec::new());
         for Mutation { kind, .. } in mutations {
-            for ino in [Some(kind.ino()), kind.made()].into_iter().flatten() {
+            for ino in kind.inodes() {
                 let token = if kind.made() == Some(ino) { inode_tokens.next() } else { None };
                 let known = self.inodes.with(ino, |node| {
                     node.delegation.sent();
+                    if node.cached.is_removed && node.delegation.unsent() == 0 {
+                        removed.push(ino);
+                    }
                     token.inspect(|token| node.cached.named(stamp, **token));
                 });
                 assert!(known.is_some(), "an inode with mutations is known");
@@ -424,7 +432,7 @@ impl WritebackQueue {
             collected.done
         };
         assert!(done <= self.last(), "the server has mutations that were not made");
-        done
+        (done, removed)
     }
 
     /// Whether the mutations up to this one are in the journal, or need not be.
@@ -521,7 +529,7 @@ impl WritebackQueue {
             let user = user.map(Arc::new);
             for JournaledMutation { mutation, blocks, quota } in mutations {
                 number += 1;
-                for ino in [Some(mutation.kind.ino()), mutation.kind.made()].into_iter().flatten() {
+                for ino in mutation.kind.inodes() {
                     self.inodes.with_new(ino, |node| node.delegation.changed());
                 }
                 // What grows is known to the server, which alone stores bytes beside a journal.

@@ -144,6 +144,12 @@ pub(super) fn room_of(kind: &MutationKind, blocks: u64) -> Room {
     match kind {
         MutationKind::Create { name, new, .. } => Room::of_new(name, &new.node),
         MutationKind::Write { .. } | MutationKind::Stored { .. } => Room::of_bytes(blocks),
-        MutationKind::SetAttributes { .. } => Room::NONE,
+        // Without an inode that has the name it is a further one.
+        MutationKind::Rename { to, there: None, .. } => Room::of_name(&to.1),
+        MutationKind::Link { name, .. } => Room::of_name(name),
+        MutationKind::SetAttributes { .. }
+        | MutationKind::Unlink { .. }
+        | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Rename { .. } => Room::NONE,
     }
 }

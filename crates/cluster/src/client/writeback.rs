@@ -417,8 +417,7 @@ impl Writeback {
         (sync, releases): (bool, Vec<u64>),
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
-        let inodes = part.iter().flat_map(|it| [Some(it.kind.ino()), it.kind.made()]);
-        let named: HashSet<Ino> = inodes.flatten().collect();
+        let named: HashSet<Ino> = part.iter().flat_map(|it| it.kind.inodes()).collect();
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
         let now = self.base.now();

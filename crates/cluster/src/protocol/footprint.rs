@@ -276,14 +276,16 @@ impl Request {
 pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
     let (mut changes, mut inodes) = (Vec::with_capacity(mutations.len()), HashSet::default());
     for Mutation { kind, .. } in mutations {
-        if inodes.insert(kind.ino()) {
-            changes.push(Changed::Attributes(kind.ino()));
-        }
+        let changed = kind.inodes().filter(|ino| kind.made() != Some(*ino));
+        changes.extend(changed.filter(|ino| inodes.insert(*ino)).map(Changed::Attributes));
+        let name_of = |(parent, name): (Ino, &Bytes)| Changed::Name { parent, name: name.clone() };
+        changes.extend(kind.names().map(name_of));
         let content = match kind {
-            MutationKind::Create { parent, name, .. } => {
-                changes.push(Changed::Name { parent: *parent, name: name.clone() });
-                continue;
-            }
+            MutationKind::Create { .. }
+            | MutationKind::Unlink { .. }
+            | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Link { .. }
+            | MutationKind::Rename { .. } => continue,
             MutationKind::Write { offset, data, .. } => range_of(*offset, data.len() as u64),
             MutationKind::Stored { offset, len, .. } => range_of(*offset, *len),
             MutationKind::SetAttributes { change, .. } if change.size.is_some() => 0..u64::MAX,

@@ -285,11 +285,11 @@ impl User<'_> {
     pub(super) async fn make(&self, mutations: &[Mutation]) -> Result<(), FsError> {
         let (user, mut own) = (&self.rules.user, HashSet::default());
         for Mutation { kind, .. } in mutations {
-            if !own.contains(&kind.ino()) {
-                if self.inode(kind.ino()).await?.uid != user.uid {
+            for ino in kind.inodes().filter(|ino| kind.made() != Some(*ino)) {
+                if !own.contains(&ino) && self.inode(ino).await?.uid != user.uid {
                     return Err(FsError::NotPermitted);
                 }
-                own.insert(kind.ino());
+                own.insert(ino);
             }
             if !is_unprivileged(kind, user) {
                 return Err(FsError::NotPermitted);
@@ -312,6 +312,11 @@ fn is_unprivileged(kind: &MutationKind, user: &Actor<'_>) -> bool {
             let keeps_owner = change.uid.is_none() && change.gid.is_none();
             keeps_owner && change.mode.is_none_or(|mode| mode & PRIVILEGES == 0)
         }
-        MutationKind::Write { .. } | MutationKind::Stored { .. } => true,
+        MutationKind::Write { .. }
+        | MutationKind::Stored { .. }
+        | MutationKind::Unlink { .. }
+        | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Link { .. }
+        | MutationKind::Rename { .. } => true,
     }
 }

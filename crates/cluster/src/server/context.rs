@@ -148,8 +148,8 @@ pub(super) struct Response {
     /// Entries of a directory, which become the payload.
     pub(super) entries: Option<Vec<ListedEntry>>,
     pub(super) opened: Option<(Handle, OpenFile)>,
-    /// An inode that the call has taken a reference to, for the client.
-    pub(super) referenced: Option<Ino>,
+    /// Inodes that the call has taken references to, for the client.
+    pub(super) referenced: SmallVec<[Ino; 1]>,
     pub(super) committed: Option<Committed>,
     /// The client wants room in these quotas; 0 is the volume.
     pub(super) room_for: Vec<u64>,

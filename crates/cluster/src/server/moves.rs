@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use thalweg_env::{HashMap, HashSet};
+use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Cookie, Entry, FsError, Ino, Kind, Rename};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -168,11 +169,7 @@ impl Moves {
         // A call that has found the top in its old place began before, and tells nothing of it.
         revoked.iter().for_each(|it| it.end(true));
         self.close_revoked(revoked).await;
-        for session in &moving.confined {
-            if targets.iter().flatten().any(|ino| session.path.contains(ino)) {
-                self.end_moved(session, "its directory was moved");
-            }
-        }
+        self.root_is_moved(ctx, targets);
         Ok(())
     }
 
@@ -180,6 +177,36 @@ impl Moves {
     pub(super) fn root_is_gone(&self, ctx: &RequestContext<'_>, directory: Ino) {
         let gone = self.confined(ctx.session).into_iter().filter(|it| it.root == directory);
         gone.for_each(|session| self.end_moved(&session, "its directory was removed"));
+    }
+
+    /// Refuses mutations that move an inode between directories of which a client was told that does not see everything: no owner of
+    /// directories moves such a one without a call, which finds what leaves the root of that client.
+    pub(super) fn check_mutations(
+        &self,
+        ctx: &RequestContext<'_>,
+        mutations: &[Mutation],
+    ) -> Result<(), FsError> {
+        let moved = mutations.iter().filter_map(|mutation| match &mutation.kind {
+            MutationKind::Rename { from, to, how, ino, there } if from.0 != to.0 => {
+                Some([Some(*ino), there.filter(|_| *how == Rename::Exchange)])
+            }
+            _ => None,
+        });
+        let moved: Vec<Ino> = moved.flatten().flatten().collect();
+        let is_known = |it: &Arc<Session>| moved.iter().any(|ino| it.knows(*ino).is_ok());
+        if !moved.is_empty() && self.confined(ctx.session).iter().any(is_known) {
+            return Err(FsError::Invalid("another client was told of what moves"));
+        }
+        Ok(())
+    }
+
+    /// Inodes have other names: clients that see one as their root, or what is below it, lose that.
+    pub(super) fn root_is_moved(&self, ctx: &RequestContext<'_>, moved: [Option<Ino>; 2]) {
+        for session in self.confined(ctx.session) {
+            if moved.iter().flatten().any(|ino| session.path.contains(ino)) {
+                self.end_moved(&session, "its directory was moved");
+            }
+        }
     }
 
     fn end_moved(&self, session: &Arc<Session>, why: &'static str) {

@@ -168,8 +168,6 @@ pub(super) async fn replay(
         session.lock().replayed.get_or_insert_default().insert(place.number, committed);
     }
     // Its client has reclaimed the inode.
-    if let Some(ino) = done?.referenced {
-        stages.files.unreference(ino, 1);
-    }
+    done?.referenced.into_iter().for_each(|ino| stages.files.unreference(ino, 1));
     Ok(committed)
 }

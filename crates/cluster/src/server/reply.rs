@@ -89,8 +89,8 @@ struct Settled {
     lost: Option<Box<Response>>,
     /// Two calls have opened files under one handle: the first one is closed.
     displaced: Option<OpenFile>,
-    /// An inode that the call has taken a reference to, and that the client knew before.
-    known: Option<Ino>,
+    /// Inodes that the call has taken references to, and that the client knew before, or does not get to know.
+    known: SmallVec<[Ino; 1]>,
 }
 
 /// Grants what may be cached of a response, and answers. Both happen in one order for all answers of a session, so that an
@@ -127,9 +127,7 @@ pub(super) fn answer(
     recipient.answer(session, &reply, &response.payload);
     drop(ordered);
     stages.sessions.request_release();
-    if let Some(ino) = known {
-        stages.files.unreference(ino, 1);
-    }
+    known.into_iter().for_each(|ino| stages.files.unreference(ino, 1));
     if let Some(file) = displaced {
         let (open_files, serial) = (stages.open_files.clone(), session.serial);
         stages.env.spawn(async move { open_files.close(serial, file).await }).detach();
@@ -160,7 +158,7 @@ fn settle(
     };
     let displaced = response.opened.and_then(|(handle, file)| session.handles.open(handle, file));
     let (stamp, new) = state.known.tell(&tells);
-    for ino in new.iter().filter(|ino| response.referenced != Some(**ino)) {
+    for ino in new.iter().filter(|ino| !response.referenced.contains(ino)) {
         stages.files.reference(*ino);
     }
     let mut room = RoomGrant::default();
@@ -180,7 +178,8 @@ fn settle(
         inode_token,
         answer: std::mem::take(&mut response.answer),
     };
-    let known = response.referenced.filter(|ino| !new.contains(ino));
+    let mut known = std::mem::take(&mut response.referenced);
+    known.retain(|ino| !new.contains(ino));
     Settled { reply, lost, displaced, known }
 }
 
@@ -242,9 +241,7 @@ fn seal(stages: &Stages, session: &Session, tells: &[Ino], response: &mut Respon
 
 /// No client is told of what a call has got.
 pub(super) async fn undo(stages: &Stages, session: &Session, response: Response) {
-    if let Some(ino) = response.referenced {
-        stages.files.unreference(ino, 1);
-    }
+    response.referenced.into_iter().for_each(|ino| stages.files.unreference(ino, 1));
     stages.room.give_back(session, &response.room);
     if let Some((_, file)) = response.opened {
         stages.open_files.close(session.serial, file).await;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet, Time};
+use thalweg_fs::mutation::Mutation;
 use thalweg_fs::session_table::{Committed, SlotRecord};
 use thalweg_fs::{FsError, Ino, LockOwner};
 use thalweg_net::channel::Channel;
@@ -280,18 +281,17 @@ impl Session {
         self.state.lock().numbers.len()
     }
 
-    /// Whether the client may make changes in this order: each of an inode that it knows or has made before, and perhaps of a new
+    /// Whether the client may make changes in this order: each of inodes that it knows or has made before, and perhaps of a new
     /// inode, which has a number of the client's unless it had that before a crash.
-    pub(super) fn may_make(
-        &self,
-        changes: impl Iterator<Item = (Ino, Option<Ino>)>,
-        is_replay: bool,
-    ) -> Result<(), FsError> {
+    pub(super) fn may_make(&self, mutations: &[Mutation], is_replay: bool) -> Result<(), FsError> {
         let (state, mut made) = (self.state.lock(), HashSet::default());
-        for (ino, new) in changes {
-            let is_own = || self.journal.has_made(ino) && !state.known.is_revoked(ino);
-            if !made.contains(&ino) && !state.known.has(ino) && !is_own() {
-                return Err(FsError::Stale);
+        for Mutation { kind, .. } in mutations {
+            let new = kind.made();
+            for ino in kind.inodes().filter(|ino| Some(*ino) != new) {
+                let is_own = || self.journal.has_made(ino) && !state.known.is_revoked(ino);
+                if !made.contains(&ino) && !state.known.has(ino) && !is_own() {
+                    return Err(FsError::Stale);
+                }
             }
             let Some(new) = new else { continue };
             let mut numbers = state.numbers.iter();

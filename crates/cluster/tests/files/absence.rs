@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::client::Client;
-use thalweg_cluster::conflicts::{ConflictKind, ConflictSet, DIRECTORY};
+use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind, ConflictSet, DIRECTORY};
 use thalweg_env::Rng;
 use thalweg_fs::{Cookie, Filesystem, Ino, Level, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
@@ -15,7 +15,9 @@ use thalweg_sim::{campaign, run};
 
 use crate::full::alone;
 use crate::journal::{Journaled, begin, find};
-use crate::journal_crashes::{self, History, State, Tally, bystander, found, left, recover};
+use crate::journal_crashes::{
+    self, History, State, Tally, bystander, found, left, len_of, recover,
+};
 use crate::scene::*;
 
 /// What another client finds at a path.
@@ -209,51 +211,66 @@ async fn use_it(other: &Client, directory: Ino, what: Foreign, rng: &mut Rng) ->
     Some(Seen { before, written })
 }
 
-/// The state that the files at the server and the conflict copies come to, without a file that other clients have written.
+/// The state that the files at the server and the conflict copies come to, without a file that other clients have written; the bytes of
+/// that in the copy; and its name.
 async fn merged(
     client: &Client,
     directory: Ino,
     sets: &[ConflictSet],
     written: Option<&String>,
-) -> (State, Ranges) {
-    let copies: Vec<&str> =
-        sets.iter().flat_map(|set| &set.entries).filter_map(|it| it.copy.as_deref()).collect();
-    let mut state = found(client, directory).await;
-    let all = state.clone();
-    let base = |path: &str| path.rsplit('/').next().unwrap().to_owned();
-    state.retain(|name, _| !copies.iter().any(|copy| base(copy) == *name));
-    let mut ranges = Ranges::new();
-    for entry in sets.iter().flat_map(|set| &set.entries) {
-        let (Some(path), Some(copy)) = (&entry.path, &entry.copy) else { continue };
-        let bytes = all[&base(copy)].clone();
-        match entry.kind {
-            ConflictKind::Ranges => {
-                assert_eq!(written, Some(&base(path)), "nobody has written to {path}");
-                let parts = entry.ranges.iter();
-                let parts = parts
-                    .map(|(at, len)| (*at, bytes[*at as usize..(*at + *len) as usize].to_vec()));
-                ranges.insert(base(path), parts.collect());
-            }
-            _ => {
-                state.insert(base(path), bytes);
-            }
+) -> (State, Ranges, Option<String>) {
+    let entries: Vec<&ConflictEntry> = sets.iter().flat_map(|set| &set.entries).collect();
+    let base = |path: &String| path.rsplit('/').next().unwrap().to_owned();
+    let all = found(client, directory).await;
+    let mut state = all.clone();
+    for entry in &entries {
+        entry.copy.iter().for_each(|copy| drop(state.remove(&base(copy))));
+        if entry.removed || entry.renamed.is_some() {
+            state.remove(&base(entry.path.as_ref().unwrap()));
         }
     }
-    written.inspect(|written| drop(state.remove(*written)));
-    (state, ranges)
+    let (mut ranges, mut name) = (Ranges::new(), written.cloned());
+    for entry in entries {
+        let path = base(entry.path.as_ref().unwrap());
+        let is_written = written == Some(&path) && entry.kind != ConflictKind::New;
+        let last = if entry.removed {
+            None
+        } else {
+            entry.renamed.as_ref().map(base).or(Some(path.clone()))
+        };
+        if is_written {
+            name = last.clone();
+        }
+        let copy = entry.copy.as_ref().map(|copy| all[&base(copy)].clone());
+        let Some(last) = last else { continue };
+        if entry.kind == ConflictKind::Ranges {
+            assert!(is_written, "no other client has written to {path}");
+            let bytes = copy.flatten().unwrap();
+            let parts = entry.ranges.iter();
+            let parts =
+                parts.map(|(at, len)| (*at, bytes[*at as usize..(*at + *len) as usize].to_vec()));
+            ranges.insert(last, parts.collect());
+            continue;
+        }
+        if let Some(content) = copy.or_else(|| all.get(&path).cloned()) {
+            state.insert(last.clone(), content.clone());
+            entry.linked.iter().for_each(|it| drop(state.insert(base(it), content.clone())));
+        }
+    }
+    name.iter().for_each(|name| drop(state.remove(name)));
+    (state, ranges, name)
 }
 
 /// Everything that was synced is at the server or in a conflict copy.
 fn check_all(
     what: &str,
     history: &History,
-    (now, ranges): (State, Ranges),
-    written: Option<&String>,
+    (now, ranges, written): (State, Ranges, Option<String>),
 ) {
     let fits = |state: &State| {
         let mut state = state.clone();
         for (name, parts) in &ranges {
-            let Some(bytes) = state.get(name) else { return false };
+            let Some(Some(bytes)) = state.get(name) else { return false };
             for (at, part) in parts {
                 let at = *at as usize;
                 if bytes.get(at..at + part.len()) != Some(&part[..]) {
@@ -261,12 +278,12 @@ fn check_all(
                 }
             }
         }
-        written.inspect(|written| drop(state.remove(*written)));
+        written.iter().for_each(|written| drop(state.remove(written)));
         state == now
     };
     let at = history.states.iter().rposition(fits);
     let sizes = |state: &State| {
-        state.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect::<Vec<_>>()
+        state.iter().map(|(name, bytes)| (name.clone(), len_of(bytes))).collect::<Vec<_>>()
     };
     assert!(
         at.is_some_and(|at| at >= history.synced),
@@ -288,7 +305,7 @@ fn live(seed: u64) -> (Tally, usize, usize) {
         let mut machine = Journaled::new(&scene, "a").await;
         let client = machine.mount(&scene, rng.random_bool(0.7)).await.unwrap();
         let mut program = journal_crashes::begin(&machine, &client, "d").await;
-        program.renames = false;
+        program.renames = rng.random_bool(0.5);
         let history: Arc<_> = program.history.clone();
         let working = machine.process.env().spawn(async move {
             loop {
@@ -336,7 +353,7 @@ fn live(seed: u64) -> (Tally, usize, usize) {
         }
         let copies = entries.iter().filter(|entry| entry.copy.is_some()).count();
         let all = merged(&other, directory, &sets, written.as_ref()).await;
-        check_all(&name, &history.lock(), all, written.as_ref());
+        check_all(&name, &history.lock(), all);
         recovered.close().await;
         (tally, sets.len(), copies)
     })

@@ -11,7 +11,7 @@ use thalweg_cluster::protocol::{
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
-    OpenFlags, Timestamp,
+    OpenFlags, Rename, Timestamp,
 };
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
@@ -339,6 +339,47 @@ fn a_stamp_that_no_answer_had_is_not_reclaimed() {
             assert!(matches!(found, Answer::Inode(_)), "{found:?}");
         }
         others.go_on().await;
+    });
+}
+
+#[test]
+fn mutations_of_names_of_a_peer_are_checked() {
+    run(32, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (honest, host) = (scene.client("a").await, scene.visit("peer"));
+        let theirs = make(&honest.client, Ino::ROOT, "d", Node::Directory).await;
+        make(&honest.client, theirs, "one", Node::File).await;
+        let peer = Peer::attached(&scene, &host, 1).await;
+        let batch = async |number, mutations: &[Mutation]| {
+            let payload = postcard::to_allocvec(mutations).unwrap();
+            peer.ask_for((number, None), batch_request(), payload).await
+        };
+        // Inodes and directories that it was not told of, behind names; and names that lead elsewhere.
+        let of_name = |kind| Mutation { time: Timestamp::default(), kind };
+        let unlink = |parent, name: &'static str, ino| {
+            of_name(MutationKind::Unlink { parent, name: name.into(), ino })
+        };
+        let rename = |from, to, ino, there| {
+            let [from, to] = [(from, "d".into()), (to, "e".into())];
+            of_name(MutationKind::Rename { from, to, how: Rename::Replace, ino, there })
+        };
+        for (number, stranger) in [
+            unlink(theirs, "one", Ino::ROOT),
+            unlink(Ino::ROOT, "d", theirs),
+            rename(theirs, Ino::ROOT, Ino::ROOT, None),
+            rename(Ino::ROOT, theirs, Ino::ROOT, None),
+            rename(Ino::ROOT, Ino::ROOT, theirs, None),
+            rename(Ino::ROOT, Ino::ROOT, Ino::ROOT, Some(theirs)),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let refused = batch(20 + number as u64, std::slice::from_ref(stranger)).await;
+            assert_eq!(refused, Answer::Failed(WireError::Stale), "{stranger:?}");
+        }
+        let refused = batch(30, &[unlink(Ino::ROOT, "d", Ino::ROOT)]).await;
+        assert!(matches!(refused, Answer::Failed(WireError::Invalid(_))), "{refused:?}");
+        assert_eq!(honest.client.find(theirs, b"one").await.unwrap().links, 1);
     });
 }
 

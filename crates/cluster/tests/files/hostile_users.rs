@@ -7,7 +7,7 @@ use thalweg_cluster::server::Visitor;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     AttributeChange, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Level, LockKind,
-    LockOwner, LockRange, NewNode, Node, OpenFlags, Timestamp, WriteAt, WriteHow,
+    LockOwner, LockRange, NewNode, Node, OpenFlags, Rename, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::run;
 
@@ -110,6 +110,22 @@ fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Mutat
     let changed = changes.into_iter().zip(10..).map(|(change, number)| {
         vec![create(at(number), own, plain.clone()), set(Ino(at(number)), change)]
     });
+    // Of a directory of the user, only the user's own inodes.
+    let of_name = |kind| Mutation { time: Timestamp::of_nanos(1), kind };
+    let (name, to) = (Bytes::from_static(b"there"), Bytes::from_static(b"gone"));
+    let unlink = MutationKind::Unlink { parent: own, name: name.clone(), ino: file };
+    let move_of = |(from, to): (Ino, Ino), ino, there| {
+        let (from, to, how) = ((from, name.clone()), (to, to_name(there)), Rename::Replace);
+        of_name(MutationKind::Rename { from, to, how, ino, there })
+    };
+    let names = [
+        vec![of_name(unlink)],
+        vec![of_name(MutationKind::RemoveDirectory { parent: own, name: to, ino: other })],
+        vec![move_of((own, own), file, None)],
+        vec![move_of((own, own), own, Some(file))],
+        vec![move_of((own, other), own, None)],
+        vec![move_of((other, own), own, None)],
+    ];
     let others = [
         vec![create(at(0), own, node(Node::File, 0o644, 0))],
         vec![create(at(1), own, node(Node::File, 0o644, 8))],
@@ -121,7 +137,11 @@ fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Mutat
         vec![set(other, AttributeChange { mode: Some(0o777), ..any })],
         vec![Mutation { time: Timestamp::of_nanos(1), kind: write }],
     ];
-    others.into_iter().chain(changed).collect()
+    others.into_iter().chain(names).chain(changed).collect()
+}
+
+fn to_name(there: Option<Ino>) -> Bytes {
+    Bytes::from_static(if there.is_some() { b"there" } else { b"new" })
 }
 
 #[test]

@@ -10,15 +10,19 @@ use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_cluster::client::{AttachError, Client};
 use thalweg_env::{Env, Rng};
-use thalweg_fs::{AttributeChange, Cookie, Filesystem, Ino, Node, Rename, WriteAt, WriteHow};
+use thalweg_fs::{
+    AttributeChange, Caller, Cookie, Filesystem, Ino, Kind, Node, Rename, WriteAt, WriteHow,
+};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
 
 use crate::journal::Journaled;
 use crate::scene::*;
 
+/// The bytes of a file; `None` of a directory.
+pub(crate) type Content = Option<Arc<Vec<u8>>>;
 /// What a directory has.
-pub(crate) type State = BTreeMap<String, Arc<Vec<u8>>>;
+pub(crate) type State = BTreeMap<String, Content>;
 
 /// What a program has done, and what of that it was told to be durable.
 #[derive(Debug, Default)]
@@ -30,6 +34,10 @@ pub(crate) struct History {
     pub(crate) syncs: u64,
 }
 
+pub(crate) fn len_of(content: &Content) -> usize {
+    content.as_ref().map_or(0, |bytes| bytes.len())
+}
+
 /// A program that changes files of a directory.
 pub(crate) struct Program {
     env: Env,
@@ -37,11 +45,14 @@ pub(crate) struct Program {
     client: Client,
     directory: Ino,
     inodes: BTreeMap<String, Ino>,
+    /// Directories, which are empty.
+    below: BTreeMap<String, Ino>,
+    /// An open file that was removed.
+    removed: Option<Ino>,
     state: State,
     pub(crate) history: Arc<Mutex<History>>,
     /// Whether names change otherwise than by a create.
     pub(crate) renames: bool,
-    made: u64,
     /// Of each inode, the state after its last change.
     changed: BTreeMap<Ino, usize>,
 }
@@ -64,16 +75,33 @@ impl Program {
         }
     }
 
+    /// A change of names begins.
+    fn names_begin(&mut self) {
+        self.begins(Some(self.directory));
+    }
+
+    /// A name for something new: often one that there was before.
+    fn unused_name(&mut self) -> String {
+        loop {
+            let name = format!("f{}", self.rng.random_range(0..30));
+            if !self.state.contains_key(&name) {
+                return name;
+            }
+        }
+    }
+
     fn some(&mut self) -> Option<(String, Ino)> {
         let at = self.rng.random_range(0..self.inodes.len().max(1));
         self.inodes.iter().nth(at).map(|(name, ino)| (name.clone(), *ino))
     }
 
     async fn create(&mut self) {
-        self.made += 1;
-        let name = format!("f{}", self.made);
-        self.state.insert(name.clone(), Arc::default());
-        self.begins(None);
+        if self.inodes.len() > 20 {
+            return;
+        }
+        let name = self.unused_name();
+        self.state.insert(name.clone(), Some(Arc::default()));
+        self.names_begin();
         let made = self.client.create(self.directory, name.as_bytes(), &new(Node::File)).await;
         let ino = made.unwrap().ino;
         self.client.reference(ino);
@@ -82,7 +110,7 @@ impl Program {
     }
 
     async fn write(&mut self, name: &str, ino: Ino, sync: bool) {
-        let bytes = Arc::make_mut(self.state.get_mut(name).unwrap());
+        let bytes = Arc::make_mut(self.state.get_mut(name).unwrap().as_mut().unwrap());
         // A few are large, so that the journal is soon full.
         let is_large = self.rng.random_bool(0.15);
         let len = self.rng.random_range(1..if is_large { 250_000 } else { 12_000 });
@@ -110,11 +138,101 @@ impl Program {
 
     /// Whether the volume may soon be full.
     fn is_large(&self) -> bool {
-        self.state.values().map(|bytes| bytes.len()).sum::<usize>() > 3_000_000
+        self.state.values().map(len_of).sum::<usize>() > 3_000_000
+    }
+
+    /// The file of this name is gone; now and then a program goes on to use it.
+    async fn lost(&mut self, name: &str) {
+        let ino = self.inodes.remove(name).unwrap();
+        match self.removed {
+            None if self.rng.random_bool(0.3) => self.removed = Some(ino),
+            _ => self.client.unreference(ino, 1),
+        }
+    }
+
+    async fn unlink(&mut self, name: &str, ino: Ino) {
+        let handle = match self.rng.random_bool(0.3) {
+            true => Some(self.client.open(&Caller::default(), ino, WRITING).await.unwrap().handle),
+            false => None,
+        };
+        self.state.remove(name);
+        self.names_begin();
+        self.client.unlink(self.directory, name.as_bytes()).await.unwrap();
+        if let Some(handle) = handle {
+            put(&self.client, ino, "of nobody else").await.unwrap();
+            self.client.release(ino, handle).await;
+        }
+        self.lost(name).await;
+    }
+
+    async fn rename(&mut self, name: &str, ino: Ino) {
+        let replaced = self.some().filter(|(other, _)| other != name && self.rng.random_bool(0.6));
+        let to = replaced.as_ref().map_or_else(|| self.unused_name(), |(other, _)| other.clone());
+        let how = match replaced {
+            Some(_) if self.rng.random_bool(0.2) => Rename::Exchange,
+            _ => Rename::Replace,
+        };
+        let bytes = self.state.remove(name).unwrap();
+        let other = self.state.insert(to.clone(), bytes).filter(|_| how == Rename::Exchange);
+        other.into_iter().for_each(|bytes| drop(self.state.insert(name.to_owned(), bytes)));
+        self.names_begin();
+        let names = ((self.directory, name.as_bytes()), (self.directory, to.as_bytes()));
+        self.client.rename(names.0, names.1, how).await.unwrap();
+        match replaced {
+            Some((_, other)) if how == Rename::Exchange => {
+                self.inodes.insert(name.to_owned(), other);
+            }
+            Some(_) => {
+                self.lost(&to).await;
+                self.inodes.remove(name);
+            }
+            None => drop(self.inodes.remove(name)),
+        }
+        self.inodes.insert(to, ino);
+    }
+
+    /// Makes a directory, renames one, or removes it.
+    async fn use_directory(&mut self) {
+        let some = self.below.pop_first();
+        match some {
+            Some((name, ino)) if self.rng.random_bool(0.5) => {
+                self.state.remove(&name);
+                self.names_begin();
+                self.client.remove_directory(self.directory, name.as_bytes()).await.unwrap();
+                self.client.unreference(ino, 1);
+            }
+            Some((name, ino)) => {
+                let to = self.unused_name();
+                let content = self.state.remove(&name).unwrap();
+                self.state.insert(to.clone(), content);
+                self.names_begin();
+                let names = ((self.directory, name.as_bytes()), (self.directory, to.as_bytes()));
+                self.client.rename(names.0, names.1, Rename::NoReplace).await.unwrap();
+                self.below.insert(to, ino);
+            }
+            None => {
+                let name = self.unused_name();
+                self.state.insert(name.clone(), None);
+                self.names_begin();
+                let made = make(&self.client, self.directory, &name, Node::Directory).await;
+                self.client.reference(made);
+                self.below.insert(name, made);
+            }
+        }
+    }
+
+    /// Writes to a file that has no name any more, and forgets it.
+    async fn use_removed(&mut self) {
+        let Some(ino) = self.removed else { return };
+        put(&self.client, ino, "of nobody").await.unwrap();
+        if self.rng.random_bool(0.3) {
+            self.removed = None;
+            self.client.unreference(ino, 1);
+        }
     }
 
     pub(crate) async fn step(&mut self) {
-        let chosen = if self.is_large() { 16 } else { self.rng.random_range(0..20) };
+        let chosen = if self.is_large() { 16 } else { self.rng.random_range(0..24) };
         match (chosen, self.some()) {
             (0..4, _) | (_, None) => self.create().await,
             (4..12, Some((name, ino))) => self.write(&name, ino, false).await,
@@ -123,7 +241,7 @@ impl Program {
                 let (at, len) =
                     (self.rng.random_range(0..40_000), self.rng.random_range(1..40_000));
                 let read = self.client.read(ino, at as u64, len).await.unwrap().concat();
-                let bytes = &self.state[&name];
+                let bytes = self.state[&name].as_ref().unwrap();
                 let wanted = bytes.get(at..).unwrap_or_default();
                 assert!(read == wanted[..len.min(wanted.len())], "a read finds other bytes");
             }
@@ -132,32 +250,23 @@ impl Program {
                 self.synced(Some(ino));
             }
             (14, Some((name, ino))) => {
-                let size = self.rng.random_range(0..=self.state[&name].len());
-                Arc::make_mut(self.state.get_mut(&name).unwrap()).truncate(size);
+                let size = self.rng.random_range(0..=len_of(&self.state[&name]));
+                let bytes = self.state.get_mut(&name).unwrap().as_mut().unwrap();
+                Arc::make_mut(bytes).truncate(size);
                 self.begins(Some(ino));
                 let change = AttributeChange { size: Some(size as u64), ..Default::default() };
                 self.client.set_attributes(ino, &change).await.unwrap();
             }
-            (15..17, _) if !self.renames => {}
-            (15..18, _) if self.rng.random_bool(0.7) && !self.is_large() => {}
-            // Names that are made otherwise than by a create go to the server.
-            (15, Some((name, ino))) => {
-                self.made += 1;
-                let to = format!("r{}", self.made);
-                let bytes = self.state.remove(&name).unwrap();
-                self.state.insert(to.clone(), bytes);
-                self.begins(None);
-                let names = ((self.directory, name.as_bytes()), (self.directory, to.as_bytes()));
-                self.client.rename(names.0, names.1, Rename::Replace).await.unwrap();
-                self.inodes.remove(&name);
-                self.inodes.insert(to, ino);
+            (15 | 16 | 18..22, _) if !self.renames => {
+                self.env.sleep(Duration::from_millis(1)).await;
             }
-            (16, Some((name, ino))) => {
-                self.state.remove(&name);
-                self.begins(None);
-                self.client.unlink(self.directory, name.as_bytes()).await.unwrap();
-                self.inodes.remove(&name);
-                self.client.unreference(ino, 1);
+            (15 | 18, Some((name, ino))) => self.rename(&name, ino).await,
+            (16 | 19, Some((name, ino))) => self.unlink(&name, ino).await,
+            (20, _) => self.use_directory().await,
+            (21, _) => self.use_removed().await,
+            (22, _) => {
+                self.client.sync(self.directory, false).await.unwrap();
+                self.synced(Some(self.directory));
             }
             (17, _) => {
                 self.client.sync_all().await.unwrap();
@@ -175,6 +284,10 @@ pub(crate) async fn found(other: &Client, directory: Ino) -> State {
     for entry in entries {
         let name = String::from_utf8(entry.name.to_vec()).unwrap();
         let found = other.find(directory, &entry.name).await.unwrap();
+        if found.kind == Kind::Directory {
+            state.insert(name, None);
+            continue;
+        }
         other.reference(found.ino);
         let mut bytes = Vec::new();
         while (bytes.len() as u64) < found.size {
@@ -183,7 +296,7 @@ pub(crate) async fn found(other: &Client, directory: Ino) -> State {
             bytes.extend_from_slice(&some);
         }
         other.unreference(found.ino, 1);
-        state.insert(name, Arc::new(bytes));
+        state.insert(name, Some(Arc::new(bytes)));
     }
     state
 }
@@ -201,7 +314,7 @@ pub(crate) struct Tally {
 }
 
 fn summary(state: &State) -> Vec<(String, usize)> {
-    state.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
+    state.iter().map(|(name, content)| (name.clone(), len_of(content))).collect()
 }
 
 /// Another client, and a directory that it has made.
@@ -224,8 +337,21 @@ pub(crate) async fn begin(machine: &Journaled, client: &Client, name: &str) -> P
     history.lock().states.push(State::new());
     let env = machine.process.env().clone();
     let (rng, client) = (env.rng(), client.clone());
-    let (inodes, changed, state) = Default::default();
-    Program { env, rng, client, directory, inodes, state, history, renames: true, made: 0, changed }
+    let (inodes, below, changed, state) = Default::default();
+    let removed = None;
+    Program {
+        env,
+        rng,
+        client,
+        directory,
+        inodes,
+        below,
+        removed,
+        state,
+        history,
+        renames: true,
+        changed,
+    }
 }
 
 /// What another client finds must be what the program has come to, at its last sync or after that.

@@ -176,26 +176,28 @@ impl LocalFs {
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
         let is_within = self.inner.external_contents.is_none();
-        // A call of its own does not see its writes of bytes. So the bytes of a file are changed once in each.
-        let mut written = HashSet::default();
+        // A call of its own does not see its writes of bytes. So the bytes of a file are changed once in each, and records are
+        // searched for what an inode has before it is removed.
+        let (mut written, mut is_begun) = (HashSet::default(), false);
         let mut op = self.op(txn).covered(cover);
         let (recorder, now) = (op.recorder.take(), op.now);
         let session = recorder.as_ref().map(|it| it.call.session);
         for Mutation { time, kind } in mutations {
-            if is_within && changes_bytes(kind) && !written.insert(kind.ino()) {
+            let rewrites = is_within && changes_bytes(kind) && written.contains(&kind.ino());
+            if is_begun && (rewrites || kind.unlinked().is_some()) {
                 effects.add(op.finish().await?);
                 op = self.op(txn).after(&effects).covered(std::mem::take(&mut effects.cover));
                 op.recorder = None;
                 written.clear();
+            }
+            if changes_bytes(kind) {
                 written.insert(kind.ino());
             }
+            is_begun = true;
             op.now = encode_time(*time);
             op.is_stored = op.has_size_record(session, kind).await?;
             op.apply(kind).await?;
-            [Some(kind.ino()), kind.made()]
-                .into_iter()
-                .flatten()
-                .for_each(|it| op.end_change(it.0));
+            kind.inodes().for_each(|it| op.end_change(it.0));
         }
         (op.recorder, op.now, op.is_stored, op.outcome) = (recorder, now, false, outcome);
         effects.add(op.finish().await?);
@@ -206,7 +208,12 @@ impl LocalFs {
 fn changes_bytes(kind: &MutationKind) -> bool {
     match kind {
         MutationKind::Write { .. } | MutationKind::Stored { .. } => true,
-        MutationKind::SetAttributes { .. } | MutationKind::Create { .. } => sets_size(kind),
+        MutationKind::SetAttributes { .. }
+        | MutationKind::Create { .. }
+        | MutationKind::Unlink { .. }
+        | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Link { .. }
+        | MutationKind::Rename { .. } => sets_size(kind),
     }
 }
 
@@ -256,7 +263,38 @@ impl FsCall<'_> {
                 let at = WriteAt::Offset(*offset);
                 self.write(ino.0, at, vec![data.clone()], *clear_suid).await?;
             }
+            MutationKind::Unlink { parent, name, ino } => {
+                self.leads_to(*parent, name, Some(*ino)).await?;
+                self.unlink(parent.0, name).await?;
+            }
+            MutationKind::RemoveDirectory { parent, name, ino } => {
+                self.leads_to(*parent, name, Some(*ino)).await?;
+                self.remove_directory(parent.0, name).await?;
+            }
+            MutationKind::Link { parent, name, ino } => {
+                self.link(ino.0, parent.0, name).await?;
+            }
+            MutationKind::Rename { from, to, how, ino, there } => {
+                self.leads_to(from.0, &from.1, Some(*ino)).await?;
+                self.leads_to(to.0, &to.1, *there).await?;
+                self.rename((from.0.0, &from.1), (to.0.0, &to.1), *how).await?;
+            }
         }
         Ok(())
+    }
+
+    /// Refuses a mutation of a name that does not lead where its maker saw it lead.
+    async fn leads_to(
+        &mut self,
+        directory: Ino,
+        name: &[u8],
+        expected: Option<Ino>,
+    ) -> Result<(), FsError> {
+        let found = self.find(directory.0, name).await?.found;
+        if found.map(|there| Ino(there.entry.ino)) == expected {
+            Ok(())
+        } else {
+            Err(FsError::Invalid("the name leads to another inode"))
+        }
     }
 }

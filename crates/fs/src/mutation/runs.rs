@@ -30,7 +30,12 @@ pub fn runs_of<'a>(mutations: impl IntoIterator<Item = &'a Mutation>) -> Runs {
                 (ino, *offset, data.len() as u64, Some(data))
             }
             MutationKind::Stored { ino, offset, len, .. } => (ino, *offset, *len, None),
-            MutationKind::Create { .. } | MutationKind::SetAttributes { .. } => continue,
+            MutationKind::Create { .. }
+            | MutationKind::SetAttributes { .. }
+            | MutationKind::Unlink { .. }
+            | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Link { .. }
+            | MutationKind::Rename { .. } => continue,
         };
         let runs = files.entry(*ino).or_default();
         let end = offset.saturating_add(len);

@@ -1,7 +1,8 @@
 //! Changes that were made elsewhere come to what their maker has foreseen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
@@ -10,8 +11,8 @@ use thalweg_fs::check::{Damage, How, check_with};
 use thalweg_fs::local::{self, Atime, LocalFs, Options};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    AttributeChange, Attributes, Contents, Filesystem, FsError, Ino, Kind, NewNode, Node,
-    SessionTable, TimeChange, Timestamp,
+    AttributeChange, Attributes, Contents, Cookie, Filesystem, FsError, Ino, Kind, NewNode, Node,
+    Rename, SessionTable, TimeChange, Timestamp,
 };
 use thalweg_sim::contents::SimContents;
 use thalweg_sim::{campaign, run};
@@ -27,9 +28,27 @@ struct Maker {
     next: u64,
     /// Writes may leave holes.
     leaves_holes: bool,
+    /// Names, each with its directory.
+    names: BTreeMap<(Ino, Bytes), Ino>,
+    /// Inodes that stay when they have no names.
+    held: BTreeSet<Ino>,
 }
 
 impl Maker {
+    fn new(env: &Env, root: Attributes, next: u64, leaves_holes: bool) -> Maker {
+        let (rng, nodes) = (env.rng(), BTreeMap::from([(ROOT, root)]));
+        let (bytes, names, held) = Default::default();
+        Maker { rng, nodes, bytes, next, leaves_holes, names, held }
+    }
+
+    /// Programs use some of the inodes that there are, and that the next mutations make: these ones from now on.
+    fn hold(&mut self) -> Vec<Ino> {
+        let next = (self.next..self.next + 20).map(Ino);
+        let mut some: Vec<Ino> = self.nodes.keys().copied().chain(next).collect();
+        some.retain(|ino| self.rng.random_bool(0.3) && self.held.insert(*ino));
+        some
+    }
+
     fn of_kind(&mut self, kind: Kind) -> Option<Ino> {
         let some: Vec<Ino> =
             self.nodes.values().filter(|it| it.kind == kind).map(|it| it.ino).collect();
@@ -43,7 +62,7 @@ impl Maker {
     }
 
     fn create(&mut self, time: Timestamp) -> Option<MutationKind> {
-        let parent = self.of_kind(Kind::Directory)?;
+        let parent = self.of_kind(Kind::Directory).filter(|ino| self.nodes[ino].links > 0)?;
         let node = match self.rng.random_range(0..6) {
             0..2 => Node::File,
             2 => Node::Directory,
@@ -58,7 +77,115 @@ impl Maker {
         let made = Attributes::of_new(&self.nodes[&parent], &new, number, time);
         self.nodes.get_mut(&parent)?.got_name(made.kind, time);
         self.nodes.insert(number, made);
-        Some(MutationKind::Create { parent, name: format!("n{number}").into(), new, number })
+        let name = self.unused_name(parent)?;
+        self.names.insert((parent, name.clone()), number);
+        Some(MutationKind::Create { parent, name, new, number })
+    }
+
+    /// A name that the directory does not have: often one that it had.
+    fn unused_name(&mut self, directory: Ino) -> Option<Bytes> {
+        let first = self.rng.random_range(0..8);
+        let mut names = (first..).map(|number| Bytes::from(format!("n{number}")));
+        names.find(|name| !self.names.contains_key(&(directory, name.clone())))
+    }
+
+    fn some_name(&mut self) -> Option<((Ino, Bytes), Ino)> {
+        let at = self.rng.random_range(0..self.names.len().max(1));
+        self.names.iter().nth(at).map(|(name, ino)| (name.clone(), *ino))
+    }
+
+    /// An inode has lost a name at this time.
+    fn lost_name(&mut self, ino: Ino, time: Timestamp) {
+        let node = self.nodes.get_mut(&ino).unwrap();
+        node.lost_name(time);
+        if node.links == 0 && !self.held.contains(&ino) {
+            self.nodes.remove(&ino);
+            self.bytes.remove(&ino);
+        }
+    }
+
+    fn may_go(&self, ino: Ino) -> bool {
+        let node = &self.nodes[&ino];
+        node.kind != Kind::Directory || node.size == 0
+    }
+
+    fn remove(&mut self, time: Timestamp) -> Option<MutationKind> {
+        let ((parent, name), ino) = self.some_name()?;
+        if !self.may_go(ino) {
+            return None;
+        }
+        let kind = self.nodes[&ino].kind;
+        self.names.remove(&(parent, name.clone()));
+        self.nodes.get_mut(&parent)?.changed_names(None, Some(kind), time);
+        self.lost_name(ino, time);
+        Some(match kind {
+            Kind::Directory => MutationKind::RemoveDirectory { parent, name, ino },
+            _ => MutationKind::Unlink { parent, name, ino },
+        })
+    }
+
+    fn link(&mut self, time: Timestamp) -> Option<MutationKind> {
+        let parent = self.of_kind(Kind::Directory).filter(|ino| self.nodes[ino].links > 0)?;
+        let kind = [Kind::File, Kind::Fifo, Kind::Symlink][self.rng.random_range(0..3)];
+        let ino = self.of_kind(kind).filter(|ino| self.nodes[ino].links > 0)?;
+        let name = self.unused_name(parent)?;
+        self.names.insert((parent, name.clone()), ino);
+        self.nodes.get_mut(&parent)?.got_name(kind, time);
+        self.nodes.get_mut(&ino)?.got_link(time);
+        Some(MutationKind::Link { parent, name, ino })
+    }
+
+    /// Whether a directory is this one, or below it.
+    fn is_below(&self, directory: Ino, top: Ino) -> bool {
+        let above =
+            self.names.iter().find(|(_, ino)| **ino == directory).map(|((above, _), _)| *above);
+        directory == top || above.is_some_and(|above| self.is_below(above, top))
+    }
+
+    fn rename(&mut self, time: Timestamp) -> Option<MutationKind> {
+        let (from, ino) = self.some_name()?;
+        let how =
+            [Rename::Replace, Rename::NoReplace, Rename::Exchange][self.rng.random_range(0..3)];
+        let (to, there) = if how == Rename::NoReplace || self.rng.random_bool(0.3) {
+            let parent = self.of_kind(Kind::Directory)?;
+            ((parent, self.unused_name(parent)?), None)
+        } else {
+            let (to, there) = self.some_name()?;
+            (to, Some(there))
+        };
+        let kind = self.nodes[&ino].kind;
+        let other = there.map(|there| self.nodes[&there].kind);
+        let are_alike =
+            other.is_none_or(|other| (kind == Kind::Directory) == (other == Kind::Directory));
+        let is_possible = match (how, there) {
+            (_, Some(there)) if there == ino => false,
+            (Rename::Exchange, None) => false,
+            (Rename::Exchange, Some(there)) => !self.is_below(from.0, there),
+            (_, Some(there)) => are_alike && self.may_go(there),
+            (_, None) => true,
+        };
+        if !is_possible || self.is_below(to.0, ino) || self.nodes[&to.0].links == 0 {
+            return None;
+        }
+        self.names.remove(&from);
+        self.names.insert(to.clone(), ino);
+        let exchanged = other.filter(|_| how == Rename::Exchange);
+        if let (Rename::Exchange, Some(there)) = (how, there) {
+            self.names.insert(from.clone(), there);
+            self.nodes.get_mut(&there)?.moved(time);
+        }
+        if from.0 == to.0 {
+            let lost = other.filter(|_| how == Rename::Replace);
+            self.nodes.get_mut(&from.0)?.changed_names(None, lost, time);
+        } else {
+            self.nodes.get_mut(&from.0)?.changed_names(exchanged, Some(kind), time);
+            self.nodes.get_mut(&to.0)?.changed_names(Some(kind), other, time);
+        }
+        self.nodes.get_mut(&ino)?.moved(time);
+        if let (Rename::Replace, Some(there)) = (how, there) {
+            self.lost_name(there, time);
+        }
+        Some(MutationKind::Rename { from, to, how, ino, there })
     }
 
     fn set(&mut self, time: Timestamp) -> Option<MutationKind> {
@@ -102,15 +229,93 @@ impl Maker {
     fn mutation(&mut self) -> Mutation {
         let time = self.time();
         loop {
-            let kind = match self.rng.random_range(0..10) {
-                0..4 => self.create(time),
-                4..7 => self.set(time),
-                _ => self.write(time),
+            let kind = match self.rng.random_range(0..16) {
+                0..5 => self.create(time),
+                5..8 => self.set(time),
+                8..11 => self.write(time),
+                11..13 => self.remove(time),
+                13 => self.link(time),
+                _ => self.rename(time),
             };
             if let Some(kind) = kind {
                 return Mutation { time, kind };
             }
         }
+    }
+}
+
+/// The same change by a call, at another time; others as a mutation.
+async fn call(fs: &LocalFs, mutation: &Mutation) {
+    match &mutation.kind {
+        MutationKind::Unlink { parent, name, .. } => fs.unlink(*parent, name).await.unwrap(),
+        MutationKind::RemoveDirectory { parent, name, .. } => {
+            fs.remove_directory(*parent, name).await.unwrap();
+        }
+        MutationKind::Link { parent, name, ino } => {
+            fs.link(*ino, *parent, name).await.unwrap();
+        }
+        MutationKind::Rename { from, to, how, .. } => {
+            fs.rename((from.0, &from.1), (to.0, &to.1), *how).await.unwrap();
+        }
+        _ => fs.apply(std::slice::from_ref(mutation), &[], 0).await.unwrap(),
+    }
+}
+
+/// Everything that a filesystem has, without times.
+async fn describe(fs: &LocalFs, inodes: impl Iterator<Item = &Ino>) -> Vec<String> {
+    let mut found = Vec::new();
+    for ino in inodes {
+        let it = attributes(fs, *ino).await;
+        let Attributes { kind, mode, links, uid, gid, size, stored, .. } = it;
+        found.push(format!("{ino} {kind:?} {mode:o} {links} {uid} {gid} {size} {stored}"));
+        if kind == Kind::Directory {
+            let entries = fs.read_directory(*ino, Cookie::START, 1000, false).await.unwrap();
+            let mut names: Vec<_> =
+                entries.into_iter().map(|entry| (entry.name, entry.ino, entry.kind)).collect();
+            names.sort_by_key(|(name, ..)| name.clone());
+            found.push(format!("{names:?}"));
+            found.push(format!("{}", fs.parent(*ino).await.unwrap()));
+        }
+    }
+    found
+}
+
+/// What a batch of names comes to is what the calls come to, one after the other.
+async fn apply_and_call(env: &Env) {
+    let (applied, called) = (volume(env, BLOCKS).0, volume(env, BLOCKS).0);
+    let options = Options { atime: Atime::Never, ..Options::default() };
+    let (mut both, mut first) = (Vec::new(), 0);
+    for volume in [&applied, &called] {
+        make(env, volume).await.close().await.unwrap();
+        let fs = LocalFs::open_with(env, volume.clone(), "fs", options, None).await.unwrap();
+        first = SessionTable::reserve_numbers(&fs, 1000).await.unwrap().start;
+        both.push(fs);
+    }
+    let mut maker = Maker::new(env, attributes(&both[0], ROOT).await, first, false);
+    for _ in 0..8 {
+        let held = maker.hold();
+        both.iter().for_each(|fs| held.iter().for_each(|ino| fs.reference(*ino)));
+        let count = maker.rng.random_range(1..60);
+        let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
+        both[0].apply(&mutations, &[], 0).await.unwrap();
+        for mutation in &mutations {
+            call(&both[1], mutation).await;
+        }
+        let found = describe(&both[0], maker.nodes.keys()).await;
+        assert_eq!(found, describe(&both[1], maker.nodes.keys()).await);
+    }
+    for fs in &both {
+        maker.held.iter().for_each(|ino| fs.unreference(*ino, 1));
+    }
+    env.sleep(Duration::from_secs(10)).await;
+    let (one, two) = (both[0].statistics().await.unwrap(), both[1].statistics().await.unwrap());
+    assert_eq!((one.free, one.inodes), (two.free, two.inodes));
+}
+
+#[test]
+fn mutations_of_names_come_to_what_calls_come_to() {
+    for seed in campaign::seeds(16) {
+        run(seed, |env| async move { apply_and_call(&env).await });
     }
 }
 
@@ -134,9 +339,9 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
         }
     }
     let root = attributes(&fs, ROOT).await;
-    let (nodes, bytes) = (BTreeMap::from([(ROOT, root)]), BTreeMap::new());
-    let mut maker = Maker { rng: env.rng(), nodes, bytes, next: numbers.start, leaves_holes };
+    let mut maker = Maker::new(env, root, numbers.start, leaves_holes);
     for _ in 0..8 {
+        maker.hold().iter().for_each(|ino| fs.reference(*ino));
         let count = maker.rng.random_range(1..60);
         let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
         fs.apply(&mutations, &[], 0).await.unwrap();
@@ -154,6 +359,8 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
             assert_eq!(Bytes::from(read), Bytes::from(bytes.clone()), "inode {ino}");
         }
     }
+    maker.held.iter().for_each(|ino| fs.unreference(*ino, 1));
+    env.sleep(Duration::from_secs(10)).await;
     fs.close().await.unwrap();
     match contents {
         None => assert_clean(env, &volume).await,
@@ -221,5 +428,71 @@ fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
         // One that is there may be written behind that.
         fs.apply(&[mutation(write(most.end + 9))], &[], 0).await.unwrap();
         assert_eq!(attributes(&fs, number).await.size, most.end + 10);
+    });
+}
+
+/// A mutation of a name says which inode it is about; of another one nothing is changed, nor of what a call would refuse.
+#[test]
+fn mutations_of_names_that_do_not_fit_are_refused() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let mut made = Vec::new();
+        for (parent, name, node) in [
+            (None, "d", Node::Directory),
+            (Some(0), "below", Node::Directory),
+            (None, "file", Node::File),
+            (None, "other", Node::File),
+            (None, "empty", Node::Directory),
+        ] {
+            let parent = parent.map_or(ROOT, |at: usize| made[at]);
+            let new = NewNode { node, mode: 0o755, umask: 0, uid: 5, gid: 6 };
+            made.push(fs.create(parent, name.as_bytes(), &new).await.unwrap().ino);
+        }
+        let [d, below, file, other, empty] = made[..] else { panic!("{made:?}") };
+        let at = |name: &'static str| (ROOT, Bytes::from(name));
+        let unlink =
+            |name: &'static str, ino| MutationKind::Unlink { parent: ROOT, name: name.into(), ino };
+        let rmdir = |name: &'static str, ino| MutationKind::RemoveDirectory {
+            parent: ROOT,
+            name: name.into(),
+            ino,
+        };
+        let rename = |ino, to, how, there| MutationKind::Rename {
+            from: at(if ino == d { "d" } else { "file" }),
+            to,
+            how,
+            ino,
+            there,
+        };
+        let inside = (below, Bytes::from("in"));
+        let kinds = [
+            unlink("file", other),
+            unlink("absent", file),
+            unlink("d", d),
+            rmdir("empty", below),
+            rmdir("d", d),
+            rmdir("file", file),
+            rename(other, at("new"), Rename::Replace, None),
+            rename(file, at("other"), Rename::Replace, None),
+            rename(file, at("other"), Rename::Replace, Some(empty)),
+            rename(file, at("other"), Rename::NoReplace, Some(other)),
+            rename(file, at("new"), Rename::Exchange, None),
+            rename(file, at("empty"), Rename::Replace, Some(empty)),
+            rename(d, at("other"), Rename::Replace, Some(other)),
+            rename(d, inside, Rename::Replace, None),
+        ];
+        let all = [ROOT, d, below, file, other, empty];
+        let before = describe(&fs, all.iter()).await;
+        let time = Timestamp { seconds: 1, nanos: 0 };
+        for kind in kinds {
+            // With a change before it, which is undone.
+            let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+            let set = MutationKind::SetAttributes { ino: file, change };
+            let both = [set, kind].map(|kind| Mutation { time, kind });
+            let refused = fs.apply(&both, &[], 0).await;
+            assert!(refused.is_err(), "{both:?}");
+            assert_eq!(describe(&fs, all.iter()).await, before, "{both:?}");
+        }
     });
 }

@@ -224,9 +224,21 @@ fn show(Show { directory, set, json }: &Show) -> Outcome<()> {
             }
             ConflictKind::Attributes => "attributes".to_owned(),
         };
+        let mut line = format!("{path}: {what}");
+        if entry.removed {
+            line.push_str(", removed");
+        }
+        for (verb, to) in entry
+            .renamed
+            .iter()
+            .map(|to| ("renamed to", to))
+            .chain(entry.linked.iter().map(|to| ("linked as", to)))
+        {
+            line.push_str(&format!(", {verb} {to}"));
+        }
         match &entry.copy {
-            Some(copy) => println!("{path}: {what}: {copy}"),
-            None => println!("{path}: {what}"),
+            Some(copy) => println!("{line}: {copy}"),
+            None => println!("{line}"),
         }
     }
     Ok(())
@@ -237,7 +249,12 @@ fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
     let mut list = sets.read(set)?;
     let since = fs::metadata(sets.list_of(set))?;
     let made = (since.ctime(), since.ctime_nsec());
+    let removed = list.entries.iter().filter(|entry| entry.removed || entry.renamed.is_some());
+    let removed: Vec<String> = removed.filter_map(|entry| entry.path.clone()).collect();
+    let when = Since { made, force: *force, removed };
     let (mut applied, mut left, mut moved) = (0, Vec::new(), Vec::new());
+    // Names go before others take them.
+    list.entries.sort_by_key(|entry| !(entry.removed || entry.renamed.is_some()));
     for entry in std::mem::take(&mut list.entries) {
         // It lies in a directory that is a copy as a whole.
         let is_inside = |above: &&String| {
@@ -247,7 +264,7 @@ fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
             applied += 1;
             continue;
         }
-        match apply_one(&sets, &entry, made, *force) {
+        match apply_one(&sets, &entry, &when) {
             Ok(()) => {
                 applied += 1;
                 moved.extend(entry.copy.clone().filter(|_| entry.kind == ConflictKind::New));
@@ -271,23 +288,82 @@ fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
     ))
 }
 
+/// What may be changed by a set.
+struct Since {
+    /// When the copies were made.
+    made: (i64, i64),
+    /// Also what was changed since.
+    force: bool,
+    /// Paths of files that the set removes or renames.
+    removed: Vec<String>,
+}
+
+impl Since {
+    /// Fails if a file was changed since.
+    fn check(&self, path: &Path) -> Outcome<()> {
+        let now = fs::symlink_metadata(path)?;
+        if (now.ctime(), now.ctime_nsec()) > self.made && !self.force {
+            return Err(Failure::new("it was changed since the copy was made"));
+        }
+        Ok(())
+    }
+}
+
 /// Makes the changes of one entry.
-fn apply_one(sets: &Sets, entry: &ConflictEntry, made: (i64, i64), force: bool) -> Outcome<()> {
-    let Some(copy) = &entry.copy else { return Ok(()) };
-    let Some(path) = &entry.path else {
-        return Err(Failure::new(format!("it has no place any more; its copy is {copy}")));
+fn apply_one(sets: &Sets, entry: &ConflictEntry, when: &Since) -> Outcome<()> {
+    if entry.kind != ConflictKind::New {
+        apply_bytes(sets, entry, when)?;
+        return apply_names(sets, entry, when);
+    }
+    let (Some(copy), Some(path)) = (&entry.copy, &entry.path) else {
+        return Err(Failure::new("its directory is gone"));
     };
-    let (copy, path) = (sets.at(copy)?, sets.at(path)?);
-    if entry.kind == ConflictKind::New {
-        if path.symlink_metadata().is_ok() && !force {
+    let (copy, to) = (sets.at(copy)?, sets.at(path)?);
+    if to.symlink_metadata().is_ok() {
+        if !when.removed.contains(path) && !when.force {
             return Err(Failure::new("the name is another file's by now"));
         }
-        return Ok(fs::rename(&copy, &path)?);
+        when.check(&to)?;
     }
-    let now = fs::metadata(&path)?;
-    if (now.ctime(), now.ctime_nsec()) > made && !force {
-        return Err(Failure::new("it was changed since the copy was made"));
+    Ok(fs::rename(&copy, &to)?)
+}
+
+/// Changes names of a file that was there.
+fn apply_names(sets: &Sets, entry: &ConflictEntry, when: &Since) -> Outcome<()> {
+    let Some(path) = &entry.path else { return Ok(()) };
+    let path = sets.at(path)?;
+    for linked in &entry.linked {
+        fs::hard_link(&path, sets.at(linked)?)?;
     }
+    if let Some(renamed) = &entry.renamed {
+        let to = sets.at(renamed)?;
+        if to.symlink_metadata().is_ok() && !when.force {
+            return Err(Failure::new(format!("{renamed} is another file by now")));
+        }
+        fs::rename(&path, to)?;
+    } else if entry.removed {
+        match path.symlink_metadata()?.is_dir() {
+            true => fs::remove_dir(&path)?,
+            false => fs::remove_file(&path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes the bytes of a copy to the file that was there.
+fn apply_bytes(sets: &Sets, entry: &ConflictEntry, when: &Since) -> Outcome<()> {
+    let has_names = entry.removed || entry.renamed.is_some();
+    if entry.copy.is_none() && !has_names {
+        return Ok(());
+    }
+    let Some(path) = &entry.path else {
+        let copy = entry.copy.as_deref().unwrap_or_default();
+        return Err(Failure::new(format!("it has no place any more; its copy is {copy}")));
+    };
+    let path = sets.at(path)?;
+    when.check(&path)?;
+    let Some(copy) = &entry.copy else { return Ok(()) };
+    let copy = sets.at(copy)?;
     let (mut from, mut to) = (File::open(&copy)?, OpenOptions::new().write(true).open(&path)?);
     if entry.kind == ConflictKind::Complete {
         io::copy(&mut from, &mut to)?;

@@ -1,15 +1,21 @@
 //! What a client has made by itself under delegations.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use bytes::Bytes;
+use smallvec::SmallVec;
+use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::RoomShare;
-use thalweg_fs::{FsError, Node};
+use thalweg_fs::{Filesystem, FsError, Ino, Node, Rename};
 
+use super::super::context::RequestContext;
 use super::super::counters::add;
 use super::super::room::check_shares;
 use super::super::session::BatchPosition;
 use super::{Answered, Op, Response};
-use crate::protocol::{Answer, MAX_MUTATIONS, changed_by_mutations, decode_list};
+use crate::protocol::{Answer, MAX_MUTATIONS, RemovedInode, changed_by_mutations, decode_list};
 
 fn decode(payload: &[u8]) -> Result<Vec<Mutation>, FsError> {
     decode_list(payload, MAX_MUTATIONS)
@@ -21,7 +27,11 @@ fn made_by(mutations: &[Mutation]) -> Response {
         MutationKind::Create { number, new, .. } => Some((*number, new.node == Node::Directory)),
         MutationKind::SetAttributes { .. }
         | MutationKind::Write { .. }
-        | MutationKind::Stored { .. } => None,
+        | MutationKind::Stored { .. }
+        | MutationKind::Unlink { .. }
+        | MutationKind::RemoveDirectory { .. }
+        | MutationKind::Link { .. }
+        | MutationKind::Rename { .. } => None,
     });
     Response { made: made.collect(), ..Response::of(Answer::Made) }
 }
@@ -50,15 +60,17 @@ pub(super) async fn apply(
         }
         BatchPosition::Next(position) => position,
     };
-    let changes = mutations.iter().map(|it| (it.kind.ino(), it.kind.made()));
-    ctx.session.may_make(changes, ctx.is_replay())?;
+    ctx.session.may_make(&mutations, ctx.is_replay())?;
     ctx.session.journal.check_unused(&mutations)?;
+    stages.moves.check_mutations(ctx, &mutations)?;
+    let kept = without_gone(ctx, &mutations).await?;
     if let Some(user) = stages.authorize.user(ctx) {
-        user.make(&mutations).await?;
+        user.make(&kept).await?;
     }
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
-    let change = stages.recall.begin_with(ctx, changed_by_mutations(&mutations), &[]).await?;
-    let applied = table.apply(&mutations, charged, position.last()).await;
+    let unlinked = Unlinked::reference(ctx, &mutations);
+    let change = stages.recall.begin_with(ctx, changed_by_mutations(&kept), &[]).await?;
+    let applied = table.apply(&kept, charged, position.last()).await;
     drop(change);
     if let Err(error) = applied {
         // Its client sends each half again.
@@ -74,8 +86,97 @@ pub(super) async fn apply(
     if sync || ctx.session.journal.has_returned() {
         ctx.depend();
     }
+    notify_of_names(op, &mutations).await;
     let room_for = charged.iter().map(|share| share.quota).collect();
-    Ok(Response { room_for, ..made_by(&mutations) })
+    Ok(Response { room_for, referenced: unlinked.release(), ..made_by(&mutations) })
+}
+
+/// The mutations that are about something. A client with a journal may have changed bytes or attributes of an open file after it has
+/// removed that; when it has rebooted, no program has the file open any more, and it may be gone.
+async fn without_gone<'a>(
+    ctx: &RequestContext<'_>,
+    mutations: &'a [Mutation],
+) -> Result<Cow<'a, [Mutation]>, FsError> {
+    if !ctx.session.journal.is_kept() {
+        return Ok(Cow::Borrowed(mutations));
+    }
+    let made: HashSet<Ino> = mutations.iter().filter_map(|it| it.kind.made()).collect();
+    let mut gone = HashSet::default();
+    for kind in mutations.iter().map(|mutation| &mutation.kind) {
+        let ino = kind.ino();
+        let is_known = made.contains(&ino) || ctx.session.knows(ino).is_ok();
+        if kind.names().next().is_some() || is_known || gone.contains(&ino) {
+            continue;
+        }
+        match ctx.files.attributes(ino).await {
+            Err(FsError::Stale) => drop(gone.insert(ino)),
+            found => drop(found?),
+        }
+    }
+    if gone.is_empty() {
+        return Ok(Cow::Borrowed(mutations));
+    }
+    let is_kept = |mutation: &&Mutation| {
+        mutation.kind.names().next().is_some() || !gone.contains(&mutation.kind.ino())
+    };
+    Ok(mutations.iter().filter(is_kept).cloned().collect())
+}
+
+/// References to the inodes that lose names by a batch, and that the client was not told of: its programs may use these until
+/// it has been.
+struct Unlinked<'a> {
+    files: &'a Arc<dyn Filesystem>,
+    inodes: SmallVec<[Ino; 1]>,
+}
+
+impl<'a> Unlinked<'a> {
+    fn reference(ctx: &'a RequestContext<'_>, mutations: &[Mutation]) -> Unlinked<'a> {
+        let unlinked = mutations.iter().filter_map(|mutation| mutation.kind.unlinked());
+        let distinct: HashSet<Ino> =
+            unlinked.filter(|ino| ctx.session.knows(*ino).is_err()).collect();
+        distinct.iter().for_each(|ino| ctx.files.reference(*ino));
+        Unlinked { files: &ctx.files, inodes: distinct.into_iter().collect() }
+    }
+
+    /// The inodes, whose references are the caller's now.
+    fn release(mut self) -> SmallVec<[Ino; 1]> {
+        std::mem::take(&mut self.inodes)
+    }
+}
+
+impl Drop for Unlinked<'_> {
+    fn drop(&mut self) {
+        self.inodes.iter().for_each(|ino| self.files.unreference(*ino, 1));
+    }
+}
+
+/// What else other clients hear of names that have moved, or are gone.
+async fn notify_of_names(Op { ctx, stages }: Op<'_>, mutations: &[Mutation]) {
+    let made: HashSet<Ino> = mutations.iter().filter_map(|it| it.kind.made()).collect();
+    for Mutation { kind, .. } in mutations {
+        let (parent, name) = match kind {
+            MutationKind::Unlink { parent, name, .. } => (parent, name),
+            MutationKind::RemoveDirectory { parent, name, ino } => {
+                stages.moves.root_is_gone(ctx, *ino);
+                (parent, name)
+            }
+            MutationKind::Rename { to, how, ino, there, .. } => {
+                let exchanged = there.filter(|_| *how == Rename::Exchange);
+                stages.moves.root_is_moved(ctx, [Some(*ino), exchanged]);
+                (&to.0, &to.1)
+            }
+            MutationKind::Create { .. }
+            | MutationKind::SetAttributes { .. }
+            | MutationKind::Write { .. }
+            | MutationKind::Stored { .. }
+            | MutationKind::Link { .. } => continue,
+        };
+        // No other client was told of what the batch has made itself.
+        if let Some(ino) = kind.unlinked().filter(|ino| !made.contains(ino)) {
+            let removed = RemovedInode { parent: *parent, name: name.clone(), ino };
+            stages.room.notify_removed(ctx, removed).await;
+        }
+    }
 }
 
 /// A change that a client had made by itself is lost: counts it, and says in the log of which file.
@@ -86,11 +187,11 @@ async fn report_lost(Op { ctx, stages }: Op<'_>, mutation: &Mutation, error: &Fs
         Some(table) => table.path_of(mutation.kind.ino()).await.unwrap_or_default(),
         None => String::new(),
     };
-    let path = match &mutation.kind {
-        MutationKind::Create { name, .. } => {
+    let path = match mutation.kind.names().next() {
+        Some((_, name)) => {
             format!("{}/{}", path.trim_end_matches('/'), String::from_utf8_lossy(name))
         }
-        _ => path,
+        None => path,
     };
     tracing::error!(client, path, %error, "a change that a client had made by itself is lost");
 }

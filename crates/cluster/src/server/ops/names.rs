@@ -1,6 +1,7 @@
 //! Names: looked up, listed, made, removed and renamed.
 
 use bytes::Bytes;
+use smallvec::smallvec;
 use thalweg_fs::{Cookie, FsError, Ino, Kind, Lookup, NewNode, Node, Rename};
 
 use super::super::capabilities::GrantRequest;
@@ -44,7 +45,7 @@ pub(super) async fn look_up(op: Op<'_>, parent: Ino, name: &Bytes) -> Answered {
             commit_on_share.saw(ctx, [found.ino]);
             let wants = GrantRequest { attributes: Some(found.ino), ..wants };
             let answer = Answer::Inode(found.attributes);
-            Ok(Response { wants, referenced: Some(found.ino), ..Response::of(answer) })
+            Ok(Response { wants, referenced: smallvec![found.ino], ..Response::of(answer) })
         }
         Lookup::Absent(_) => Ok(Response { wants, ..Response::of(Answer::Absent) }),
     }
@@ -133,7 +134,7 @@ pub(super) async fn create(
         ..GrantRequest::default()
     };
     let answer = Answer::Inode(made.attributes);
-    Ok(Response { wants, referenced: Some(made.ino), ..Response::of(answer) })
+    Ok(Response { wants, referenced: smallvec![made.ino], ..Response::of(answer) })
 }
 
 pub(super) async fn link(

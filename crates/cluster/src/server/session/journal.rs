@@ -156,15 +156,24 @@ impl SessionJournal {
         self.reserved.lock().clone()
     }
 
-    /// [`FsError::Stale`] if other clients have used an inode that mutations change, while the client was away. New names in a directory
-    /// that other clients have seen go with what these did: the same name alone does not.
+    /// [`FsError::Stale`] if other clients have used an inode that mutations change, while the client was away. A directory that they
+    /// have seen is no such inode where names change in it: the inodes behind these are.
     pub(in crate::server) fn check_unused(&self, mutations: &[Mutation]) -> Result<(), FsError> {
         let used = self.used.lock();
-        let is_used = |mutation: &Mutation| match &mutation.kind {
+        let is_used = |ino: &Ino| used.contains_key(ino);
+        let conflicts = |Mutation { kind, .. }: &Mutation| match kind {
             MutationKind::Create { .. } => false,
-            kind => used.contains_key(&kind.ino()),
+            MutationKind::SetAttributes { ino, .. }
+            | MutationKind::Write { ino, .. }
+            | MutationKind::Stored { ino, .. }
+            | MutationKind::Unlink { ino, .. }
+            | MutationKind::RemoveDirectory { ino, .. }
+            | MutationKind::Link { ino, .. } => is_used(ino),
+            MutationKind::Rename { ino, there, .. } => {
+                is_used(ino) || there.as_ref().is_some_and(is_used)
+            }
         };
-        if mutations.iter().any(is_used) { Err(FsError::Stale) } else { Ok(()) }
+        if mutations.iter().any(conflicts) { Err(FsError::Stale) } else { Ok(()) }
     }
 
     /// The last position that was applied.

@@ -13,6 +13,7 @@ use thalweg_fs::{
     Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
     OpenFlags, Rename, Timestamp,
 };
+use thalweg_net::keys::Access;
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::run;
@@ -380,6 +381,22 @@ fn mutations_of_names_of_a_peer_are_checked() {
         let refused = batch(30, &[unlink(Ino::ROOT, "d", Ino::ROOT)]).await;
         assert!(matches!(refused, Answer::Failed(WireError::Invalid(_))), "{refused:?}");
         assert_eq!(honest.client.find(theirs, b"one").await.unwrap().links, 1);
+        // What a client of the directory was told of does not leave it by a mutation.
+        let visit = Visit { path: "/d", access: Access::Write }.of("bound");
+        let bound = scene.client_as(visit).await.unwrap();
+        let one = bound.client.find(Ino::ROOT, b"one").await.unwrap().ino;
+        for (number, (parent, name)) in [(Ino::ROOT, "d"), (theirs, "one")].into_iter().enumerate()
+        {
+            let request = Request::Lookup { parent, name: name.into() };
+            let found = peer.ask(40 + number as u64, request).await;
+            assert!(matches!(found, Answer::Inode(_)), "{found:?}");
+        }
+        let (from, to) = ((theirs, "one".into()), (Ino::ROOT, "e".into()));
+        let how = Rename::Replace;
+        let moved = MutationKind::Rename { from, to, how, ino: one, there: None };
+        let refused = batch(50, &[of_name(moved)]).await;
+        assert!(matches!(refused, Answer::Failed(WireError::Invalid(_))), "{refused:?}");
+        assert_eq!(bound.client.find(Ino::ROOT, b"one").await.unwrap().ino, one);
     });
 }
 

@@ -80,9 +80,10 @@ impl JournalRecord {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use proptest::prelude::*;
     use thalweg_fs::mutation::MutationKind;
-    use thalweg_fs::{Ino, Timestamp};
+    use thalweg_fs::{Ino, Rename, Timestamp};
 
     use super::*;
 
@@ -103,12 +104,15 @@ mod tests {
     }
 
     fn write() -> JournalRecord {
-        let kind = MutationKind::Write {
+        of(MutationKind::Write {
             ino: Ino(300),
             offset: 4096,
             data: b"data"[..].into(),
             clear_suid: false,
-        };
+        })
+    }
+
+    fn of(kind: MutationKind) -> JournalRecord {
         let time = Timestamp { seconds: 1_700_000_000, nanos: 5 };
         let mutation = JournaledMutation { mutation: Mutation { time, kind }, blocks: 1, quota: 2 };
         let session = Uuid::from_u128(7);
@@ -124,6 +128,24 @@ mod tests {
         assert_eq!(hex(&record.header), "01100000000000000000000000000000000709");
         assert_eq!(hex(&record.body.concat()), "01000180c49fd50c0502ac0280200464617461000102");
         assert_eq!(JournalRecord::decode(&found(record)), Some(write()));
+    }
+
+    #[test]
+    fn the_layout_of_names_stays() {
+        let (parent, name, ino) = (Ino(300), Bytes::from_static(b"a"), Ino(301));
+        let (from, to) = ((parent, name.clone()), (parent, Bytes::from_static(b"b")));
+        let (how, there) = (Rename::Replace, Some(Ino(302)));
+        let kinds = [
+            (MutationKind::Unlink { parent, name: name.clone(), ino }, "04ac020161ad02"),
+            (MutationKind::RemoveDirectory { parent, name: name.clone(), ino }, "05ac020161ad02"),
+            (MutationKind::Rename { from, to, how, ino, there }, "06ac020161ac02016200ad0201ae02"),
+            (MutationKind::Link { parent, name, ino }, "07ac020161ad02"),
+        ];
+        for (kind, expected) in kinds {
+            let body = of(kind).encode().body.concat();
+            let hex = body.iter().map(|it| format!("{it:02x}")).collect::<String>();
+            assert_eq!(hex, format!("01000180c49fd50c05{expected}0102"));
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use thalweg_fs::{
     Caller, Filesystem, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
     OpenFlags, Rename, Timestamp,
 };
+use thalweg_net::keys::Access;
 use thalweg_sim::crash::Shape;
 use thalweg_sim::net::Host;
 use thalweg_sim::run;
@@ -377,9 +378,24 @@ fn mutations_of_names_of_a_peer_are_checked() {
             let refused = batch(20 + number as u64, std::slice::from_ref(stranger)).await;
             assert_eq!(refused, Answer::Failed(WireError::Stale), "{stranger:?}");
         }
-        let refused = batch(30, &[unlink(Ino::ROOT, "d", Ino::ROOT)]).await;
-        assert!(matches!(refused, Answer::Failed(WireError::Invalid(_))), "{refused:?}");
+        let is_invalid = |it| matches!(it, Answer::Failed(WireError::Invalid(_)));
+        assert!(is_invalid(batch(30, &[unlink(Ino::ROOT, "d", Ino::ROOT)]).await));
         assert_eq!(honest.client.find(theirs, b"one").await.unwrap().links, 1);
+        // What a client of the directory was told of does not leave it by a mutation.
+        let visit = Visit { path: "/d", access: Access::Write }.of("bound");
+        let bound = scene.client_as(visit).await.unwrap();
+        let one = bound.client.find(Ino::ROOT, b"one").await.unwrap().ino;
+        for (number, (parent, name)) in [(Ino::ROOT, "d"), (theirs, "one")].into_iter().enumerate()
+        {
+            let lookup = Request::Lookup { parent, name: name.into() };
+            let found = peer.ask(40 + number as u64, lookup).await;
+            assert!(matches!(found, Answer::Inode(_)), "{found:?}");
+        }
+        let (from, to) = ((theirs, "one".into()), (Ino::ROOT, "e".into()));
+        let (how, ino, there) = (Rename::Replace, one, None);
+        let moved = MutationKind::Rename { from, to, how, ino, there };
+        assert!(is_invalid(batch(50, &[of_name(moved)]).await));
+        assert_eq!(bound.client.find(Ino::ROOT, b"one").await.unwrap().ino, one);
     });
 }
 

@@ -167,11 +167,11 @@ mod tests {
         let text = mount_text(status).unwrap();
         for line in [
             "AWAY",
-            "pending     12 changes of 3 files, 4.0 KiB, the oldest 12.3 s old",
+            "pending     12 changes of 3 files, 4 KiB, the oldest 12.3 s old",
             "5 calls are not durable",
             "LOST        2 changes",
             "in journal  10 of the pending changes",
-            "512 B of 1.0 MiB in 1 records",
+            "512 B of 1 MiB in 1 records",
             "session     s, incarnation 2",
         ] {
             assert!(text.contains(line), "{line}: {text}");

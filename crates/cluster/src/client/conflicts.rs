@@ -5,7 +5,8 @@
 //! same names.
 
 use bytes::Bytes;
-use thalweg_env::HashMap;
+use parking_lot::Mutex;
+use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{
     AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node, TimeChange,
     WriteAt, WriteHow,
@@ -49,6 +50,8 @@ pub(super) struct Keeper<'a> {
     /// The inodes that other clients have used, and whether they have changed each.
     used: &'a HashMap<Ino, bool>,
     host: &'a str,
+    /// The paths of copies: a file may have been renamed, and another one made with its name.
+    taken: Mutex<HashSet<Vec<u8>>>,
 }
 
 /// Where a copy lies.
@@ -86,7 +89,7 @@ impl<'a> Keeper<'a> {
         used: &'a HashMap<Ino, bool>,
         host: &'a str,
     ) -> Keeper<'a> {
-        Keeper { client, journaled, used, host }
+        Keeper { client, journaled, used, host, taken: Mutex::default() }
     }
 
     /// Makes the copies and the list of a set, durably; the list.
@@ -150,7 +153,7 @@ impl<'a> Keeper<'a> {
             None => match self.find(*parent).await? {
                 Some((directory, path)) => {
                     let whole = join(&path, name);
-                    let name = copy_name(name, set);
+                    let name = self.copy_name(&path, name, set);
                     (Place { directory: directory.ino, path, name }, Some(whole))
                 }
                 None => (self.without_place(set, name).await?, None),
@@ -272,7 +275,20 @@ impl<'a> Keeper<'a> {
         let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
         let (above, name) = (&path[..end], path.get(end + 1..).unwrap_or_default());
         let directory = self.at(above).await?.ino;
-        Ok(Place { directory, path: at_root(above), name: copy_name(name, set) })
+        let path = at_root(above);
+        let name = self.copy_name(&path, name, set);
+        Ok(Place { directory, path, name })
+    }
+
+    /// The name of the copy of a file in a directory with this path. An attempt after a crash comes to the same names.
+    fn copy_name(&self, directory: &[u8], name: &[u8], set: &str) -> Vec<u8> {
+        let mut taken = self.taken.lock();
+        let names = (1..).map(|number| match number {
+            1 => copy_name(name, set),
+            _ => copy_name(name, &format!("{set}-{number}")),
+        });
+        let mut free = names.filter(|name| taken.insert(join(directory, name)));
+        free.next().expect("there are more numbers than copies")
     }
 
     /// The place of a copy beside which nothing is.

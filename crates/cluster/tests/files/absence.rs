@@ -1,6 +1,6 @@
 //! A client with a journal that stays away: other clients go on, and what they have used is not changed behind their backs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use rand::RngExt;
 use thalweg_cluster::client::Client;
 use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind, ConflictSet, DIRECTORY};
 use thalweg_env::Rng;
-use thalweg_fs::{Cookie, Filesystem, Ino, Level, Node, WriteAt, WriteHow};
+use thalweg_fs::{Cookie, Filesystem, Ino, Kind, Level, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
 
@@ -190,7 +190,7 @@ async fn use_it(other: &Client, directory: Ino, what: Foreign, rng: &mut Rng) ->
         Foreign::Nothing => return None,
         _ => {
             let all = other.read_directory(directory, Cookie::START, 1000, false).await.unwrap();
-            all.into_iter().map(|entry| entry.name).collect()
+            all.into_iter().filter(|it| it.kind == Kind::File).map(|it| it.name).collect()
         }
     };
     if what == Foreign::Lists || names.is_empty() {
@@ -219,7 +219,9 @@ async fn merged(
     sets: &[ConflictSet],
     written: Option<&String>,
 ) -> (State, Ranges, Option<String>) {
-    let entries: Vec<&ConflictEntry> = sets.iter().flat_map(|set| &set.entries).collect();
+    // A file that was open without a name has no path.
+    let entries = sets.iter().flat_map(|set| &set.entries).filter(|it| it.path.is_some());
+    let entries: Vec<&ConflictEntry> = entries.collect();
     let base = |path: &String| path.rsplit('/').next().unwrap().to_owned();
     let all = found(client, directory).await;
     let mut state = all.clone();
@@ -282,16 +284,22 @@ fn check_all(
         state == now
     };
     let at = history.states.iter().rposition(fits);
-    let sizes = |state: &State| {
-        state.iter().map(|(name, bytes)| (name.clone(), len_of(bytes))).collect::<Vec<_>>()
+    let differs = |state: &State| -> Vec<String> {
+        let names = state.keys().chain(now.keys()).collect::<BTreeSet<_>>().into_iter();
+        let wrong = names.filter(|name| state.get(*name) != now.get(*name));
+        let shown = |name: &String| {
+            let len = |state: &State| state.get(name).map(len_of);
+            format!("{name}: {:?} {:?}", len(state), len(&now))
+        };
+        wrong.map(shown).collect()
     };
+    let nearest = history.states.iter().map(differs).enumerate().min_by_key(|it| it.1.len());
     assert!(
         at.is_some_and(|at| at >= history.synced),
-        "{what}: {:?} with {:?} is {at:?}, of which {} was synced: {:#?}",
-        sizes(&now),
-        ranges.keys(),
+        "{what}: it is {at:?} of {}, of which {} was synced; the nearest is {nearest:?}, with {written:?} and {:?}",
+        history.states.len(),
         history.synced,
-        history.states.iter().map(sizes).collect::<Vec<_>>()
+        ranges.keys()
     );
 }
 

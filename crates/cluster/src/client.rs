@@ -34,6 +34,7 @@ pub mod inode_changes;
 mod inodes;
 pub mod journal;
 mod journal_format;
+mod journaled_queue;
 mod journaling;
 mod link;
 mod local;

@@ -67,11 +67,9 @@ impl Session {
             Request::Capabilities { path } => {
                 self.shared(volume)?.capabilities(path).await.map(Answer::Json)
             }
-            Request::Evict { client } => {
-                ended(self.shared(volume)?.evict(client), client, "session")
-            }
+            Request::Evict { client } => end(self.shared(volume)?.evict(client), client, "session"),
             Request::ForgetJournals { client } => {
-                ended(self.shared(volume)?.forget_journals(client), client, "lapsed journal")
+                end(self.shared(volume)?.forget_journals(client), client, "lapsed journal")
             }
             Request::Status => self.status(volume).await,
             Request::Replicas => {
@@ -271,7 +269,7 @@ impl Session {
 }
 
 /// The answer to a request that ends something of a client.
-fn ended(count: usize, client: &str, what: &str) -> Outcome<Answer> {
+fn end(count: usize, client: &str, what: &str) -> Outcome<Answer> {
     match count {
         0 => Err(Failure::new(format!("{client} has no {what}"))
             .help("thalweg cluster status lists the clients")),

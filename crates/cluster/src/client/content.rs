@@ -5,7 +5,9 @@ use thalweg_fs::{Attributes, FsError, Ino, Kind, WriteAt, WriteHow};
 
 use super::delegation::MAX_WRITE;
 use super::error::{expect_answer, unexpected};
+use super::inode_changes::Step;
 use super::inodes::Node;
+use super::overlay::{OwnStep, lay};
 use super::stages::Stages;
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
@@ -90,8 +92,20 @@ async fn read_own(
         false => read_from_server(stages, ino, offset, len, pages).await?.concat(),
     };
     bytes.resize(len, 0);
-    let is_whole = stages.lay_over(own, offset, &mut bytes).await?;
-    Ok(is_whole.then(|| vec![bytes.into()]))
+    for step in own.steps {
+        let step = match step {
+            OwnStep::Here(step) => step,
+            OwnStep::Spilled { offset: at, len, .. } if at >= end || at + len <= offset => continue,
+            OwnStep::Spilled { offset: at, number, place, .. } => {
+                match stages.writeback.spilled(number, place).await? {
+                    Some(data) => Step::Write(at, data),
+                    None => return Ok(None),
+                }
+            }
+        };
+        lay(&step, offset, &mut bytes);
+    }
+    Ok(Some(vec![bytes.into()]))
 }
 
 async fn read_from_server(

@@ -1,7 +1,7 @@
 //! How much of what a client has made may wait in its journal.
 //!
-//! Another client that wants it waits until the server has it. So no more waits than the link carries in a time that can be waited
-//! for, and than half of the journal takes.
+//! Another client that wants it waits until the server has it. So no more waits than the link carries in a bearable time, and than
+//! half of the journal takes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

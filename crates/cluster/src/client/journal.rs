@@ -20,8 +20,9 @@ use uuid::Uuid;
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
 use super::journal_format::{Head, JournalRecord, Run};
+use super::journaled_queue::Unjournaled;
 use super::pending::JournalUse;
-use super::queue::{Unjournaled, WritebackQueue};
+use super::queue::WritebackQueue;
 use crate::conflicts::encode_path;
 
 /// Bytes of mutations in one record, about.

@@ -2,13 +2,12 @@
 //!
 //! The server gets none of it while it is asked. A step may lie over itself: so it does not matter whether the server has some.
 
+use thalweg_fs::Ino;
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::{FsError, Ino};
 use thalweg_store::journal::log::RecordPlace;
 
 use super::inode_changes::Step;
 use super::record::Waiting;
-use super::stages::Stages;
 
 /// With more mutations that wait, looking through them takes longer than sending some.
 pub(super) const MAX_SEARCHED: usize = 1 << 14;
@@ -18,11 +17,11 @@ pub(super) const MAX_SEARCHED: usize = 1 << 14;
 pub(super) struct OwnSteps {
     /// The file is one of the mutations.
     pub(super) is_made: bool,
-    steps: Vec<OwnStep>,
+    pub(super) steps: Vec<OwnStep>,
 }
 
 /// A change of bytes. Those of a write that is spilled are in a record of the journal, with this number.
-enum OwnStep {
+pub(super) enum OwnStep {
     Here(Step),
     Spilled { offset: u64, len: u64, number: u64, place: RecordPlace },
 }
@@ -62,35 +61,8 @@ impl OwnSteps {
     }
 }
 
-impl Stages {
-    /// Lays what waits of a file over `bytes`, which begin at `offset`; whether all of that could be read.
-    pub(super) async fn lay_over(
-        &self,
-        own: OwnSteps,
-        offset: u64,
-        bytes: &mut [u8],
-    ) -> Result<bool, FsError> {
-        let end = offset + bytes.len() as u64;
-        for step in own.steps {
-            let step = match step {
-                OwnStep::Here(step) => step,
-                OwnStep::Spilled { offset: at, len, .. } if at >= end || at + len <= offset => {
-                    continue;
-                }
-                OwnStep::Spilled { offset: at, number, place, .. } => {
-                    match self.writeback.spilled(number, place).await? {
-                        Some(data) => Step::Write(at, data),
-                        None => return Ok(false),
-                    }
-                }
-            };
-            lay(&step, offset, bytes);
-        }
-        Ok(true)
-    }
-}
-
-fn lay(step: &Step, offset: u64, bytes: &mut [u8]) {
+/// Lays a step over `bytes`, which begin at `offset`.
+pub(super) fn lay(step: &Step, offset: u64, bytes: &mut [u8]) {
     let end = offset + bytes.len() as u64;
     match step {
         Step::Write(at, data) => {

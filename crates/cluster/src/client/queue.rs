@@ -5,10 +5,8 @@
 //! one got its number under the lock of a stripe, so it is there when that lock is free.
 
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -20,9 +18,7 @@ use thalweg_store::journal::log::RecordPlace;
 
 use super::dirty_limit::DirtyLimit;
 use super::inodes::{Inodes, Stripe};
-use super::journal_format::{JournaledMutation, Run};
 use super::overlay::{MAX_SEARCHED, OwnSteps};
-use super::pending::Changes;
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
 use super::user::{self, User};
@@ -37,7 +33,7 @@ const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
 /// With a journal, which keeps the bytes: mutations that wait when the next batch is sent.
 const FULL_OF_JOURNALED: u64 = 1 << 17;
 /// Without a journal all mutations may be sent.
-const NO_JOURNAL: u64 = u64::MAX;
+pub(super) const NO_JOURNAL: u64 = u64::MAX;
 /// No mutation waits.
 const NEVER: u64 = u64::MAX;
 
@@ -72,62 +68,46 @@ pub(super) struct SpilledWrite {
     pub(super) place: RecordPlace,
 }
 
-/// Mutations for a record of the journal: they follow those that are there.
-pub(super) struct Unjournaled {
-    pub(super) first: u64,
-    pub(super) last: u64,
-    pub(super) runs: Vec<Run>,
-}
-
 #[derive(Default)]
-struct Collected {
+pub(super) struct Collected {
     /// In the order of their numbers.
-    waiting: VecDeque<Waiting>,
+    pub(super) waiting: VecDeque<Waiting>,
     /// Mutations that the server has, or that are lost.
-    done: u64,
+    pub(super) done: u64,
     /// Mutations up to this one are durable, or lost.
-    synced: u64,
+    pub(super) synced: u64,
     /// Recalls of delegations that are released when the server has the mutations up to these.
-    releases: Vec<(u64, u64)>,
+    pub(super) releases: Vec<(u64, u64)>,
     /// The batch that was taken last.
-    sending: Option<SentBatch>,
+    pub(super) sending: Option<SentBatch>,
 }
 
 /// A batch that has left the queue. It counts until the server has all of it.
 #[derive(Clone, Copy)]
-struct SentBatch {
-    last: u64,
-    bytes: u64,
-    oldest: Timestamp,
-}
-
-/// What the server does not have.
-pub(super) struct QueueReport {
-    pub(super) unsent: Changes,
-    /// Those of them that are in the journal, if there is one.
-    pub(super) journaled: Changes,
-    /// When the oldest one was made.
-    pub(super) oldest: Option<Timestamp>,
+pub(super) struct SentBatch {
+    pub(super) last: u64,
+    pub(super) bytes: u64,
+    pub(super) oldest: Timestamp,
 }
 
 /// What the client has made by itself, and the server does not have. Its lock is taken before those of stripes.
 pub(super) struct WritebackQueue {
-    inodes: Arc<Inodes>,
-    collected: Mutex<Collected>,
+    pub(super) inodes: Arc<Inodes>,
+    pub(super) collected: Mutex<Collected>,
     /// Mutations made so far, and those of them that a batch has taken.
-    made: AtomicU64,
-    taken: AtomicU64,
+    pub(super) made: AtomicU64,
+    pub(super) taken: AtomicU64,
     /// Of those that wait: their bytes, and when the first one was made in nanoseconds.
-    bytes: AtomicUsize,
+    pub(super) bytes: AtomicUsize,
     /// Bytes of mutations that wait, which are in the journal alone.
-    spilled: AtomicU64,
+    pub(super) spilled: AtomicU64,
     /// How much may wait with a journal.
-    limit: DirtyLimit,
-    since: AtomicU64,
+    pub(super) limit: DirtyLimit,
+    pub(super) since: AtomicU64,
     /// Mutations up to this one are in the journal, and may be sent.
-    journaled: AtomicU64,
+    pub(super) journaled: AtomicU64,
     /// All mutations are those of a journal that is written back.
-    is_recovered: AtomicBool,
+    pub(super) is_recovered: AtomicBool,
 }
 
 impl WritebackQueue {
@@ -190,7 +170,7 @@ impl WritebackQueue {
         collected.synced = collected.done;
     }
 
-    fn has_journal(&self) -> bool {
+    pub(super) fn has_journal(&self) -> bool {
         self.journaled.load(Ordering::Acquire) != NO_JOURNAL
     }
 
@@ -226,30 +206,6 @@ impl WritebackQueue {
         self.in_memory() as u64 + self.spilled.load(Ordering::Relaxed)
     }
 
-    /// A batch with so many bytes took so long.
-    pub(super) fn sent(&self, bytes: usize, took: Duration) {
-        self.limit.sent(bytes, took);
-    }
-
-    /// These mutations are in a record of the journal. Their bytes stay there alone while many wait.
-    pub(super) fn spill(&self, numbers: RangeInclusive<u64>, place: RecordPlace) {
-        if self.in_memory() < self.limit.memory() / 2 {
-            return;
-        }
-        let (mut freed, mut collected) = (0, self.collected.lock());
-        let start = collected.waiting.partition_point(|it| it.number < *numbers.start());
-        for waiting in collected.waiting.range_mut(start..) {
-            if waiting.number > *numbers.end() {
-                break;
-            }
-            freed += waiting.record.spill(place);
-        }
-        // Before a batch can take them.
-        self.spilled.fetch_add(freed as u64, Ordering::Relaxed);
-        let before = self.bytes.fetch_sub(freed, Ordering::Relaxed);
-        assert!(before >= freed, "more bytes are spilled than were queued");
-    }
-
     /// Mutations that are in no batch.
     fn waiting(&self) -> u64 {
         // In this order: what is taken was made.
@@ -279,7 +235,7 @@ impl WritebackQueue {
         self.collected.lock().releases.retain(|(number, _)| *number != recall);
     }
 
-    fn collect(&self, collected: &mut Collected) {
+    pub(super) fn collect(&self, collected: &mut Collected) {
         let last = self.last();
         let before = collected.waiting.len();
         for mut stripe in self.inodes.stripes() {
@@ -293,7 +249,7 @@ impl WritebackQueue {
         );
     }
 
-    /// What waits of the bytes of a file. The caller keeps batches from being sent, so that nothing else of it is on its way; `None`
+    /// What waits of the bytes of a file. The caller keeps batches from being sent, so that nothing else of it is in flight; `None`
     /// if that cannot be told soon.
     pub(super) fn steps_of(&self, file: Ino) -> Option<OwnSteps> {
         let mut collected = self.collected.lock();
@@ -395,7 +351,7 @@ impl WritebackQueue {
     }
 
     /// Mutations do not wait any more.
-    fn leave(&self, count: usize, bytes: usize) {
+    pub(super) fn leave(&self, count: usize, bytes: usize) {
         let had_bytes = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         assert!(had_bytes >= bytes, "more bytes leave the queue than were queued");
         self.taken.fetch_add(count as u64, Ordering::AcqRel);
@@ -435,139 +391,9 @@ impl WritebackQueue {
         (done, removed)
     }
 
-    /// Whether the mutations up to this one are in the journal, or need not be.
-    pub(super) fn is_journaled(&self, number: u64) -> bool {
-        self.journaled.load(Ordering::Acquire) >= number
-    }
-
-    /// Mutations up to this one are in the journal.
-    pub(super) fn journaled(&self, last: u64) {
-        self.journaled.fetch_max(last, Ordering::AcqRel);
-    }
-
-    /// Mutations are in the journal from here on before they are sent: none was made yet.
-    pub(super) fn begin_journal(&self, size: u64) {
-        assert!(self.last() == 0, "a journal begins with the first mutation");
-        self.limit.begin_journal(size);
-        self.journaled.store(0, Ordering::Release);
-    }
-
-    /// There is no journal any more: mutations are sent at once.
-    pub(super) fn end_journal(&self) {
-        self.journaled.store(NO_JOURNAL, Ordering::Release);
-    }
-
-    /// Whether mutations wait that are in the journal.
-    pub(super) fn may_send(&self) -> bool {
-        let collected = self.collected.lock();
-        collected.waiting.front().is_some_and(|first| self.is_journaled(first.number))
-    }
-
-    /// What the server does not have.
-    pub(super) fn report(&self) -> QueueReport {
-        let mut collected = self.collected.lock();
-        self.collect(&mut collected);
-        let journaled = self.journaled.load(Ordering::Acquire);
-        let Collected { waiting, done, sending, .. } = &*collected;
-        let sending = sending.filter(|batch| batch.last > *done);
-        let sent = sending.map_or(Changes::default(), |SentBatch { last, bytes, .. }| Changes {
-            changes: last - done,
-            bytes,
-        });
-        // Nothing is sent that is not in the journal.
-        let (mut unsent, mut in_journal) = (sent, sent);
-        for Waiting { number, record, .. } in waiting {
-            let bytes = record.data_bytes();
-            for counted in [Some(&mut unsent), (*number <= journaled).then_some(&mut in_journal)] {
-                let Some(counted) = counted else { continue };
-                (counted.changes, counted.bytes) = (counted.changes + 1, counted.bytes + bytes);
-            }
-        }
-        let oldest = sending.map(|batch| batch.oldest);
-        let oldest = oldest.or_else(|| waiting.front().map(|first| first.record.time()));
-        QueueReport { unsent, journaled: in_journal, oldest }
-    }
-
     /// Mutations that the server has, or that are lost.
     pub(super) fn done(&self) -> u64 {
         self.collected.lock().done
-    }
-
-    /// The next mutations that are not in the journal, of about so many bytes at most.
-    pub(super) fn unjournaled(&self, most: usize) -> Option<Unjournaled> {
-        let mut collected = self.collected.lock();
-        self.collect(&mut collected);
-        let start = collected.waiting.partition_point(|waiting| self.is_journaled(waiting.number));
-        let first = collected.waiting.get(start)?.number;
-        let (mut bytes, mut last, mut runs) = (0, first, Vec::<Run>::new());
-        for Waiting { number, record, quota, user } in collected.waiting.range(start..) {
-            bytes += record.bytes();
-            if bytes > most && *number > first {
-                break;
-            }
-            let Parts { mutation, blocks, .. } = record.parts();
-            let user = user.as_deref().cloned();
-            let next = JournaledMutation { mutation, blocks, quota: *quota };
-            match runs.last_mut().filter(|run| run.user == user) {
-                Some(run) => run.mutations.push(next),
-                None => runs.push(Run { user, mutations: vec![next] }),
-            }
-            last = *number;
-        }
-        Some(Unjournaled { first, last, runs })
-    }
-
-    /// Mutations of a journal wait again, which have these numbers from the first one on.
-    pub(super) fn recover(&self, first: u64, runs: Vec<Run>) {
-        let mut collected = self.collected.lock();
-        assert!(
-            collected.waiting.is_empty() && self.last() == 0,
-            "a client recovers before it begins"
-        );
-        let mut number = first - 1;
-        for Run { user, mutations } in runs {
-            let user = user.map(Arc::new);
-            for JournaledMutation { mutation, blocks, quota } in mutations {
-                number += 1;
-                for ino in mutation.kind.inodes() {
-                    self.inodes.with_new(ino, |node| node.delegation.changed());
-                }
-                // What grows is known to the server, which alone stores bytes beside a journal.
-                let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));
-                self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
-                collected.waiting.push_back(Waiting { number, record, quota, user: user.clone() });
-            }
-        }
-        collected.done = first - 1;
-        self.is_recovered.store(true, Ordering::Relaxed);
-        self.made.store(number, Ordering::Release);
-        self.taken.store(first - 1, Ordering::Release);
-        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
-    }
-
-    pub(super) fn is_recovered(&self) -> bool {
-        self.is_recovered.load(Ordering::Relaxed)
-    }
-
-    /// What the mutations that wait have taken.
-    pub(super) fn charges(&self) -> Vec<Charge> {
-        let charge = |Waiting { record, quota, .. }: &Waiting| {
-            let Parts { mutation, blocks, .. } = record.parts();
-            Charge { quota: *quota, room: room_of(&mutation.kind, blocks) }
-        };
-        self.collected.lock().waiting.iter().map(charge).collect()
-    }
-
-    /// The server has the mutations of a recovered journal up to this one.
-    pub(super) fn skip(&self, applied: u64) {
-        let mut collected = self.collected.lock();
-        let count = collected.waiting.partition_point(|waiting| waiting.number <= applied);
-        let skipped: Vec<Waiting> = collected.waiting.drain(..count).collect();
-        drop(collected);
-        self.leave(count, skipped.iter().map(|waiting| waiting.record.bytes()).sum());
-        let mutations: Vec<_> =
-            skipped.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect();
-        self.remove(&mutations, 0, &[]);
     }
 
     /// The session has ended, and no inode is delegated any more; the mutations that are lost.

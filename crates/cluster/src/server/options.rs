@@ -15,7 +15,7 @@ pub struct Options {
     pub lease: Duration,
     /// Time in addition to the lease for a client with a journal that does not answer: it may reboot.
     pub hold: Duration,
-    /// Others wait for so long at most for a client that sends what it has made, batch after batch. One that sends none for the time
+    /// Other clients wait for so long at most for one that sends what it has made, batch after batch. One that sends none for the time
     /// of a lease is not waited for.
     pub recall: Duration,
     /// A client that is silent for so long has lost its session.

@@ -253,7 +253,7 @@ fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
     let removed: Vec<String> = removed.filter_map(|entry| entry.path.clone()).collect();
     let when = Since { made, force: *force, removed };
     let (mut applied, mut left, mut moved) = (0, Vec::new(), Vec::new());
-    // Names go before others take them.
+    // Names are free before another file takes them.
     list.entries.sort_by_key(|entry| !(entry.removed || entry.renamed.is_some()));
     for entry in std::mem::take(&mut list.entries) {
         // It lies in a directory that is a copy as a whole.

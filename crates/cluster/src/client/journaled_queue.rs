@@ -1,0 +1,188 @@
+//! The queue of a client with a journal: mutations go there before they are sent, and those of an earlier mount come from there.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use thalweg_env::Time;
+use thalweg_fs::Timestamp;
+use thalweg_store::journal::log::RecordPlace;
+
+use super::journal_format::{JournaledMutation, Run};
+use super::pending::Changes;
+use super::queue::{Collected, NO_JOURNAL, SentBatch, WritebackQueue};
+use super::record::{Parts, Record, Waiting, room_of};
+use super::room::Charge;
+
+/// Mutations for a record of the journal: they follow those that are there.
+pub(super) struct Unjournaled {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) runs: Vec<Run>,
+}
+
+/// What the server does not have.
+pub(super) struct QueueReport {
+    pub(super) unsent: Changes,
+    /// Those of them that are in the journal, if there is one.
+    pub(super) journaled: Changes,
+    /// When the oldest one was made.
+    pub(super) oldest: Option<Timestamp>,
+}
+
+impl WritebackQueue {
+    /// These mutations are in a record of the journal. Their bytes stay there alone while many wait.
+    pub(super) fn spill(&self, numbers: RangeInclusive<u64>, place: RecordPlace) {
+        if self.in_memory() < self.limit.memory() / 2 {
+            return;
+        }
+        let (mut freed, mut collected) = (0, self.collected.lock());
+        let start = collected.waiting.partition_point(|it| it.number < *numbers.start());
+        for waiting in collected.waiting.range_mut(start..) {
+            if waiting.number > *numbers.end() {
+                break;
+            }
+            freed += waiting.record.spill(place);
+        }
+        // Before a batch can take them.
+        self.spilled.fetch_add(freed as u64, Ordering::Relaxed);
+        let before = self.bytes.fetch_sub(freed, Ordering::Relaxed);
+        assert!(before >= freed, "more bytes are spilled than were queued");
+    }
+
+    /// A batch with so many bytes took so long.
+    pub(super) fn sent(&self, bytes: usize, took: Duration) {
+        self.limit.sent(bytes, took);
+    }
+
+    /// Whether the mutations up to this one are in the journal, or need not be.
+    pub(super) fn is_journaled(&self, number: u64) -> bool {
+        self.journaled.load(Ordering::Acquire) >= number
+    }
+
+    /// Mutations up to this one are in the journal.
+    pub(super) fn journaled(&self, last: u64) {
+        self.journaled.fetch_max(last, Ordering::AcqRel);
+    }
+
+    /// Mutations are in the journal from here on before they are sent: none was made yet.
+    pub(super) fn begin_journal(&self, size: u64) {
+        assert!(self.last() == 0, "a journal begins with the first mutation");
+        self.limit.begin_journal(size);
+        self.journaled.store(0, Ordering::Release);
+    }
+
+    /// There is no journal any more: mutations are sent at once.
+    pub(super) fn end_journal(&self) {
+        self.journaled.store(NO_JOURNAL, Ordering::Release);
+    }
+
+    /// Whether mutations wait that are in the journal.
+    pub(super) fn may_send(&self) -> bool {
+        let collected = self.collected.lock();
+        collected.waiting.front().is_some_and(|first| self.is_journaled(first.number))
+    }
+
+    /// The next mutations that are not in the journal, of about so many bytes at most.
+    pub(super) fn unjournaled(&self, most: usize) -> Option<Unjournaled> {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let start = collected.waiting.partition_point(|waiting| self.is_journaled(waiting.number));
+        let first = collected.waiting.get(start)?.number;
+        let (mut bytes, mut last, mut runs) = (0, first, Vec::<Run>::new());
+        for Waiting { number, record, quota, user } in collected.waiting.range(start..) {
+            bytes += record.bytes();
+            if bytes > most && *number > first {
+                break;
+            }
+            let Parts { mutation, blocks, .. } = record.parts();
+            let user = user.as_deref().cloned();
+            let next = JournaledMutation { mutation, blocks, quota: *quota };
+            match runs.last_mut().filter(|run| run.user == user) {
+                Some(run) => run.mutations.push(next),
+                None => runs.push(Run { user, mutations: vec![next] }),
+            }
+            last = *number;
+        }
+        Some(Unjournaled { first, last, runs })
+    }
+
+    /// Mutations of a journal wait again, which have these numbers from the first one on.
+    pub(super) fn recover(&self, first: u64, runs: Vec<Run>) {
+        let mut collected = self.collected.lock();
+        assert!(
+            collected.waiting.is_empty() && self.last() == 0,
+            "a client recovers before it begins"
+        );
+        let mut number = first - 1;
+        for Run { user, mutations } in runs {
+            let user = user.map(Arc::new);
+            for JournaledMutation { mutation, blocks, quota } in mutations {
+                number += 1;
+                for ino in mutation.kind.inodes() {
+                    self.inodes.with_new(ino, |node| node.delegation.changed());
+                }
+                // What grows is known to the server, which alone stores bytes beside a journal.
+                let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));
+                self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
+                collected.waiting.push_back(Waiting { number, record, quota, user: user.clone() });
+            }
+        }
+        collected.done = first - 1;
+        self.is_recovered.store(true, Ordering::Relaxed);
+        self.made.store(number, Ordering::Release);
+        self.taken.store(first - 1, Ordering::Release);
+        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(super) fn is_recovered(&self) -> bool {
+        self.is_recovered.load(Ordering::Relaxed)
+    }
+
+    /// What the mutations that wait have taken.
+    pub(super) fn charges(&self) -> Vec<Charge> {
+        let charge = |Waiting { record, quota, .. }: &Waiting| {
+            let Parts { mutation, blocks, .. } = record.parts();
+            Charge { quota: *quota, room: room_of(&mutation.kind, blocks) }
+        };
+        self.collected.lock().waiting.iter().map(charge).collect()
+    }
+
+    /// The server has the mutations of a recovered journal up to this one.
+    pub(super) fn skip(&self, applied: u64) {
+        let mut collected = self.collected.lock();
+        let count = collected.waiting.partition_point(|waiting| waiting.number <= applied);
+        let skipped: Vec<Waiting> = collected.waiting.drain(..count).collect();
+        drop(collected);
+        self.leave(count, skipped.iter().map(|waiting| waiting.record.bytes()).sum());
+        let mutations: Vec<_> =
+            skipped.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect();
+        self.remove(&mutations, 0, &[]);
+    }
+
+    /// What the server does not have.
+    pub(super) fn report(&self) -> QueueReport {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let journaled = self.journaled.load(Ordering::Acquire);
+        let Collected { waiting, done, sending, .. } = &*collected;
+        let sending = sending.filter(|batch| batch.last > *done);
+        let sent = sending.map_or(Changes::default(), |SentBatch { last, bytes, .. }| Changes {
+            changes: last - done,
+            bytes,
+        });
+        // Nothing is sent that is not in the journal.
+        let (mut unsent, mut in_journal) = (sent, sent);
+        for Waiting { number, record, .. } in waiting {
+            let bytes = record.data_bytes();
+            for counted in [Some(&mut unsent), (*number <= journaled).then_some(&mut in_journal)] {
+                let Some(counted) = counted else { continue };
+                (counted.changes, counted.bytes) = (counted.changes + 1, counted.bytes + bytes);
+            }
+        }
+        let oldest = sending.map(|batch| batch.oldest);
+        let oldest = oldest.or_else(|| waiting.front().map(|first| first.record.time()));
+        QueueReport { unsent, journaled: in_journal, oldest }
+    }
+}

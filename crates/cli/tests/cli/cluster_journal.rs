@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use serde_json::Value;
@@ -38,6 +38,19 @@ impl Drop for Foreground {
     }
 }
 
+/// The first mount of a client with a new journal; the journal, and a directory that it has made.
+fn first_mount(scene: &Scene) -> (Foreground, PathBuf, PathBuf) {
+    let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
+    let journal = scene.home.path("journal");
+    let options = format!("journal_dev={},journal_size=16M", journal.display());
+    let mut command = scene.mount_command("one", "/");
+    let first = command.args(["-o", &options, "--token", &token]);
+    let mount = Foreground::start(scene, first, "one");
+    let directory = scene.home.path("mnt-one").join("d");
+    fs::create_dir(&directory).unwrap();
+    (mount, journal, directory)
+}
+
 pub(crate) fn inspect(journal: &Path) -> Value {
     json(thalweg(["cluster", "journal", "inspect", "--json"]).arg(journal))
 }
@@ -45,14 +58,7 @@ pub(crate) fn inspect(journal: &Path) -> Value {
 #[test]
 fn what_was_synced_survives_the_mount_and_waits_for_no_server() {
     let Some(mut scene) = Scene::with_mounts() else { return };
-    let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
-    let journal = scene.home.path("journal");
-    let options = format!("journal_dev={},journal_size=16M", journal.display());
-    let mut command = scene.mount_command("one", "/");
-    let first = command.args(["-o", &options, "--token", &token]);
-    let mount = Foreground::start(&scene, first, "one");
-    let directory = scene.home.path("mnt-one").join("d");
-    fs::create_dir(&directory).unwrap();
+    let (mount, journal, directory) = first_mount(&scene);
     let files: Vec<File> = (0..5u8)
         .map(|number| {
             let file = File::create(directory.join(format!("f{number}"))).unwrap();
@@ -122,14 +128,7 @@ fn what_is_no_journal_is_refused() {
 #[test]
 fn what_others_have_used_is_in_conflict_copies() {
     let Some(scene) = Scene::with_mounts() else { return };
-    let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
-    let journal = scene.home.path("journal");
-    let options = format!("journal_dev={},journal_size=16M", journal.display());
-    let mut command = scene.mount_command("one", "/");
-    let first = command.args(["-o", &options, "--token", &token]);
-    let mount = Foreground::start(&scene, first, "one");
-    let directory = scene.home.path("mnt-one").join("d");
-    fs::create_dir(&directory).unwrap();
+    let (mount, journal, directory) = first_mount(&scene);
     let shown = scene.home.path("mnt-one").display().to_string();
     for name in ["read", "changed", "apart"] {
         fs::write(directory.join(name), format!("{name} before")).unwrap();
@@ -191,19 +190,17 @@ fn what_others_have_used_is_in_conflict_copies() {
 #[test]
 fn a_journal_that_was_given_up_is_exported() {
     let Some(scene) = Scene::with_mounts() else { return };
-    let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
-    let journal = scene.home.path("journal");
-    let options = format!("journal_dev={},journal_size=16M", journal.display());
-    let mut command = scene.mount_command("one", "/");
-    let first = command.args(["-o", &options, "--token", &token]);
-    let mount = Foreground::start(&scene, first, "one");
-    let directory = scene.home.path("mnt-one").join("d");
-    fs::create_dir(&directory).unwrap();
+    let (mount, journal, directory) = first_mount(&scene);
+    // The directory is the client's own after a few names in it.
+    for number in 0..5 {
+        File::create(directory.join(format!("f{number}"))).unwrap();
+    }
     let file = File::create(directory.join("file")).unwrap();
     file.write_all_at(b"given up", 0).unwrap();
     file.write_all_at(b"far", 10_000).unwrap();
     file.sync_all().unwrap();
     drop(file);
+    assert!(inspect(&journal)["bytes"].as_u64().unwrap() >= 11);
     let forget = || {
         let mut command = scene.with("server", &["cluster", "journal", "forget"]);
         command.arg(scene.home.volume()).arg("one");

@@ -1,5 +1,6 @@
 //! Loads of one or two clients on a shared directory, measured on several filesystems in turns.
 
+pub(crate) mod durable;
 pub(crate) mod losing;
 pub(crate) mod usual;
 
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rand::SeedableRng;
 use thalweg_env::{Env, Rng};
 
-use crate::cluster_mounts::{Kind, Site, new_folder};
+use crate::cluster_mounts::{Kind, Site, Subject, new_folder};
 use crate::fs::loads::SourceTree;
 use crate::machine::execute;
 use crate::rig::{median, rounded};
@@ -89,6 +90,8 @@ struct Row {
     rates: Vec<f64>,
     /// Calls to our server for each operation.
     calls: Vec<f64>,
+    /// Seconds from the end until the server has what is in the journal.
+    drains: Vec<f64>,
     /// Of all rounds.
     lost: Option<u64>,
 }
@@ -132,43 +135,55 @@ fn measure_once(
     let seed = plan.seed ^ (round as u64) << 32;
     let before = site.calls()?;
     let timed = (load.run)(&Stage { env, first, second, tree, scale, seed })?;
-    let name = site.kind.name();
+    let name = site.subject.name;
     let lost = timed.lost.map_or(String::new(), |lost| format!(", {lost} lost"));
     eprintln!("{} on {name}: {:.1} {}{lost}", load.name, timed.rate(), load.unit);
     if let (Some(before), Some(after)) = (before, site.calls()?) {
         row.calls.push((after - before) as f64 / timed.operations.max(1.0));
+    }
+    // Else it would be written back while another filesystem is measured.
+    let ended = env.now();
+    if site.drain()? {
+        row.drains.push(env.now().since(ended).as_secs_f64());
     }
     row.rates.push(timed.rate());
     row.lost = timed.lost.map(|lost| row.lost.unwrap_or(0) + lost);
     Ok(())
 }
 
-/// Whether a filesystem is ours and shared.
-fn is_ours(kind: Kind) -> bool {
-    matches!(kind, Kind::Rados | Kind::Embedded)
-}
-
 fn tell(report: &mut Report, load: &Load, sites: &[Site], rows: &[Row]) {
     for (site, row) in sites.iter().zip(rows) {
-        let name = format!("{}_{}", site.kind.name(), load.name);
+        let name = format!("{}_{}", site.subject.name, load.name);
         report.figure(&format!("{name}_{}", load.unit), rounded(median(row.rates.clone())));
         if !row.calls.is_empty() {
             report.figure(&format!("{name}_calls"), rounded(median(row.calls.clone())));
         }
+        if !row.drains.is_empty() {
+            report.figure(&format!("{name}_drain_s"), rounded(median(row.drains.clone())));
+        }
         if let Some(lost) = row.lost {
             report.figure(&format!("{name}_lost"), lost);
         }
-        let peers = sites.iter().zip(rows).filter(|(peer, _)| !is_ours(peer.kind));
-        for (peer, its) in peers.filter(|_| is_ours(site.kind)) {
+        let peers = sites.iter().zip(rows);
+        for (peer, its) in peers.filter(|(peer, _)| is_compared(site.subject, peer.subject)) {
             let over = median(row.rates.clone()) / median(its.rates.clone()).max(1e-9);
-            report.figure(&ratio_name(site.kind, load, peer.kind), rounded(over));
+            report.figure(&ratio_name(site.subject, load, peer.subject), rounded(over));
         }
     }
 }
 
+/// Whether a ratio tells how many times as fast one filesystem is as the other: one of ours as one of others; or as the same
+/// without a journal.
+fn is_compared(ours: Subject, peer: Subject) -> bool {
+    let is_unjournaled =
+        ours.kind == peer.kind && (ours.has_journal, peer.has_journal) == (true, false);
+    ours.is_ours() && (!peer.is_ours() || is_unjournaled)
+}
+
 /// The name of the figure that tells how many times as fast `ours` is as `peer`.
-pub(crate) fn ratio_name(ours: Kind, load: &Load, peer: Kind) -> String {
-    format!("{}_{}_over_{}", ours.name(), load.name, peer.name())
+pub(crate) fn ratio_name(ours: Subject, load: &Load, peer: Subject) -> String {
+    let peer = if ours.kind == peer.kind { "unjournaled" } else { peer.name };
+    format!("{}_{}_over_{peer}", ours.name, load.name)
 }
 
 /// The ratios over `peer` that are below an aim.
@@ -181,7 +196,7 @@ pub(crate) fn below(
     let mut names = Vec::new();
     for ours in [Kind::Rados, Kind::Embedded] {
         for load in loads {
-            let name = ratio_name(ours, load, peer);
+            let name = ratio_name(ours.subject(), load, peer.subject());
             if report.number(&name).is_some_and(|over| over < aim(load)) {
                 names.push(name);
             }
@@ -211,15 +226,17 @@ mod tests {
     }
 
     fn row(rates: [f64; 3], lost: Option<u64>) -> Row {
-        Row { rates: rates.into(), calls: Vec::new(), lost }
+        Row { rates: rates.into(), lost, ..Row::default() }
     }
 
     #[test]
     fn ratios_above_1_say_that_ours_is_faster() {
         let folder = tempfile::tempdir().unwrap();
         let kinds = [Kind::CephFuse, Kind::Rados, Kind::Embedded, Kind::Local];
-        let sites = kinds.map(|kind| Site::on([folder.path().into(), folder.path().into()], kind));
-        let sites = sites.map(Result::unwrap);
+        let site = |kind: Kind| {
+            Site::on([folder.path().into(), folder.path().into()], kind.subject()).unwrap()
+        };
+        let sites = kinds.map(site);
         let rows = [
             row([100.0, 10.0, 1000.0], Some(7)),
             row([300.0, 1.0, 400.0], None),
@@ -242,11 +259,46 @@ mod tests {
     }
 
     #[test]
+    fn what_a_journal_brings_is_beside_the_same_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let subject =
+            |name, kind: Kind, has_journal| Subject { name, has_journal, ..kind.subject() };
+        let subjects = [
+            Kind::CephFuse.subject(),
+            subject("rados", Kind::Rados, true),
+            subject("rados_unjournaled", Kind::Rados, false),
+            subject("embedded", Kind::Embedded, true),
+        ];
+        let sites = subjects.map(|subject| {
+            Site::on([folder.path().into(), folder.path().into()], subject).unwrap()
+        });
+        let rates = [100.0, 1000.0, 200.0, 500.0];
+        let mut rows = rates.map(|rate| row([rate; 3], None));
+        rows[1].drains = vec![3.0, 1.0, 2.0];
+        let mut report = Report::new("arion-fs", 1);
+        tell(&mut report, &load("fsync"), &sites, &rows);
+        assert_eq!(report.number("rados_fsync_over_unjournaled"), Some(5.0));
+        assert_eq!(report.number("rados_fsync_over_ceph_fuse"), Some(10.0));
+        assert_eq!(report.number("rados_unjournaled_fsync_over_ceph_fuse"), Some(2.0));
+        assert_eq!(report.number("embedded_fsync_over_ceph_fuse"), Some(5.0));
+        assert_eq!(report.number("rados_fsync_drain_s"), Some(2.0));
+        for absent in [
+            "rados_unjournaled_fsync_over_unjournaled",
+            "rados_unjournaled_fsync_over_rados",
+            "embedded_fsync_over_unjournaled",
+            "embedded_fsync_over_rados_unjournaled",
+            "embedded_fsync_drain_s",
+        ] {
+            assert_eq!(report.number(absent), None, "{absent}");
+        }
+    }
+
+    #[test]
     fn filesystems_are_measured_in_turns_each_in_new_directories() {
         on_stage(|stage| {
             let site = |name: &str, kind| {
                 let root = stage.first.join(name);
-                Site::on([root.clone(), root], kind).unwrap()
+                Site::on([root.clone(), root], Kind::subject(kind)).unwrap()
             };
             let sites = [site("a", Kind::CephFuse), site("b", Kind::Rados)];
             let Stage { env, tree, scale, seed, .. } = *stage;

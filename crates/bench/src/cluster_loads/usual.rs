@@ -61,7 +61,11 @@ fn creates(stage: &Stage<'_>) -> Result<Timed, BenchError> {
 
 /// Blocks at the end of a file, each synced.
 fn fsync(stage: &Stage<'_>) -> Result<Timed, BenchError> {
-    let count = stage.count(WRITES, 4);
+    synced_writes(stage, stage.count(WRITES, 4))
+}
+
+/// So many blocks at the end of a file, each synced.
+pub(super) fn synced_writes(stage: &Stage<'_>, count: usize) -> Result<Timed, BenchError> {
     let block = noise(&mut stage.rng(0), BLOCK);
     let mut file = File::create(stage.first.join("log")).map_err(failed)?;
     stage.time(count, || {

@@ -34,7 +34,7 @@ use thalweg_env::Env;
 
 use crate::ceph::Ceph;
 use crate::cluster_loads::{self, Load, Plan, below, usual::LOADS};
-use crate::cluster_mounts::{Kind, Site};
+use crate::cluster_mounts::{Kind, Site, Subject};
 use crate::fs::loads::SourceTree;
 use crate::machine::{Machine, Need};
 use crate::rig::{self, failed};
@@ -70,7 +70,7 @@ fn aim(load: &Load) -> f64 {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let kinds = [Kind::CephFuse, Kind::Rados, Kind::Embedded];
-    let mut report = measure(ENTRY.name, &LOADS, &kinds, &NEEDS, options)?;
+    let mut report = measure(ENTRY.name, &LOADS, &kinds.map(Kind::subject), &NEEDS, options)?;
     let missed = below(&report, &LOADS, Kind::CephFuse, aim);
     report.figure("below_aim", missed);
     Ok(report)
@@ -80,7 +80,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 pub(crate) fn measure(
     name: &'static str,
     loads: &[Load],
-    kinds: &[Kind],
+    subjects: &[Subject],
     needs: &[Need],
     options: &Options,
 ) -> Result<Report, BenchError> {
@@ -94,8 +94,8 @@ pub(crate) fn measure(
     let env = Env::real();
     let ceph = Ceph::start("bluestore", 1)?;
     let mut sites = Vec::new();
-    for kind in kinds {
-        sites.push(Site::start(*kind, &machine, &ceph)?);
+    for subject in subjects {
+        sites.push(Site::start(*subject, &machine, &ceph)?);
     }
     let mut report = Report::new(name, options.seed);
     report.figure("scale", scale);

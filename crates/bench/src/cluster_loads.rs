@@ -1,87 +1,23 @@
 //! Loads of one or two clients on a shared directory, measured on several filesystems in turns.
 
+pub(crate) mod durable;
 pub(crate) mod losing;
+mod stage;
 pub(crate) mod usual;
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rand::SeedableRng;
-use thalweg_env::{Env, Rng};
+use thalweg_env::Env;
 
-use crate::cluster_mounts::{Kind, Site, new_folder};
+use crate::cluster_mounts::{Kind, Site, Subject, new_folder};
 use crate::fs::loads::SourceTree;
 use crate::machine::execute;
 use crate::rig::{median, rounded};
 use crate::{BenchError, Report};
+pub(crate) use stage::{Load, Stage};
 
 /// Number of rounds.
 const ROUNDS: usize = 3;
-
-/// A new directory, as two clients see it, and the settings of a load.
-pub(crate) struct Stage<'a> {
-    pub(crate) env: &'a Env,
-    /// The directory as the first client sees it, which has made it.
-    pub(crate) first: PathBuf,
-    /// The same directory as the second client sees it.
-    pub(crate) second: PathBuf,
-    pub(crate) tree: &'a SourceTree,
-    pub(crate) scale: f64,
-    pub(crate) seed: u64,
-}
-
-impl Stage<'_> {
-    /// A count at this run's scale.
-    pub(crate) fn count(&self, full: f64, least: usize) -> usize {
-        ((full * self.scale) as usize).max(least)
-    }
-
-    pub(crate) fn rng(&self, thread: usize) -> Rng {
-        Rng::seed_from_u64(self.seed ^ thread as u64)
-    }
-
-    /// Times so many operations.
-    pub(crate) fn time(
-        &self,
-        operations: usize,
-        work: impl FnOnce() -> Result<(), BenchError>,
-    ) -> Result<Timed, BenchError> {
-        let begun = self.env.now();
-        work()?;
-        let seconds = self.env.now().since(begun).as_secs_f64();
-        Ok(Timed { operations: operations as f64, seconds, lost: None })
-    }
-}
-
-/// Makes the names in a directory durable.
-pub(crate) fn sync(folder: &Path) -> Result<(), BenchError> {
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|source| BenchError::Io { path: folder.to_owned(), source })
-}
-
-/// The result of a load.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timed {
-    pub(crate) operations: f64,
-    pub(crate) seconds: f64,
-    /// Operations that had no lasting effect, and are not among the others; `None` for a load that does not count them.
-    pub(crate) lost: Option<u64>,
-}
-
-impl Timed {
-    fn rate(&self) -> f64 {
-        self.operations / self.seconds.max(1e-9)
-    }
-}
-
-/// A load.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    pub(crate) name: &'static str,
-    /// The unit of its rate.
-    pub(crate) unit: &'static str,
-    pub(crate) run: fn(&Stage<'_>) -> Result<Timed, BenchError>,
-}
 
 /// The results of one filesystem under one load.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +25,8 @@ struct Row {
     rates: Vec<f64>,
     /// Calls to our server for each operation.
     calls: Vec<f64>,
+    /// Seconds from the end until the server has what is in the journal.
+    drains: Vec<f64>,
     /// Of all rounds.
     lost: Option<u64>,
 }
@@ -132,43 +70,55 @@ fn measure_once(
     let seed = plan.seed ^ (round as u64) << 32;
     let before = site.calls()?;
     let timed = (load.run)(&Stage { env, first, second, tree, scale, seed })?;
-    let name = site.kind.name();
+    let name = site.subject.name;
     let lost = timed.lost.map_or(String::new(), |lost| format!(", {lost} lost"));
     eprintln!("{} on {name}: {:.1} {}{lost}", load.name, timed.rate(), load.unit);
     if let (Some(before), Some(after)) = (before, site.calls()?) {
         row.calls.push((after - before) as f64 / timed.operations.max(1.0));
+    }
+    // Else it would be written back while another filesystem is measured.
+    let ended = env.now();
+    if site.drain()? {
+        row.drains.push(env.now().since(ended).as_secs_f64());
     }
     row.rates.push(timed.rate());
     row.lost = timed.lost.map(|lost| row.lost.unwrap_or(0) + lost);
     Ok(())
 }
 
-/// Whether a filesystem is ours and shared.
-fn is_ours(kind: Kind) -> bool {
-    matches!(kind, Kind::Rados | Kind::Embedded)
-}
-
 fn tell(report: &mut Report, load: &Load, sites: &[Site], rows: &[Row]) {
     for (site, row) in sites.iter().zip(rows) {
-        let name = format!("{}_{}", site.kind.name(), load.name);
+        let name = format!("{}_{}", site.subject.name, load.name);
         report.figure(&format!("{name}_{}", load.unit), rounded(median(row.rates.clone())));
         if !row.calls.is_empty() {
             report.figure(&format!("{name}_calls"), rounded(median(row.calls.clone())));
         }
+        if !row.drains.is_empty() {
+            report.figure(&format!("{name}_drain_s"), rounded(median(row.drains.clone())));
+        }
         if let Some(lost) = row.lost {
             report.figure(&format!("{name}_lost"), lost);
         }
-        let peers = sites.iter().zip(rows).filter(|(peer, _)| !is_ours(peer.kind));
-        for (peer, its) in peers.filter(|_| is_ours(site.kind)) {
+        let peers = sites.iter().zip(rows);
+        for (peer, its) in peers.filter(|(peer, _)| is_compared(site.subject, peer.subject)) {
             let over = median(row.rates.clone()) / median(its.rates.clone()).max(1e-9);
-            report.figure(&ratio_name(site.kind, load, peer.kind), rounded(over));
+            report.figure(&ratio_name(site.subject, load, peer.subject), rounded(over));
         }
     }
 }
 
+/// Whether a ratio tells how many times as fast one filesystem is as the other: one of ours as one of others; or as the same
+/// without a journal.
+fn is_compared(ours: Subject, peer: Subject) -> bool {
+    let is_unjournaled =
+        ours.kind == peer.kind && (ours.has_journal, peer.has_journal) == (true, false);
+    ours.is_ours() && (!peer.is_ours() || is_unjournaled)
+}
+
 /// The name of the figure that tells how many times as fast `ours` is as `peer`.
-pub(crate) fn ratio_name(ours: Kind, load: &Load, peer: Kind) -> String {
-    format!("{}_{}_over_{}", ours.name(), load.name, peer.name())
+pub(crate) fn ratio_name(ours: Subject, load: &Load, peer: Subject) -> String {
+    let peer = if ours.kind == peer.kind { "unjournaled" } else { peer.name };
+    format!("{}_{}_over_{peer}", ours.name, load.name)
 }
 
 /// The ratios over `peer` that are below an aim.
@@ -181,7 +131,7 @@ pub(crate) fn below(
     let mut names = Vec::new();
     for ours in [Kind::Rados, Kind::Embedded] {
         for load in loads {
-            let name = ratio_name(ours, load, peer);
+            let name = ratio_name(ours.subject(), load, peer.subject());
             if report.number(&name).is_some_and(|over| over < aim(load)) {
                 names.push(name);
             }
@@ -192,6 +142,7 @@ pub(crate) fn below(
 
 #[cfg(test)]
 mod tests {
+    use super::stage::sync;
     use super::*;
 
     /// Runs a test on a stage whose clients are a plain directory.
@@ -211,15 +162,17 @@ mod tests {
     }
 
     fn row(rates: [f64; 3], lost: Option<u64>) -> Row {
-        Row { rates: rates.into(), calls: Vec::new(), lost }
+        Row { rates: rates.into(), lost, ..Row::default() }
     }
 
     #[test]
     fn ratios_above_1_say_that_ours_is_faster() {
         let folder = tempfile::tempdir().unwrap();
         let kinds = [Kind::CephFuse, Kind::Rados, Kind::Embedded, Kind::Local];
-        let sites = kinds.map(|kind| Site::on([folder.path().into(), folder.path().into()], kind));
-        let sites = sites.map(Result::unwrap);
+        let site = |kind: Kind| {
+            Site::on([folder.path().into(), folder.path().into()], kind.subject()).unwrap()
+        };
+        let sites = kinds.map(site);
         let rows = [
             row([100.0, 10.0, 1000.0], Some(7)),
             row([300.0, 1.0, 400.0], None),
@@ -242,11 +195,46 @@ mod tests {
     }
 
     #[test]
+    fn what_a_journal_brings_is_beside_the_same_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let subject =
+            |name, kind: Kind, has_journal| Subject { name, has_journal, ..kind.subject() };
+        let subjects = [
+            Kind::CephFuse.subject(),
+            subject("rados", Kind::Rados, true),
+            subject("rados_unjournaled", Kind::Rados, false),
+            subject("embedded", Kind::Embedded, true),
+        ];
+        let sites = subjects.map(|subject| {
+            Site::on([folder.path().into(), folder.path().into()], subject).unwrap()
+        });
+        let rates = [100.0, 1000.0, 200.0, 500.0];
+        let mut rows = rates.map(|rate| row([rate; 3], None));
+        rows[1].drains = vec![3.0, 1.0, 2.0];
+        let mut report = Report::new("arion-fs", 1);
+        tell(&mut report, &load("fsync"), &sites, &rows);
+        assert_eq!(report.number("rados_fsync_over_unjournaled"), Some(5.0));
+        assert_eq!(report.number("rados_fsync_over_ceph_fuse"), Some(10.0));
+        assert_eq!(report.number("rados_unjournaled_fsync_over_ceph_fuse"), Some(2.0));
+        assert_eq!(report.number("embedded_fsync_over_ceph_fuse"), Some(5.0));
+        assert_eq!(report.number("rados_fsync_drain_s"), Some(2.0));
+        for absent in [
+            "rados_unjournaled_fsync_over_unjournaled",
+            "rados_unjournaled_fsync_over_rados",
+            "embedded_fsync_over_unjournaled",
+            "embedded_fsync_over_rados_unjournaled",
+            "embedded_fsync_drain_s",
+        ] {
+            assert_eq!(report.number(absent), None, "{absent}");
+        }
+    }
+
+    #[test]
     fn filesystems_are_measured_in_turns_each_in_new_directories() {
         on_stage(|stage| {
             let site = |name: &str, kind| {
                 let root = stage.first.join(name);
-                Site::on([root.clone(), root], kind).unwrap()
+                Site::on([root.clone(), root], Kind::subject(kind)).unwrap()
             };
             let sites = [site("a", Kind::CephFuse), site("b", Kind::Rados)];
             let Stage { env, tree, scale, seed, .. } = *stage;

@@ -38,7 +38,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
 fn run(options: &Options) -> Result<Report, BenchError> {
     let kinds = [Kind::CephFuse, Kind::Rados, Kind::Embedded, Kind::Local];
     let needs = [&cluster_fs::NEEDS[..], &[Need::CephProgram("git")]].concat();
-    let mut report = measure(ENTRY.name, &LOADS, &kinds, &needs, options)?;
+    let mut report = measure(ENTRY.name, &LOADS, &kinds.map(Kind::subject), &needs, options)?;
     for (figure, peer) in
         [("slower_than_ceph_fuse", Kind::CephFuse), ("slower_than_local", Kind::Local)]
     {

@@ -1,5 +1,5 @@
-//! Filesystems that two clients on this machine mount: ours with a server of its own, and a CephFS; and one that is
-//! mounted without a server.
+//! Filesystems that two clients on this machine mount: ours with a server of its own, where the first client may have a
+//! journal, and a CephFS; and one that is mounted without a server.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -10,12 +10,15 @@ use serde_json::Value;
 
 use crate::BenchError;
 use crate::ceph::{Ceph, CephMount, POOL};
+use crate::loops::LoopDevice;
 use crate::machine::{Machine, Mount, output};
 use crate::peer::Peer;
 use crate::rig::failed;
 
-/// Bytes of a volume in a folder.
+/// Bytes of a volume in a folder, unless a benchmark needs less. They are allocated at once.
 const SIZE: &str = "8G";
+/// Bytes of a client's journal.
+const JOURNAL: u64 = 512 << 20;
 /// The port is the system's choice.
 const LISTEN: &str = "127.0.0.1:0";
 
@@ -41,42 +44,79 @@ impl Kind {
             Kind::Local => "local",
         }
     }
+
+    /// A filesystem that is named after its kind.
+    pub(crate) fn subject(self) -> Subject {
+        Subject { name: self.name(), kind: self, has_journal: false, size: SIZE }
+    }
+}
+
+/// A filesystem that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    /// In figures, and of its folder and volume.
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    /// Whether the first client of ours has a journal, on a loop device.
+    pub(crate) has_journal: bool,
+    /// Bytes of a volume in a folder.
+    pub(crate) size: &'static str,
+}
+
+impl Subject {
+    /// Whether it is ours and shared.
+    pub(crate) fn is_ours(self) -> bool {
+        matches!(self.kind, Kind::Rados | Kind::Embedded)
+    }
 }
 
 /// A filesystem and its mounts; dropping it unmounts it and ends its server. Fields are dropped in order.
 #[derive(Debug)]
 pub(crate) struct Site {
-    pub(crate) kind: Kind,
+    pub(crate) subject: Subject,
     /// Where each client has the root directory.
     pub(crate) roots: [PathBuf; 2],
     _ours: Vec<Mount>,
     _cephfs: Vec<CephMount>,
     server: Option<Server>,
+    journal: Option<LoopDevice>,
 }
 
 impl Site {
     /// Makes the filesystem, starts its server, and mounts it.
-    pub(crate) fn start(kind: Kind, machine: &Machine, ceph: &Ceph) -> Result<Site, BenchError> {
-        let folder = machine.folder.path().join(kind.name());
-        let mut site = Site::on([folder.join("one"), folder.join("two")], kind)?;
+    pub(crate) fn start(
+        subject: Subject,
+        machine: &Machine,
+        ceph: &Ceph,
+    ) -> Result<Site, BenchError> {
+        let folder = machine.folder.path().join(subject.name);
+        let mut site = Site::on([folder.join("one"), folder.join("two")], subject)?;
+        if subject.has_journal {
+            let journal = site.journal.insert(LoopDevice::create_written(&folder, JOURNAL)?);
+            let create: [&OsStr; 3] = ["cluster".as_ref(), "journal".as_ref(), "create".as_ref()];
+            machine.thalweg(&[&create[..], &[journal.path().as_os_str()]].concat())?;
+        }
         let volume = folder.join("volume");
-        match kind {
+        match subject.kind {
             Kind::CephFuse => {
                 for root in &site.roots {
                     site._cephfs.push(ceph.mount(root)?);
                 }
             }
             Kind::Rados => {
-                let image = PathBuf::from(format!("rados:{POOL}/bench"));
+                let image = PathBuf::from(format!("rados:{POOL}/{}", subject.name));
                 site.serve(Server::start(machine, ceph, image, &folder, None)?, machine)?;
             }
             Kind::Embedded => {
-                site.serve(Server::start(machine, ceph, volume, &folder, Some(SIZE))?, machine)?;
+                site.serve(
+                    Server::start(machine, ceph, volume, &folder, Some(subject.size))?,
+                    machine,
+                )?;
             }
             Kind::Local => {
                 let keys = folder.join("keys");
                 let mut create = thalweg(machine, ceph, &keys, &["cluster", "create"]);
-                output(create.arg(&volume).args(["--size", SIZE]))?;
+                output(create.arg(&volume).args(["--size", subject.size]))?;
                 site._ours.push(Mount::new(machine, &volume, &site.roots[0], None)?);
                 site.roots[1] = site.roots[0].clone();
             }
@@ -85,21 +125,28 @@ impl Site {
     }
 
     /// A filesystem that is mounted on these folders, or will be.
-    pub(crate) fn on(roots: [PathBuf; 2], kind: Kind) -> Result<Site, BenchError> {
+    pub(crate) fn on(roots: [PathBuf; 2], subject: Subject) -> Result<Site, BenchError> {
         for root in &roots {
             fs::create_dir_all(root)
                 .map_err(|source| BenchError::Io { path: root.clone(), source })?;
         }
-        Ok(Site { kind, roots, _ours: Vec::new(), _cephfs: Vec::new(), server: None })
+        let (_ours, _cephfs) = (Vec::new(), Vec::new());
+        Ok(Site { subject, roots, _ours, _cephfs, server: None, journal: None })
     }
 
-    /// Mounts what a server serves for two new clients.
+    /// Mounts what a server serves for two new clients, the first one with the journal.
     fn serve(&mut self, server: Server, machine: &Machine) -> Result<(), BenchError> {
         let server = self.server.insert(server);
+        let mut journal = self.journal.as_ref();
         for (root, client) in self.roots.iter().zip(["one", "two"]) {
             let token = server.token(client)?;
             let keys = server.keys.with_file_name(format!("keys-{client}"));
             let mut mount = server.command(&keys, &["mount", "--token", &token]);
+            if let Some(journal) = journal.take() {
+                let mut option = OsString::from("journal_dev=");
+                option.push(journal.path());
+                mount.args(["-o".into(), option]);
+            }
             mount.arg(format!("{}:/", server.address));
             self._ours.push(Mount::by(machine, &mut mount, root)?);
         }
@@ -109,6 +156,17 @@ impl Site {
     /// The calls that the server has had from all clients; `None` without a server of ours.
     pub(crate) fn calls(&self) -> Result<Option<u64>, BenchError> {
         self.server.as_ref().map(Server::calls).transpose()
+    }
+
+    /// Returns when the server has what is in the journal; `false` without a journal.
+    pub(crate) fn drain(&self) -> Result<bool, BenchError> {
+        match &self.server {
+            Some(server) if self.journal.is_some() => {
+                let mut drain = server.command(&server.keys, &["cluster", "drain"]);
+                output(drain.arg(&self.roots[0])).map(|_| true)
+            }
+            _ => Ok(false),
+        }
     }
 }
 

@@ -24,6 +24,7 @@
 //! - [`cluster_creates`]: clients make files in directories of their own, with and without interference;
 //! - [`cluster_fs`]: a shared filesystem under usual loads, beside `ceph-fuse` on the same Ceph;
 //! - [`cluster_losing`]: the same under the loads that suit it least, also beside a local mount;
+//! - [`arion_fs`]: durable writes and SQLite on one with a client's journal, beside the same;
 //! - [`arion_fsync`]: what an fsync costs a client with a journal;
 //! - [`cluster_recall`]: a client waits for what another one has made;
 //! - [`cluster_restart`]: a server of files is killed under its clients;
@@ -45,6 +46,7 @@
 //!
 //! The names of a simulated pool of files, then their number. Every other lock is held alone, for a few statements.
 
+pub mod arion_fs;
 pub mod arion_fsync;
 mod ceph;
 pub mod chain_cache;
@@ -170,6 +172,7 @@ pub struct BenchEntry {
 }
 
 const BENCHES: &[BenchEntry] = &[
+    arion_fs::ENTRY,
     arion_fsync::ENTRY,
     chain_cache::ENTRY,
     chain_gc::ENTRY,

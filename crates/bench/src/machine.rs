@@ -22,6 +22,8 @@ pub(crate) enum Need {
     Librados,
     Root,
     Fuse,
+    /// Loop devices in the kernel.
+    LoopDevices,
 }
 
 /// Whether a program is in the search path.
@@ -50,6 +52,8 @@ impl Need {
             }
             Need::Fuse => (!Path::new("/dev/fuse").exists())
                 .then(|| "/dev/fuse (load the module fuse)".into()),
+            Need::LoopDevices => (!Path::new("/dev/loop-control").exists())
+                .then(|| "/dev/loop-control (load the module loop)".into()),
         }
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use thalweg_env::HashSet;
 
+use super::stage::{Load, Stage, Timed, sync};
 use super::usual::PER_S;
-use super::{Load, Stage, Timed, sync};
 use crate::BenchError;
 use crate::fs::loads::{SourceTree, command, threads};
 use crate::machine::output;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use super::{Load, Stage, Timed, sync};
+use super::stage::{Load, Stage, Timed, sync};
 use crate::BenchError;
 use crate::fs::loads::{self, SourceTree, noise};
 use crate::rig::failed;
@@ -61,7 +61,11 @@ fn creates(stage: &Stage<'_>) -> Result<Timed, BenchError> {
 
 /// Blocks at the end of a file, each synced.
 fn fsync(stage: &Stage<'_>) -> Result<Timed, BenchError> {
-    let count = stage.count(WRITES, 4);
+    synced_writes(stage, stage.count(WRITES, 4))
+}
+
+/// So many blocks at the end of a file, each synced.
+pub(super) fn synced_writes(stage: &Stage<'_>, count: usize) -> Result<Timed, BenchError> {
     let block = noise(&mut stage.rng(0), BLOCK);
     let mut file = File::create(stage.first.join("log")).map_err(failed)?;
     stage.time(count, || {

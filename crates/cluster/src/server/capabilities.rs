@@ -356,6 +356,12 @@ impl Capabilities {
         });
     }
 
+    /// Whether something is delegated to a session.
+    pub(super) fn has_delegations(&self, session: u64) -> bool {
+        let table = self.table.lock();
+        table.holders.values().flatten().any(|it| it.session == session && it.held.delegation)
+    }
+
     /// The client of a session was away for too long, and caches nothing any more. But its journal may have changes of what is
     /// delegated to it, and of the inodes with its numbers: these stay its own until other clients use them, but for those that
     /// are released.

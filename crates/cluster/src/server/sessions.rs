@@ -26,6 +26,9 @@ use crate::protocol::{BATCH_SLOT, Changed, Grants};
 const DELEGATED: Grants =
     Grants { attributes: false, names: false, content: false, delegation: true };
 
+/// Journals of one client that have lapsed, at most.
+const MAX_LAPSED: usize = 8;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ending {
     /// Its client has ended it, and uses nothing any more.
@@ -196,7 +199,7 @@ impl Sessions {
             Ending::Detached => "its client has left",
             Ending::Evicted(why) | Ending::Forgotten(why) => why,
         };
-        let lapses = matches!(how, Ending::Evicted(_)) && session.journal.is_kept();
+        let lapses = matches!(how, Ending::Evicted(_)) && self.may_have_changes(session);
         let (leaves, left) = watch::channel(());
         let leaving = LeavingSession { client: session.visitor.name.clone(), left };
         let mut resources = {
@@ -229,6 +232,7 @@ impl Sessions {
         let leaving = async move {
             if lapses {
                 sessions.lapse(&session, resources).await;
+                sessions.forget_oldest(&session.visitor.name);
             } else {
                 sessions.release(serial, how, resources).await;
             }
@@ -271,6 +275,29 @@ impl Sessions {
         }
         self.base.env.sleep_until(until).await;
         self.base.capabilities.drop_session(serial);
+    }
+
+    /// Whether the client of a session may have a journal with changes that the server does not have, or of which it does not know that.
+    fn may_have_changes(&self, session: &Session) -> bool {
+        let has_some = || {
+            session.journal.applied() > 0
+                || !session.journal.reserved().is_empty()
+                || self.base.capabilities.has_delegations(session.serial)
+        };
+        session.journal.is_kept() && has_some()
+    }
+
+    /// Gives up the oldest journals of a client that have lapsed, if it has too many: each takes records, and a place among the sessions.
+    fn forget_oldest(self: &Arc<Self>, client: &str) {
+        let mut lapsed = self.matching(|it| it.visitor.name == client && it.journal.has_lapsed());
+        lapsed.sort_by_key(|session| session.lock().heard);
+        for session in lapsed.iter().rev().skip(MAX_LAPSED) {
+            tracing::error!(
+                client,
+                "a client has left too many journals: the oldest one is given up"
+            );
+            self.end(session, Ending::Forgotten("its client has left too many journals"));
+        }
     }
 
     /// By then a client that was last heard at a time cannot use what it caches any more: clocks differ by less than an eighth.

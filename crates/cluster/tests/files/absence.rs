@@ -8,6 +8,7 @@ use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::client::Client;
 use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind, ConflictSet, DIRECTORY};
+use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_env::Rng;
 use thalweg_fs::{Cookie, Filesystem, Ino, Kind, Level, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
@@ -18,6 +19,7 @@ use crate::journal::{Journaled, begin, find};
 use crate::journal_crashes::{
     self, History, State, Tally, bystander, found, left, len_of, recover,
 };
+use crate::peer::Peer;
 use crate::scene::*;
 
 /// What another client finds at a path.
@@ -161,6 +163,37 @@ fn a_new_name_conflicts_with_the_same_name() {
             }
         });
     }
+}
+
+/// A client that loses its journals again and again takes no more of the server than a few.
+#[test]
+fn a_client_leaves_a_few_journals_at_most() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        for reserves in [false, true] {
+            for _ in 0..12 {
+                let peer = Peer::new(&scene, &scene.visit("a"), 0).await;
+                let journal = Some(JournalMount::Incarnation(1));
+                let request = Request::Attach { session: env.uuid(), resumes: false, journal };
+                let answer = peer.ask(0, request).await;
+                assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
+                if reserves {
+                    let answer = peer.ask(1, Request::Reserve).await;
+                    assert!(matches!(answer, Answer::Numbers { .. }), "{answer:?}");
+                }
+            }
+            env.sleep(3 * EXPIRE).await;
+            let left = if reserves { 8 } else { 0 };
+            assert_eq!(scene.service.status().lapsed_journals, left);
+            assert_eq!(scene.service.sessions().len(), left);
+        }
+        // Nor does a later server wait for them.
+        scene.crash(Shape::Nothing).await;
+        assert_eq!((scene.service.expected(), scene.service.status().lapsed_journals), (0, 8));
+        assert_eq!(scene.service.forget_journals("a"), 8);
+        env.sleep(LEASE).await;
+        assert_eq!(scene.service.sessions().len(), 0);
+    });
 }
 
 /// What another client does in a directory while its owner is away.

@@ -186,8 +186,8 @@ impl Capabilities {
                 Changed::Name { .. } | Changed::Content { .. } | Changed::Size { .. } => {}
             });
             if matches!(change, Changed::Delegation(_)) {
-                table.release_absent(ino, session);
-                if is_held {
+                let was_own = table.release_absent(ino, session);
+                if is_held || was_own {
                     table.share(ino, until);
                 }
             }

@@ -26,13 +26,15 @@ fn come_to_the_server(rig: &Rig) {
     let errno = |error: std::io::Error| error.raw_os_error();
     let waited = wait(&file, Level::Replicas, SHORT);
     assert_eq!(waited.map_err(errno), Err(Some(libc::ENODATA)));
-    let mut unknown = [1_u32, 0];
+    // No client's journal has it: then the server is waited for.
+    assert!(wait(&file, Level::Journal, SHORT).unwrap());
+    let mut unknown = [4_u32, 0];
     let request = |command: u32, argument: &mut [u32; 2]| {
         // SAFETY: the kernel reads or writes at most the 8 bytes that the request's number says.
         let done = unsafe { libc::ioctl(file.as_raw_fd(), command.into(), argument.as_mut_ptr()) };
         if done < 0 { errno(std::io::Error::last_os_error()) } else { None }
     };
-    assert_eq!(request(WAIT, &mut unknown), Some(libc::EINVAL), "the level is to come");
+    assert_eq!(request(WAIT, &mut unknown), Some(libc::EINVAL), "there is no such level");
     assert_eq!(request(WAIT + 1, &mut unknown), Some(libc::ENOTTY));
 }
 

@@ -99,11 +99,10 @@ impl Table {
         absent.find(|(_, absent)| absent.owns(ino)).map(|(owner, _)| *owner)
     }
 
-    /// A session's inode is used by others from here on.
-    pub(super) fn release_absent(&mut self, ino: Ino, session: u64) {
-        if let Some(absent) = self.absent.get_mut(&session).filter(|absent| absent.owns(ino)) {
-            absent.released.insert(ino);
-        }
+    /// A session's inode is used by others from here on, if it was its own; whether it was.
+    pub(super) fn release_absent(&mut self, ino: Ino, session: u64) -> bool {
+        let absent = self.absent.get_mut(&session).filter(|absent| absent.owns(ino));
+        absent.is_some_and(|absent| absent.released.insert(ino))
     }
 
     pub(super) fn end(&mut self, ino: Ino, stamp: u64) {

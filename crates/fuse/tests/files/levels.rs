@@ -26,7 +26,7 @@ fn come_to_the_server(rig: &Rig) {
     let errno = |error: std::io::Error| error.raw_os_error();
     let waited = wait(&file, Level::Replicas, SHORT);
     assert_eq!(waited.map_err(errno), Err(Some(libc::ENODATA)));
-    // No client's journal has it: then the server is waited for.
+    // Without a journal it waits for the server.
     assert!(wait(&file, Level::Journal, SHORT).unwrap());
     let mut unknown = [4_u32, 0];
     let request = |command: u32, argument: &mut [u32; 2]| {

@@ -196,6 +196,30 @@ fn a_client_leaves_a_few_journals_at_most() {
     });
 }
 
+/// A mount that lives on has acted on what it cached; one that begins again has not.
+#[test]
+fn a_mount_that_was_cut_off_does_not_go_on_with_a_lapsed_journal() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let session = env.uuid();
+        let attach = async |resumes, journal| {
+            let peer = Peer::new(&scene, &scene.visit("a"), 0).await;
+            let journal = Some(journal);
+            let answer = peer.ask(0, Request::Attach { session, resumes, journal }).await;
+            (peer, answer)
+        };
+        let (peer, _) = attach(false, JournalMount::Incarnation(1)).await;
+        peer.ask(1, Request::Reserve).await;
+        env.sleep(3 * EXPIRE).await;
+        let (_, refused) = attach(true, JournalMount::Incarnation(1)).await;
+        assert!(matches!(refused, Answer::Evicted), "{refused:?}");
+        for journal in [JournalMount::Rebooted, JournalMount::Incarnation(2)] {
+            let (_, attached) = attach(true, journal).await;
+            assert!(matches!(attached, Answer::Attached { .. }), "{attached:?}");
+        }
+    });
+}
+
 /// What another client does in a directory while its owner is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Foreign {

@@ -223,6 +223,7 @@ impl Moves {
     ) -> Result<(), FsError> {
         // No later call would ask where the changes of a journal lie that has lapsed.
         for session in sessions.iter().filter(|it| it.journal.has_lapsed()) {
+            self.sessions.left(session.serial).await;
             let why = "something of it was moved out of its client's directory";
             self.sessions.end(session, Ending::Forgotten(why));
             self.sessions.left(session.serial).await;

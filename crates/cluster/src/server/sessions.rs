@@ -208,7 +208,7 @@ impl Sessions {
             let resources = if lapses { session.lapse() } else { session.end() };
             let Some(resources) = resources else { return };
             let before = all.insert(session.serial, leaving);
-            assert!(before.is_none() || !lapses, "a journal lapses twice");
+            assert!(before.is_none(), "a session ends while its journal lapses");
             resources
         };
         if let Some(channel) = resources.channel.take() {
@@ -232,13 +232,15 @@ impl Sessions {
         let leaving = async move {
             if lapses {
                 sessions.lapse(&session, resources).await;
-                sessions.forget_oldest(&session.visitor.name);
             } else {
                 sessions.release(serial, how, resources).await;
             }
             let left = sessions.leaving.lock().remove(&serial);
             assert!(left.is_some(), "a session leaves twice");
             drop(leaves);
+            if lapses {
+                sessions.forget_oldest(&session.visitor.name);
+            }
         };
         self.base.env.spawn(leaving).detach();
     }
@@ -287,9 +289,17 @@ impl Sessions {
         session.journal.is_kept() && has_some()
     }
 
+    /// The sessions of a client whose journals have lapsed. Not one whose client may still use its cache: it ends after that.
+    fn lapsed_of(&self, client: &str) -> Vec<Arc<Session>> {
+        let mut lapsed = self.matching(|it| it.visitor.name == client && it.journal.has_lapsed());
+        let leaving = self.leaving.lock();
+        lapsed.retain(|session| !leaving.contains_key(&session.serial));
+        lapsed
+    }
+
     /// Gives up the oldest journals of a client that have lapsed, if it has too many: each takes records, and a place among the sessions.
     fn forget_oldest(self: &Arc<Self>, client: &str) {
-        let mut lapsed = self.matching(|it| it.visitor.name == client && it.journal.has_lapsed());
+        let mut lapsed = self.lapsed_of(client);
         lapsed.sort_by_key(|session| session.lock().heard);
         for session in lapsed.iter().rev().skip(MAX_LAPSED) {
             tracing::error!(
@@ -410,7 +420,7 @@ impl Sessions {
 
     /// Gives up the journals of a client that have lapsed; how many.
     pub(super) fn forget_journals(self: &Arc<Self>, client: &str) -> usize {
-        let lapsed = self.matching(|it| it.visitor.name == client && it.journal.has_lapsed());
+        let lapsed = self.lapsed_of(client);
         for session in &lapsed {
             self.end(session, Ending::Forgotten("an administrator gave its journal up"));
         }

@@ -220,6 +220,27 @@ fn a_mount_that_was_cut_off_does_not_go_on_with_a_lapsed_journal() {
     });
 }
 
+/// An administrator gives a journal up at any moment of its lapse.
+#[test]
+fn a_journal_is_given_up_while_it_lapses() {
+    run(1, |env| async move {
+        // Its record takes a while.
+        let scene = Scene::slow(&env, Duration::from_millis(20)).await;
+        let peer = Peer::new(&scene, &scene.visit("a"), 0).await;
+        let journal = Some(JournalMount::Incarnation(1));
+        let request = Request::Attach { session: env.uuid(), resumes: false, journal };
+        peer.ask(0, request).await;
+        peer.ask(1, Request::Reserve).await;
+        let begun = env.now();
+        while scene.service.forget_journals("a") == 0 {
+            env.sleep(Duration::from_millis(1)).await;
+            assert!(env.now().since(begun) < 3 * EXPIRE, "it never lapses");
+        }
+        env.sleep(LEASE).await;
+        assert_eq!(scene.service.sessions().len(), 0);
+    });
+}
+
 /// What another client does in a directory while its owner is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Foreign {

@@ -1,12 +1,14 @@
 //! Calls about bytes of files, and reads past the server.
 
 use bytes::Bytes;
+use thalweg_fs::mutation::MutationKind;
 use thalweg_fs::{Attributes, FsError, Ino, Kind, WriteAt, WriteHow};
 
 use super::delegation::MAX_WRITE;
 use super::error::{expect_answer, unexpected};
 use super::inode_changes::Step;
 use super::inodes::Node;
+use super::journaling::SpilledRecords;
 use super::overlay::{OwnStep, lay};
 use super::stages::Stages;
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
@@ -92,14 +94,15 @@ async fn read_own(
         false => read_from_server(stages, ino, offset, len, pages).await?.concat(),
     };
     bytes.resize(len, 0);
+    let mut spilled = SpilledRecords::new(base);
     for step in own.steps {
         let step = match step {
             OwnStep::Here(step) => step,
             OwnStep::Spilled { offset: at, len, .. } if at >= end || at + len <= offset => continue,
             OwnStep::Spilled { offset: at, number, place, .. } => {
-                match stages.writeback.spilled(number, place).await? {
-                    Some(data) => Step::Write(at, data),
-                    None => return Ok(None),
+                match spilled.get(number, place).await?.map(|it| &it.kind) {
+                    Some(MutationKind::Write { data, .. }) => Step::Write(at, data.clone()),
+                    _ => return Ok(None),
                 }
             }
         };

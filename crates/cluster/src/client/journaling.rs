@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::mutation::Mutation;
 use thalweg_fs::{Action, Failure, FsError};
 use thalweg_store::journal::JournalError;
 use thalweg_store::journal::log::RecordPlace;
@@ -80,56 +79,19 @@ impl Journaling {
         }
     }
 
-    /// Reads those bytes of a batch that are in the journal alone.
+    /// Reads those bytes of a batch that only the journal has.
     ///
     /// # Errors
     /// They cannot be read.
     pub(super) async fn load(&self, batch: &mut Batch) -> Result<(), FsError> {
-        let spilled = std::mem::take(&mut batch.spilled);
-        let failed = |error: JournalError| FsError::Store(Failure::new(Action::GiveUp, error));
-        let mut record: Option<(RecordPlace, u64, Vec<Mutation>)> = None;
-        for SpilledWrite { index, number, place } in spilled {
-            if record.as_ref().is_none_or(|(at, ..)| *at != place) {
-                let journal = self.base.journal.last().expect("what is spilled is in a journal");
-                let (first, mutations) = journal.read(place).await.map_err(failed)?;
-                record = Some((place, first, mutations));
-            }
-            let Some((_, first, mutations)) = &record else { continue };
-            let found = number.checked_sub(*first).and_then(|nth| mutations.get(nth as usize));
-            let found = found.filter(|it| it.kind.ino() == batch.mutations[index].kind.ino());
-            let found = found.ok_or_else(|| {
-                failed(JournalError::Damaged { device: String::new(), sequence: place.sequence })
-            })?;
+        let mut records = SpilledRecords::new(&self.base);
+        for SpilledWrite { index, number, place } in std::mem::take(&mut batch.spilled) {
+            let found = records.get(number, place).await?;
+            let ino = batch.mutations[index].kind.ino();
+            let found = found.filter(|it| it.kind.ino() == ino).ok_or_else(|| damaged(place))?;
             batch.mutations[index] = found.clone();
         }
         Ok(())
-    }
-
-    /// The bytes of a write that are in the journal alone; `None` if the server has them by now.
-    ///
-    /// # Errors
-    /// They cannot be read.
-    pub(super) async fn spilled(
-        &self,
-        number: u64,
-        place: RecordPlace,
-    ) -> Result<Option<Bytes>, FsError> {
-        let Some(journal) = self.base.journal.last() else { return Ok(None) };
-        let (first, mut mutations) = match journal.read(place).await {
-            Ok(found) => found,
-            Err(JournalError::Released { .. }) => return Ok(None),
-            Err(error) => return Err(FsError::Store(Failure::new(Action::GiveUp, error))),
-        };
-        let nth = number.checked_sub(first).map(|nth| nth as usize);
-        let found = nth.filter(|nth| *nth < mutations.len()).map(|nth| mutations.swap_remove(nth));
-        match found.map(|it| it.kind) {
-            Some(MutationKind::Write { data, .. }) => Ok(Some(data)),
-            _ => {
-                let (device, sequence) = (String::new(), place.sequence);
-                let error = JournalError::Damaged { device, sequence };
-                Err(FsError::Store(Failure::new(Action::GiveUp, error)))
-            }
-        }
     }
 
     /// Mutations wait for no longer than the time of a commit.
@@ -139,4 +101,48 @@ impl Journaling {
             tracing::warn!(%error, "changes are not in the journal yet");
         }
     }
+}
+
+/// Reads mutations whose bytes only the journal has. The last record stays in memory: the next one is often there, too.
+pub(super) struct SpilledRecords<'a> {
+    base: &'a ClientBase,
+    record: Option<(RecordPlace, u64, Vec<Mutation>)>,
+}
+
+impl<'a> SpilledRecords<'a> {
+    pub(super) fn new(base: &'a ClientBase) -> SpilledRecords<'a> {
+        SpilledRecords { base, record: None }
+    }
+
+    /// The mutation with this number; `None` if the server has it by now.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) async fn get(
+        &mut self,
+        number: u64,
+        place: RecordPlace,
+    ) -> Result<Option<&Mutation>, FsError> {
+        if self.record.as_ref().is_none_or(|(at, ..)| *at != place) {
+            let Some(journal) = self.base.journal.last() else { return Ok(None) };
+            let (first, mutations) = match journal.read(place).await {
+                Ok(found) => found,
+                Err(JournalError::Released { .. }) => return Ok(None),
+                Err(error) => return Err(failed(error)),
+            };
+            self.record = Some((place, first, mutations));
+        }
+        let found = self.record.as_ref().and_then(|(_, first, mutations)| {
+            mutations.get(usize::try_from(number.checked_sub(*first)?).ok()?)
+        });
+        found.map(Some).ok_or_else(|| damaged(place))
+    }
+}
+
+fn failed(error: JournalError) -> FsError {
+    FsError::Store(Failure::new(Action::GiveUp, error))
+}
+
+fn damaged(place: RecordPlace) -> FsError {
+    failed(JournalError::Damaged { device: String::new(), sequence: place.sequence })
 }

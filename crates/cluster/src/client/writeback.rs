@@ -8,7 +8,6 @@ use bytes::Bytes;
 use thalweg_env::{HashSet, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{FsError, Ino};
-use thalweg_store::journal::log::RecordPlace;
 
 use super::base::ClientBase;
 use super::call_numbers::Slot;
@@ -161,15 +160,6 @@ impl Writeback {
         self.sync(Request::SyncAll).await?;
         self.journaling.release_durable();
         Ok(())
-    }
-
-    /// The bytes of a write that are in the journal alone; `None` if the server has them by now. Errors of [`Journaling::spilled`].
-    pub(super) async fn spilled(
-        &self,
-        number: u64,
-        place: RecordPlace,
-    ) -> Result<Option<Bytes>, FsError> {
-        self.journaling.spilled(number, place).await
     }
 
     /// Whether all mutations so far are in the journal, by one commit.

@@ -40,6 +40,7 @@ mod reply;
 mod report;
 mod room;
 mod session;
+mod session_record;
 mod sessions;
 mod stages;
 

@@ -12,7 +12,8 @@ use thalweg_fs::session_table::SessionRecord;
 
 use super::base::{Base, resolve};
 use super::session::{Presence, Session};
-use super::sessions::{Ending, Recorded, Sessions, decode};
+use super::session_record::{Recorded, decode};
+use super::sessions::{Ending, Sessions};
 
 #[derive(Debug)]
 pub(super) struct GracePeriod {

@@ -13,7 +13,7 @@ use thalweg_fs::{FsError, Ino};
 
 use super::base::resolve;
 use super::session::{JournalInfo, Presence, Session};
-use super::sessions::encode;
+use super::session_record::encode;
 use super::stages::Stages;
 use crate::protocol::JournalMount;
 

@@ -130,17 +130,17 @@ impl ClientBase {
         seen_as.is_none_or(|user| is_owned_by(&attributes, &user)).then_some(attributes)
     }
 
-    /// Runs `then` if a file may be opened, and locked, without the server: it stays this client's alone meanwhile.
+    /// Runs `then` if a file or directory may be opened without the server: it stays this client's alone meanwhile.
     pub(super) fn while_delegated<T>(
         &self,
         ino: Ino,
-        then: impl FnOnce(&mut Node) -> Option<T>,
+        then: impl FnOnce(&mut Node, Kind) -> Option<T>,
     ) -> Option<T> {
         let mut stripe = self.inodes.lock(ino);
         let squash = stripe.rules.squash;
         let node = stripe.node(ino)?;
-        self.changeable(node, squash, self.now()).filter(|it| it.kind == Kind::File)?;
-        then(node)
+        let kind = self.changeable(node, squash, self.now())?.kind;
+        matches!(kind, Kind::File | Kind::Directory).then(|| then(node, kind)).flatten()
     }
 
     /// An inode that this client may change by itself misses nothing for that but its attributes.

@@ -414,12 +414,7 @@ impl Filesystem for Client {
         owner: LockOwner,
         range: LockRange,
     ) -> Result<(), FsError> {
-        let (ino, files) = (self.theirs(ino), &self.stages.open_files);
-        if !files.unlock(ino, kind, owner, range)? {
-            return Ok(());
-        }
-        files.notify_server(&[ino]).await?;
-        self.stages.writeback.order(Request::Unlock { ino, kind, owner, range }).await
+        self.stages.open_files.unlock(self.theirs(ino), kind, owner, range).await
     }
 
     async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError> {

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use super::error::expect_answer;
 use super::open_files::OpenFiles;
+use super::open_table::LockCall;
 use super::rpc::Outgoing;
 use super::user;
 use crate::protocol::{Answer, Reply, Request};
@@ -39,10 +40,14 @@ impl Drop for Waiter {
             Progress::Waits => self.gone.notify_one(),
             Progress::Holds(before) => {
                 let (ino, lock) = self.at;
+                let under_way = self.files.begin_lock_call(ino);
                 let before = if lock.kind == LockKind::Bsd { Vec::new() } else { before };
                 self.files.locks.restore(ino, &lock, &before);
                 let files = self.files.clone();
-                let reverting = async move { files.revert(ino, lock, before).await };
+                let reverting = async move {
+                    files.revert(ino, lock, before).await;
+                    drop(under_way);
+                };
                 self.files.base.env.spawn(reverting).detach();
             }
             Progress::IsGone | Progress::IsOver => {}
@@ -57,25 +62,34 @@ impl OpenFiles {
         lock: Lock,
         wait: bool,
     ) -> Result<(), FsError> {
-        match self.while_alone(ino, |_, _| self.locks.try_lock(ino, &lock)) {
+        match self.while_locked_here(ino, || self.locks.try_lock(ino, &lock)) {
             // The server knows which waits would wait for each other.
             Some(Err(FsError::Locked)) if wait => {}
             Some(locked) => return locked,
             None => {}
         }
+        let under_way = self.begin_lock_call(ino);
         self.notify_server(&[ino]).await?;
         if wait {
-            return self.wait_for(ino, lock).await;
+            return self.wait_for(ino, lock, under_way).await;
         }
         let locks = self.clone();
-        let then = move |reply: &Reply, _: &Bytes| locks.record(ino, &lock, reply);
+        let then = move |reply: &Reply, _: &Bytes| {
+            let _under_way = &under_way;
+            locks.record(ino, &lock, reply);
+        };
         let request = Request::Lock { ino, lock, wait };
         let (reply, _) = self.writeback.call(request, Vec::new(), then).await?;
         expect_answer!(reply.answer, Answer::Done => ())
     }
 
     /// Waits for a lock. The call outlives its caller: only its answer says what is to be done when the caller is gone.
-    async fn wait_for(self: &Arc<Self>, ino: Ino, lock: Lock) -> Result<(), FsError> {
+    async fn wait_for(
+        self: &Arc<Self>,
+        ino: Ino,
+        lock: Lock,
+        under_way: LockCall,
+    ) -> Result<(), FsError> {
         let (progress, gone) = (Arc::new(Mutex::new(Progress::Waits)), Arc::new(Notify::new()));
         let waiter = Waiter { files: self.clone(), at: (ino, lock), progress, gone };
         let (files, progress, gone) = (self.clone(), waiter.progress.clone(), waiter.gone.clone());
@@ -104,6 +118,7 @@ impl OpenFiles {
                 let before = files.locks.owned(ino, lock.kind, lock.owner);
                 files.revert(ino, lock, before).await;
             }
+            drop(under_way);
             expect_answer!(answered?.0.answer, Answer::Done => ())
         };
         let locked = self.base.run_apart(waiting).await;
@@ -146,7 +161,7 @@ impl OpenFiles {
     }
 
     pub(super) async fn conflict(&self, ino: Ino, lock: Lock) -> Result<Option<Lock>, FsError> {
-        if let Some(found) = self.while_alone(ino, |_, _| self.locks.conflict(ino, &lock)) {
+        if let Some(found) = self.while_locked_here(ino, || self.locks.conflict(ino, &lock)) {
             return Ok(found);
         }
         self.notify_server(&[ino]).await?;

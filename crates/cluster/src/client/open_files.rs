@@ -6,14 +6,14 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_fs::locks::LockTable;
 use thalweg_fs::{
-    Caller, FsError, Handle, Ino, Lock, LockKind, LockOwner, LockRange, OpenFlags, Opened,
+    Caller, FsError, Handle, Ino, Kind, Lock, LockKind, LockOwner, LockRange, OpenFlags, Opened,
     PageCache,
 };
 
 use super::base::ClientBase;
-use super::error::{LinkError, unexpected};
+use super::error::{LinkError, expect_answer, unexpected};
 use super::inodes::Node;
-use super::open_table::{Known, OpenTable, Opening};
+use super::open_table::{Known, LockCall, OpenTable, Opening};
 use super::rpc::{Outgoing, Rpc};
 use super::user;
 use super::writeback::Writeback;
@@ -52,30 +52,61 @@ impl OpenFiles {
         OpenFiles { base, rpc, writeback, table, locks: LockTable::default(), telling }
     }
 
-    /// Runs `then` if a file is this client's alone, and the server knows of no open of it: so none of its locks is at the
-    /// server, and nothing of that changes meanwhile.
-    pub(super) fn while_alone<T>(
+    /// Runs `then` if a file or directory is this client's alone, and the server knows of no open of it; nothing of that changes
+    /// meanwhile.
+    fn while_alone<T>(
         &self,
         ino: Ino,
         then: impl FnOnce(&mut Node, &mut OpenTable) -> T,
     ) -> Option<T> {
-        self.base.while_delegated(ino, |node| {
+        self.base.while_delegated(ino, |node, _| {
             let mut table = self.table.lock();
             (!table.is_told(ino)).then(|| then(node, &mut table))
         })
     }
 
-    /// Releases locks; whether the server has to know.
-    pub(super) fn unlock(
-        &self,
+    /// Runs `then` if a file is this client's alone, and none of its locks is at the server; nothing of that changes meanwhile.
+    pub(super) fn while_locked_here<T>(&self, ino: Ino, then: impl FnOnce() -> T) -> Option<T> {
+        self.base.while_delegated(ino, |_, kind| {
+            // Another client may have locked a directory before it was delegated.
+            let mut table = self.table.lock();
+            let none_is_held = || self.locks.held_on(ino).is_empty();
+            (kind == Kind::File && table.locks_here(ino, none_is_held)).then(then)
+        })
+    }
+
+    /// A call about the locks of an inode begins.
+    pub(super) fn begin_lock_call(&self, ino: Ino) -> LockCall {
+        self.table.lock().begin_lock_call(ino)
+    }
+
+    /// Releases locks.
+    pub(super) async fn unlock(
+        self: &Arc<Self>,
         ino: Ino,
         kind: LockKind,
         owner: LockOwner,
         range: LockRange,
-    ) -> Result<bool, FsError> {
-        let table = self.table.lock();
-        self.locks.unlock(ino, kind, owner, range)?;
-        Ok(table.is_told(ino) || !table.is_quiet(ino))
+    ) -> Result<(), FsError> {
+        let call = {
+            let table = self.table.lock();
+            self.locks.unlock(ino, kind, owner, range)?;
+            if !table.has_locks_at_server(ino) {
+                return Ok(());
+            }
+            table.begin_lock_call(ino)
+        };
+        self.notify_server(&[ino]).await?;
+        self.order_about_locks(Request::Unlock { ino, kind, owner, range }, call).await
+    }
+
+    /// Makes a call about locks, which is answered with nothing but success.
+    async fn order_about_locks(&self, request: Request, call: LockCall) -> Result<(), FsError> {
+        let then = move |_: &Reply, _: &Bytes| {
+            let _under_way = &call;
+        };
+        let (reply, _) = self.writeback.call(request, Vec::new(), then).await?;
+        expect_answer!(reply.answer, Answer::Done => ())
     }
 
     pub(super) fn is_open(&self, ino: Ino) -> bool {
@@ -89,7 +120,7 @@ impl OpenFiles {
     pub(super) fn told_locks(&self) -> Vec<(Ino, Lock)> {
         let table = self.table.lock();
         let mut locks = self.locks.held();
-        locks.retain(|(ino, _)| table.is_told(*ino));
+        locks.retain(|(ino, _)| table.is_told(*ino) && table.has_locks_at_server(*ino));
         locks
     }
 
@@ -165,18 +196,18 @@ impl OpenFiles {
         handle: Handle,
         owner: LockOwner,
     ) -> Result<(), FsError> {
-        let (had_locks, is_quiet) = {
+        let call = {
             let table = self.table.lock();
             let had_locks = self.locks.unlock_owner(ino, LockKind::Posix, owner);
-            (had_locks, table.known(handle) == Some(Known::Quiet) && !table.is_told(ino))
+            if !had_locks || !table.has_locks_at_server(ino) {
+                return Ok(());
+            }
+            table.begin_lock_call(ino)
         };
-        if !had_locks || is_quiet {
-            return Ok(());
-        }
         let (files, lease) = (self.clone(), self.base.session.lease());
         let mut flushing = self.base.env.spawn(async move {
             files.notify_server(&[ino]).await?;
-            files.writeback.order(Request::Flush { ino, handle, owner }).await
+            files.order_about_locks(Request::Flush { ino, handle, owner }, call).await
         });
         match self.base.env.timeout(lease, &mut flushing).await {
             Some(flushed) => flushed.unwrap_or(Err(LinkError::Closed.into())),
@@ -225,12 +256,14 @@ impl OpenFiles {
         }
         // Also of those of which the server is being told.
         let _turn = self.telling.lock().await;
-        let is_quiet = |ino: &&Ino| self.table.lock().is_quiet(**ino);
-        if inodes.iter().any(|ino| is_quiet(&ino)) {
+        if inodes.iter().any(|ino| self.table.lock().is_quiet(*ino)) {
             Box::pin(self.writeback.send(true)).await?;
         }
-        for ino in inodes.iter().filter(is_quiet) {
-            self.notify_server_of(*ino).await?;
+        for ino in inodes {
+            let is_untold = self.table.lock().is_untold(*ino);
+            if is_untold {
+                self.notify_server_of(*ino).await?;
+            }
         }
         Ok(())
     }
@@ -257,28 +290,29 @@ impl OpenFiles {
             let told = Box::pin(self.rpc.own(Request::Lock { ino, lock, wait: false })).await;
             pass_failure(told.map(drop), "lock")?;
         }
+        self.table.lock().end_telling(ino);
         Ok(())
     }
 
-    /// The quiet opens of files that are not this client's alone any more: the server has to know of them.
+    /// What is open and not this client's alone any more: the server has to know of the opens, and of the locks.
     pub(super) fn untold(&self) -> Vec<Ino> {
-        let mut quiet = self.table.lock().quiet();
-        quiet.retain(|ino| !self.base.inodes.has_delegation(*ino));
-        quiet
+        let mut untold = self.table.lock().untold();
+        untold.retain(|ino| !self.base.inodes.has_delegation(*ino));
+        untold
     }
 
     /// Tells the server of the open files that it has to know of before a call: those that the call removes names of, moves, or
     /// uses for another user.
     pub(super) async fn notify_before(&self, request: &Request) -> Result<(), FsError> {
-        let quiet = self.table.lock().quiet();
-        if quiet.is_empty() {
+        let untold = self.table.lock().untold();
+        if untold.is_empty() {
             return Ok(());
         }
         let mut told = match request {
             Request::Unlink { target: Some(target), .. } => vec![*target],
             Request::Rename { targets: [Some(one), Some(two)], .. } => vec![*one, *two],
             // A name that is not known may be that of any of them.
-            Request::Unlink { .. } | Request::Rename { .. } => quiet,
+            Request::Unlink { .. } | Request::Rename { .. } => untold,
             Request::Link { ino, .. }
             | Request::SetXattr { ino, .. }
             | Request::RemoveXattr { ino, .. } => vec![*ino],

@@ -1,7 +1,9 @@
 //! The files that the caller has open, and which of them the server knows of.
 //!
-//! Files that are this client's alone it opens *quietly*, without a call. Before such a file is another client's too, the
-//! server is told of it.
+//! Files and directories that are this client's alone it opens *quietly*, without a call, and locks such files here. Before one is
+//! another client's too, the server is told of it.
+
+use std::sync::Arc;
 
 use thalweg_env::HashMap;
 use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
@@ -26,12 +28,44 @@ pub(super) enum Known {
     Told,
 }
 
-/// How often an inode is open.
-#[derive(Clone, Copy, Debug, Default)]
+/// Who knows of the locks on an inode that is open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LockPlace {
+    /// This client alone.
+    Here,
+    /// The server is being told of those that were taken here.
+    Telling,
+    Server,
+}
+
+/// A call about locks is under way while this is kept.
+pub(super) type LockCall = Arc<()>;
+
+/// How an inode is open.
+#[derive(Debug)]
 struct Uses {
     quiet: u32,
     asked: u32,
     told: u32,
+    locks: LockPlace,
+    lock_calls: LockCall,
+}
+
+impl Uses {
+    /// Of an inode whose first open is about to be known like this. Before the server knows of an open it knows of no lock.
+    fn new(known: Known) -> Uses {
+        let locks = if known == Known::Quiet { LockPlace::Here } else { LockPlace::Server };
+        Uses { quiet: 0, asked: 0, told: 0, locks, lock_calls: LockCall::default() }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.asked == 0 && !self.is_untold()
+    }
+
+    /// Whether there is something that the server does not know, and is not about to.
+    fn is_untold(&self) -> bool {
+        self.quiet > 0 || self.locks != LockPlace::Server
+    }
 }
 
 #[derive(Debug, Default)]
@@ -68,7 +102,7 @@ impl OpenTable {
     }
 
     fn count(&mut self, ino: Ino, known: Known, by: i32) {
-        let uses = self.inodes.entry(ino).or_default();
+        let uses = self.inodes.entry(ino).or_insert_with(|| Uses::new(known));
         let count = match known {
             Known::Quiet => &mut uses.quiet,
             Known::Asked => &mut uses.asked,
@@ -99,23 +133,67 @@ impl OpenTable {
         self.inodes.get(&ino).is_some_and(|uses| uses.asked > 0 || uses.told > 0)
     }
 
-    /// Whether the server knows of all opens of an inode.
+    /// Whether the server knows of all opens of an inode, and all its locks are taken there.
     pub(super) fn is_settled(&self, ino: Ino) -> bool {
-        self.inodes.get(&ino).is_none_or(|uses| uses.quiet == 0 && uses.asked == 0)
+        self.inodes.get(&ino).is_none_or(Uses::is_settled)
     }
 
-    pub(super) fn quiet(&self) -> Vec<Ino> {
-        let quiet = self.inodes.iter().filter(|(_, uses)| uses.quiet > 0);
-        let mut inodes: Vec<Ino> = quiet.map(|(ino, _)| *ino).collect();
+    /// Whether the server has to be told of opens of an inode, or of locks on it.
+    pub(super) fn is_untold(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(Uses::is_untold)
+    }
+
+    /// Those inodes.
+    pub(super) fn untold(&self) -> Vec<Ino> {
+        let found = self.inodes.iter().filter(|(_, uses)| uses.is_untold());
+        let mut inodes: Vec<Ino> = found.map(|(ino, _)| *ino).collect();
         inodes.sort_unstable();
         inodes
     }
 
-    /// The server is about to be told of the quiet opens of an inode: these.
+    /// The server is about to be told of the quiet opens of an inode, these, and of its locks. From here on no lock is taken here.
     pub(super) fn begin_telling(&mut self, ino: Ino) -> Vec<(Handle, Opening)> {
+        if let Some(uses) = self.inodes.get_mut(&ino).filter(|uses| uses.is_untold()) {
+            uses.locks = LockPlace::Telling;
+        }
         let asked = self.find(|opening, known| opening.ino == ino && known == Known::Quiet);
         asked.iter().for_each(|(handle, _)| self.set(*handle, Known::Asked));
         asked
+    }
+
+    /// The server knows of all locks on an inode.
+    pub(super) fn end_telling(&mut self, ino: Ino) {
+        if let Some(uses) = self.inodes.get_mut(&ino) {
+            uses.locks = LockPlace::Server;
+        }
+    }
+
+    /// Whether the server may know of locks on an inode, or is about to.
+    pub(super) fn has_locks_at_server(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_none_or(|uses| uses.locks != LockPlace::Here)
+    }
+
+    /// A call about the locks of an inode begins.
+    pub(super) fn begin_lock_call(&self, ino: Ino) -> LockCall {
+        self.inodes.get(&ino).map(|uses| uses.lock_calls.clone()).unwrap_or_default()
+    }
+
+    /// Whether locks on an inode, which is this client's alone, are taken here from now on: those at the server are, while it
+    /// has none. Then no lock is held, and no call about one is under way.
+    pub(super) fn locks_here(&mut self, ino: Ino, none_is_held: impl FnOnce() -> bool) -> bool {
+        let Some(uses) = self.inodes.get_mut(&ino) else { return false };
+        match uses.locks {
+            LockPlace::Here => true,
+            LockPlace::Telling => false,
+            LockPlace::Server => {
+                let is_free =
+                    uses.asked == 0 && Arc::strong_count(&uses.lock_calls) == 1 && none_is_held();
+                if is_free {
+                    uses.locks = LockPlace::Here;
+                }
+                is_free
+            }
+        }
     }
 
     /// Some of them, in the order in which they were opened.

@@ -27,6 +27,7 @@ mod model;
 mod moves;
 mod objects;
 mod own_files;
+mod own_locks;
 mod own_names;
 mod pages;
 mod peer;

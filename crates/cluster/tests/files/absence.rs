@@ -23,7 +23,7 @@ use crate::peer::Peer;
 use crate::scene::*;
 
 /// What another client finds at a path.
-async fn text_at(client: &Client, path: &str) -> Option<String> {
+pub(crate) async fn text_at(client: &Client, path: &str) -> Option<String> {
     let mut at = Ino::ROOT;
     for name in path.split('/') {
         at = client.find(at, name.as_bytes()).await.ok()?.ino;
@@ -33,7 +33,7 @@ async fn text_at(client: &Client, path: &str) -> Option<String> {
 }
 
 /// A client whose journal has changes, and that stays away: its file had "old" at the server.
-async fn away(scene: &Scene, machine: &mut Journaled) {
+pub(crate) async fn away(scene: &Scene, machine: &mut Journaled) {
     let (client, file) = begin(scene, machine, true).await;
     put(&client, file, "old").await.unwrap();
     client.wait_for(file, Level::Server, LEASE).await.unwrap();
@@ -47,7 +47,7 @@ async fn away(scene: &Scene, machine: &mut Journaled) {
     drop(client);
 }
 
-async fn lists(client: &Client) -> Vec<ConflictSet> {
+pub(crate) async fn lists(client: &Client) -> Vec<ConflictSet> {
     let Ok(own) = client.find(Ino::ROOT, DIRECTORY.as_bytes()).await else { return Vec::new() };
     client.reference(own.ino);
     let entries = client.read_directory(own.ino, Cookie::START, 100, false).await.unwrap();

@@ -18,6 +18,7 @@ mod hostile_users;
 mod journal;
 mod journal_crashes;
 mod journal_use;
+mod lapse;
 mod levels;
 mod limits;
 mod linear;

@@ -78,6 +78,8 @@ pub(super) struct Extra {
     pub(super) creates: u32,
     /// Before this time the delegation of the directory is not asked for again.
     pub(super) refused_until: Time,
+    /// The server was asked whether the file has holes, under this grant.
+    pub(super) holes_asked: Option<GrantNumber>,
 }
 
 impl Delegation {
@@ -109,8 +111,10 @@ impl Delegation {
     }
 
     /// The inode was granted. An earlier grant of it does not count any more, so that there is one to revoke.
-    pub(super) fn set_grant(&mut self, grant: Arc<Grant>) {
+    pub(super) fn set_grant(&mut self, grant: Arc<Grant>, is_empty: bool) {
         let root = grant.root;
+        // Another client may have made holes since the last grant.
+        self.is_dense = is_empty;
         if let Some(before) = self.grant.replace(grant).filter(|before| before.root == root) {
             before.is_over.store(true, Ordering::Release);
         }

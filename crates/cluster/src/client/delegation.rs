@@ -148,6 +148,31 @@ impl ClientBase {
         self.inodes.is(ino, |node| node.is_free() && node.cached.attributes.is_none())
     }
 
+    /// The grant of a file of which it is not known whether it has holes, so that how much its attributes say that is stored is not
+    /// exact; `None` if the server was asked.
+    pub(super) fn lack_holes(&self, ino: Ino) -> Option<GrantNumber> {
+        self.inodes.with(ino, |node| {
+            let own = &node.delegation;
+            let grant = own.grant_number().filter(|_| own.is_estimate && !own.is_dense)?;
+            (own.extra().holes_asked != Some(grant)).then_some(grant)
+        })?
+    }
+
+    /// The server has the first hole of a file there, while that has these attributes under a grant.
+    pub(super) fn learn_holes(&self, grant: GrantNumber, found: &Attributes, hole: u64) {
+        self.inodes.with(found.ino, |node| {
+            let is_same =
+                node.cached.attributes.is_some_and(|it| it == *found) && !node.cached.is_changing();
+            let own = &mut node.delegation;
+            if own.grant_number() != Some(grant) || own.unsent() > 0 || !is_same {
+                return;
+            }
+            own.extra_mut().holes_asked = Some(grant);
+            // There may be room for more behind the end.
+            own.is_dense = hole == found.size && found.stored == found.size.next_multiple_of(BLOCK);
+        });
+    }
+
     /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
     pub(super) fn is_bare(&self, ino: Ino) -> bool {
         self.session.is_leased() && self.inodes.is(ino, |node| node.delegation.is_made_here(ino))

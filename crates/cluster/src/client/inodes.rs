@@ -184,7 +184,10 @@ impl Inodes {
         let number = self.grants.fetch_add(1, Ordering::Relaxed) + 1;
         let number = GrantNumber::new(number).expect("grants are counted from 1 on");
         let grant = Arc::new(Grant::new(number, ino, quota));
-        self.with_new(ino, |node| node.delegation.set_grant(grant));
+        self.with_new(ino, |node| {
+            let is_empty = node.cached.attributes.is_some_and(|it| (it.size, it.stored) == (0, 0));
+            node.delegation.set_grant(grant, is_empty);
+        });
     }
 
     /// Returns when no change is under way that has begun before.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_fs::{
     Answer as FileAnswer, AttributeChange, Cookie, Entry, FsError, Ino, Lookup, NewNode, Node,
-    Rename,
+    Rename, Seek,
 };
 use thalweg_net::keys::Squash;
 
@@ -52,10 +52,18 @@ pub(super) async fn attributes(
     ino: Ino,
     shown: bool,
 ) -> Result<FileAnswer, FsError> {
-    match stages.base.cache.attributes(ino) {
-        Some(found) => Ok(found),
-        None => stages.request_attributes(ino, shown).await,
+    let grant = match stages.base.cache.attributes(ino) {
+        Some(found) => return Ok(found),
+        None => stages.base.lack_holes(ino),
+    };
+    let found = stages.request_attributes(ino, shown).await?;
+    if let Some(grant) = grant {
+        let request = Request::Seek { ino, offset: 0, what: Seek::Hole };
+        if let Ok((Answer::Number(hole), _)) = stages.request(request).await {
+            stages.base.learn_holes(grant, &found.attributes, hole);
+        }
     }
+    Ok(found)
 }
 
 pub(super) async fn set_attributes(

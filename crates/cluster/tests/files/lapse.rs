@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use thalweg_fs::{Filesystem, Ino, Level, Node, Rename};
+use thalweg_fs::{Filesystem, Level, Node, Rename};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 

@@ -63,6 +63,7 @@ pub(crate) enum ClusterCommand {
     #[command(subcommand)]
     Conflicts(conflicts::ConflictsCommand),
     Keep(keep::Keep),
+    Copies(keep::Copies),
     Takeover(keep::Takeover),
 }
 
@@ -210,6 +211,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
         ClusterCommand::Journal(command) => journal::run(env, command).await,
         ClusterCommand::Conflicts(command) => conflicts::run(command),
         ClusterCommand::Keep(args) => keep::keep(env, args).await,
+        ClusterCommand::Copies(args) => keep::copies(env, &args).await,
         ClusterCommand::Takeover(args) => keep::takeover(env, args).await,
     }
     .map(|()| 0)

@@ -84,6 +84,11 @@ fn what_was_synced_survives_the_loss_of_the_machine() {
     assert!(pending(&scene).contains("copy        at 127.0.0.1"), "{}", pending(&scene));
     let [copy] = &keeper.copies()[..] else { panic!("{:?}", keeper.copies()) };
     assert_eq!(inspect(copy)["changes"], inspect(&journal)["changes"]);
+    let listed = |word: &str| {
+        let said = good(thalweg(["cluster", "copies"]).arg(&keeper.folder));
+        assert!(said.starts_with("one-") && said.contains(word), "{said}");
+    };
+    listed("on the drive");
     let other = scene.mount("two", "/", "--rw");
 
     // The machine is lost; here its journal is only elsewhere.
@@ -99,6 +104,7 @@ fn what_was_synced_survives_the_loss_of_the_machine() {
     let said = good(&mut takeover(&scene, &keeper, "one"));
     assert!(said.contains("has everything"), "{said}");
     assert_eq!(inspect(copy)["taken_over"], true);
+    listed("taken over");
 
     // It comes back, and is refused.
     let returns = format!("journal_dev={}", lost.display());
@@ -125,6 +131,8 @@ fn a_keeper_that_is_away_is_told_of_and_one_in_memory_writes_its_copies_at_its_e
         write(directory.join(format!("f{number}")), "first");
     }
     assert!(pending(&scene).contains("in memory") && keeper.copies().is_empty());
+    let said = good(thalweg(["cluster", "copies"]).arg(&keeper.folder));
+    assert!(said.contains("in memory"), "{said}");
     keeper.server.end();
     wait_until(|| pending(&scene).contains("NO COPY"));
     // There is the server.

@@ -3,7 +3,7 @@
 use std::io;
 
 use async_trait::async_trait;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use thalweg_store::device::DeviceRef;
 use uuid::Uuid;
 
@@ -36,7 +36,7 @@ pub trait Shelf: Send + Sync + 'static {
 }
 
 /// What a keeper knows of a copy.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KeptCopy {
     /// Its name: the client's, and the session's.
     pub name: String,

@@ -24,19 +24,22 @@ async fn disturb(
 ) {
     let some = rng.random_range(0..keepers.len());
     let keeper = &mut keepers[some];
-    match rng.random_range(0..6) {
+    let (own, its) = ([machine.host()], [keeper.host.clone()]);
+    match rng.random_range(0..7) {
         0 => {
             scene.crash(left(rng)).await;
             tally.server_crashes += 1;
         }
-        1 => keeper.crash(left(rng)),
+        1 => keeper.fail(left(rng)).await,
         2 => keeper.restart().await,
         3 => {
-            scene.network.part(&[machine.host()], std::slice::from_ref(&keeper.host));
+            scene.network.part(&own, &its);
             scene.env.sleep(Duration::from_millis(rng.random_range(0..8000))).await;
             scene.network.heal();
         }
         4 => scene.network.reset(&machine.host(), &keeper.host),
+        // Until something else happens to the network, or the end.
+        5 => scene.network.part(&own, &its),
         _ => {}
     }
 }
@@ -59,7 +62,7 @@ async fn take_over(scene: &mut Scene, keeper: &mut KeeperNode, rng: &mut Rng, ta
             }
         }
         drop(taking);
-        keeper.crash(left(rng));
+        keeper.fail(left(rng)).await;
     }
     let last = keeper.take_over(scene, "a").await;
     // Those of earlier rounds may have been taken over elsewhere.
@@ -75,8 +78,9 @@ fn live(seed: u64, rounds: usize) -> Tally {
         let other = visitor.client.clone();
         let mut machine = Journaled::new(&scene, "a").await;
         let count = rng.random_range(1..3);
-        let mut keepers: Vec<_> =
-            (0..count).map(|it| KeeperNode::new(&scene, &format!("keeper{it}"), true)).collect();
+        let mut keepers: Vec<_> = (0..count)
+            .map(|it| KeeperNode::new(&scene, &format!("keeper{it}"), rng.random_bool(0.7)))
+            .collect();
         machine.keepers = keepers.iter().map(|keeper| keeper.target(&machine)).collect();
         for round in 0..rounds {
             let client = machine.mount(&scene, rng.random_bool(0.6)).await.unwrap();
@@ -94,8 +98,15 @@ fn live(seed: u64, rounds: usize) -> Tally {
             }
             env.sleep(Duration::from_millis(rng.random_range(0..500))).await;
             tally.unsent += client.status().unsent;
-            machine.lose().await;
-            drop((working, client));
+            // It is lost, or it is cut off from the server and goes on.
+            let is_lost = rng.random_bool(0.6);
+            if is_lost {
+                machine.lose().await;
+            } else {
+                let server = std::slice::from_ref(&scene.server);
+                scene.network.part(&[machine.host()], server);
+                env.sleep(Duration::from_millis(rng.random_range(0..200))).await;
+            }
             tally.client_crashes += 1;
             if rng.random_bool(0.3) {
                 scene.crash(left(&mut rng)).await;
@@ -104,9 +115,15 @@ fn live(seed: u64, rounds: usize) -> Tally {
             let some = rng.random_range(0..keepers.len());
             let keeper = &mut keepers[some];
             if rng.random_bool(0.3) {
-                keeper.crash(left(&mut rng));
+                keeper.fail(left(&mut rng)).await;
             }
             take_over(&mut scene, keeper, &mut rng, &mut tally).await;
+            if !is_lost {
+                env.sleep(Duration::from_millis(rng.random_range(0..1000))).await;
+                machine.lose().await;
+            }
+            drop((working, client));
+            scene.network.heal();
             let seen = other.find(top, name.as_bytes()).await.unwrap().ino;
             other.reference(seen);
             let now = found(&other, seen).await;

@@ -112,6 +112,14 @@ impl KeeperNode {
         (self.process, self.keeper) = serve(&self.env, &self.host, &self.shelf);
     }
 
+    /// The power fails. One that has copies in memory ends in order instead.
+    pub(crate) async fn fail(&mut self, left: Shape) {
+        match self.is_durable {
+            true => self.crash(left),
+            false => self.restart().await,
+        }
+    }
+
     /// It ends in order, and begins again.
     pub(crate) async fn restart(&mut self) {
         self.keeper.close().await.unwrap();

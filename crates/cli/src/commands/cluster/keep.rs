@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use serde::Serialize;
 use thalweg_cluster::client::address::{Address, KEEPER_PORT};
-use thalweg_cluster::client::{self, OnConflict, Options, TakenOver};
-use thalweg_cluster::keeper::{Keeper, Shelf, is_of};
+use thalweg_cluster::client::{self, OnConflict, Options, TakenOver, journal};
+use thalweg_cluster::keeper::{Keeper, KeptCopy, Shelf, is_of};
 use thalweg_env::{Env, watch};
 use thalweg_store::device::Access;
 
@@ -18,7 +19,7 @@ use crate::daemon::control::{self, Owned};
 use crate::daemon::entrance::Entrance;
 use crate::daemon::kept_copies::{Folder, Keeping};
 use crate::daemon::signals;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, explain_journal};
 use crate::listen::ListenAddress;
 use crate::output;
 use crate::progress::Silent;
@@ -46,6 +47,16 @@ pub(crate) struct Keep {
 
 fn usual_address() -> String {
     format!("0.0.0.0:{KEEPER_PORT}")
+}
+
+/// List the copies that a keeper has
+#[derive(Debug, Args)]
+pub(crate) struct Copies {
+    /// The keeper's folder
+    folder: PathBuf,
+    /// Print a JSON array
+    #[arg(long)]
+    json: bool,
 }
 
 /// Write back what a keeper has of the journal of a client whose machine is lost
@@ -99,6 +110,53 @@ pub(super) async fn keep(env: &Env, args: Keep) -> Outcome<()> {
     })
 }
 
+/// A line about a copy.
+#[derive(Debug, Serialize)]
+struct Line {
+    copy: String,
+    /// Changes that the server has not made durable, as far as the client has said.
+    changes: u64,
+    state: &'static str,
+}
+
+pub(super) async fn copies(env: &Env, Copies { folder, json }: &Copies) -> Outcome<()> {
+    let shelf = Folder::new(env, folder);
+    let mut lines = Vec::new();
+    for name in names(&shelf, folder).await? {
+        let device = client_journal::device(env, &shelf.file(&name), Access::Reading).await?;
+        let found =
+            journal::inspect(env, &device).await.map_err(|error| explain_journal(&error))?;
+        let state = if found.taken_over { "taken over" } else { "on the drive" };
+        lines.push(Line { copy: name, changes: found.changes as u64, state });
+    }
+    if let Some(mut keeper) = Client::connect(folder).await? {
+        let Answer::Json(mut status) = keeper.ask(&Request::Status, &Silent).await? else {
+            return Err(unexpected_answer());
+        };
+        let open: Vec<KeptCopy> = serde_json::from_value(status["copies"].take())?;
+        for KeptCopy { name, changes, .. } in open.into_iter().filter(|it| !it.is_durable) {
+            // Its file is one of an earlier end.
+            lines.retain(|line| line.copy != name);
+            lines.push(Line { copy: name, changes, state: "in memory" });
+        }
+    }
+    lines.sort_by(|one, other| one.copy.cmp(&other.copy));
+    if *json {
+        println!("{}", serde_json::to_string(&lines)?);
+        return Ok(());
+    }
+    for Line { copy, changes, state } in lines {
+        println!("{copy}  {changes} changes  {state}");
+    }
+    Ok(())
+}
+
+async fn names(shelf: &Folder, folder: &Path) -> Outcome<Vec<String>> {
+    shelf.names().await.map_err(|error| {
+        Failure::of(&error).while_doing(format!("cannot read {}", folder.display()))
+    })
+}
+
 /// The names of a client's copies, of which none is in use any more.
 async fn sealed(folder: &Path, shelf: &Folder, client: &str) -> Outcome<Vec<String>> {
     if let Some(mut keeper) = Client::connect(folder).await? {
@@ -108,9 +166,7 @@ async fn sealed(folder: &Path, shelf: &Folder, client: &str) -> Outcome<Vec<Stri
         };
         return Ok(serde_json::from_value(names)?);
     }
-    let names = shelf.names().await.map_err(|error| {
-        Failure::of(&error).while_doing(format!("cannot read {}", folder.display()))
-    })?;
+    let names = names(shelf, folder).await?;
     let mut names: Vec<String> = names.into_iter().filter(|name| is_of(name, client)).collect();
     names.sort_unstable();
     Ok(names)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::client::{self, Client, KeeperTarget};
+use thalweg_cluster::keeper::Keeper;
 use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::connection::{Listener, Stream};
 use thalweg_env::{Env, Task, Time};
@@ -136,22 +137,61 @@ impl Site {
 
 /// The client with a journal.
 const JOURNALED: &str = "journaled";
+/// Its keeper.
+const KEEPER: &str = "keeper";
 
 impl Site {
     /// A client with a journal on a drive of its own, which it makes empty.
     pub(crate) async fn journaled(&self, drive: DeviceRef) -> Result<Client, BenchError> {
+        self.journaled_with(drive, Vec::new()).await
+    }
+
+    /// The same; its journal has copies at these keepers.
+    pub(crate) async fn journaled_with(
+        &self,
+        drive: DeviceRef,
+        keepers: Vec<KeeperTarget>,
+    ) -> Result<Client, BenchError> {
         client::journal::create(&self.env, &drive).await.map_err(failed)?;
-        let host = self.network.host(JOURNALED);
-        let connector = host.connector(&self.server, PORT);
-        self.hosts.lock().insert(JOURNALED.to_owned(), host);
+        let connector = self.host(JOURNALED).connector(&self.server, PORT);
         let minute = Duration::from_secs(60);
         let options = client::Options {
             writeback: minute,
             expire: minute,
             journal: Some(drive),
+            keepers,
             ..client::Options::default()
         };
         Client::connect(&self.env, Box::new(connector), options).await.map_err(failed)
+    }
+
+    /// The machine with this name.
+    fn host(&self, name: &str) -> Host {
+        let mut hosts = self.hosts.lock();
+        hosts.entry(name.to_owned()).or_insert_with(|| self.network.host(name)).clone()
+    }
+
+    /// A keeper of copies of that client's journal, on a machine of its own.
+    pub(crate) fn keeper(&self, keeper: Keeper) -> Result<KeeperTarget, BenchError> {
+        let host = self.host(KEEPER);
+        let listener = host.listen(PORT).map_err(failed)?;
+        let connector = Arc::new(self.host(JOURNALED).connector(&host, PORT));
+        let env = self.env.clone();
+        let accept = async move {
+            while let Ok(stream) = listener.accept().await {
+                let keeper = keeper.clone();
+                env.spawn(async move { drop(keeper.serve(stream, JOURNALED).await) }).detach();
+            }
+        };
+        self.env.spawn(accept).detach();
+        Ok(KeeperTarget { name: KEEPER.to_owned(), connector, is_durable: true })
+    }
+
+    /// Bytes between that client and its keeper, in both directions.
+    pub(crate) fn wire_bytes_of_keeper(&self) -> u64 {
+        let (client, keeper) = (self.host(JOURNALED), self.host(KEEPER));
+        let bytes = |from: &Host, to: &Host| self.network.tally(from, to).bytes;
+        bytes(&client, &keeper) + bytes(&keeper, &client)
     }
 
     /// Bytes that the server has sent to that client.

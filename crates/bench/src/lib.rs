@@ -26,6 +26,7 @@
 //! - [`cluster_losing`]: the same under the loads that suit it least, also beside a local mount;
 //! - [`arion_fs`]: durable writes and SQLite on one with a client's journal, beside the same;
 //! - [`arion_fsync`]: what an fsync costs a client with a journal;
+//! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
 //! - [`cluster_recall`]: a client waits for what another one has made;
 //! - [`cluster_restart`]: a server of files is killed under its clients;
 //! - [`cluster_server`]: a server of files, beside its filesystem alone;
@@ -48,6 +49,7 @@
 
 pub mod arion_fs;
 pub mod arion_fsync;
+pub mod arion_replicate;
 mod ceph;
 pub mod chain_cache;
 pub mod chain_gc;
@@ -174,6 +176,7 @@ pub struct BenchEntry {
 const BENCHES: &[BenchEntry] = &[
     arion_fs::ENTRY,
     arion_fsync::ENTRY,
+    arion_replicate::ENTRY,
     chain_cache::ENTRY,
     chain_gc::ENTRY,
     chain_memory::ENTRY,

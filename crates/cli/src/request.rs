@@ -2,6 +2,7 @@
 
 pub(crate) mod away_options;
 pub(crate) mod devices;
+pub(crate) mod keepers;
 pub(crate) mod mount_options;
 pub(crate) mod sizes;
 
@@ -39,6 +40,11 @@ pub(crate) enum Request {
     },
     /// Gives up the journals of a client that have lapsed.
     ForgetJournals {
+        /// The client's name.
+        client: String,
+    },
+    /// Of a keeper: ends its copies of the journals of a client, for a take-over.
+    SealCopies {
         /// The client's name.
         client: String,
     },
@@ -180,6 +186,7 @@ impl Request {
                 | Request::Capabilities { .. }
                 | Request::Evict { .. }
                 | Request::ForgetJournals { .. }
+                | Request::SealCopies { .. }
                 | Request::ListSnapshots
                 | Request::CheckSnapshot { .. }
                 | Request::Attach(_)

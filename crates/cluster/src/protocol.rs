@@ -26,6 +26,7 @@
 
 mod call;
 mod footprint;
+pub mod keep;
 mod lists;
 mod notices;
 

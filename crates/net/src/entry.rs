@@ -53,6 +53,8 @@ pub enum Service {
     Replica,
     /// A directory of a shared filesystem, which the name is the path of.
     Files,
+    /// Copies of the client's own journals.
+    Copies,
 }
 
 /// The server's answer.

@@ -3,6 +3,7 @@
 mod caps;
 mod conflicts;
 mod journal;
+mod keep;
 pub(super) mod pending;
 mod selftest;
 mod status;
@@ -23,7 +24,7 @@ use super::ask::ask;
 use super::key::{self, KeysFolder, Span};
 use super::volume::create::{self, Create as CreateVolume};
 use super::volume::in_place;
-use crate::daemon::network::Network;
+use crate::daemon::network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::daemon::shared_files::SharedFiles;
@@ -61,6 +62,9 @@ pub(crate) enum ClusterCommand {
     Journal(journal::JournalCommand),
     #[command(subcommand)]
     Conflicts(conflicts::ConflictsCommand),
+    Keep(keep::Keep),
+    Copies(keep::Copies),
+    Takeover(keep::Takeover),
 }
 
 /// Make a filesystem to be shared, on a new volume or an existing one
@@ -206,6 +210,9 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
         ClusterCommand::Drain(args) => pending::drain(env, &args).await,
         ClusterCommand::Journal(command) => journal::run(env, command).await,
         ClusterCommand::Conflicts(command) => conflicts::run(command),
+        ClusterCommand::Keep(args) => keep::keep(env, args).await,
+        ClusterCommand::Copies(args) => keep::copies(env, &args).await,
+        ClusterCommand::Takeover(args) => keep::takeover(env, args).await,
     }
     .map(|()| 0)
 }
@@ -303,7 +310,7 @@ async fn serve(env: &Env, args: Serve) -> Outcome<()> {
     let served = async {
         let shared = SharedFiles::open(env, &session.volumes[0], &service, args.memory).await?;
         let _ = session.shared.set(shared);
-        Network::start(&session, &address, args.keys.home()).await
+        network::start(&session, &address, args.keys.home()).await
     };
     match served.await {
         // The network is there until the session has ended.

@@ -103,6 +103,8 @@ Of a shared filesystem, for changes that the client has made by itself:
   on_conflict=copy|discard|refuse  what becomes of changes in the journal of what others have used while this machine was
                     away, and of those behind them: conflict copies, which thalweg cluster conflicts lists; they are
                     dropped, and counted in the log; or the mount fails (copy)
+  replicate=HOST[:PORT][+HOST…][:memory|disk]  keep copies of the journal there, at thalweg cluster keep: fsync returns
+                    when they have its changes, on their drives (disk) or in their memory
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again
 Of a shared filesystem whose server is away, as in nfs(5):
@@ -155,9 +157,10 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             "hard, soft, softerr, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
         ));
     }
-    if options.journal.journal_size.is_some() || options.journal.on_conflict.is_some() {
+    let JournalOptions { journal_size, on_conflict, replicate, .. } = &options.journal;
+    if journal_size.is_some() || on_conflict.is_some() || replicate.is_some() {
         return Err(Failure::new(
-            "journal_size= and on_conflict= are for shared filesystems: SERVER:/PATH",
+            "journal_size=, on_conflict= and replicate= are for shared filesystems: SERVER:/PATH",
         ));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
@@ -196,7 +199,7 @@ async fn shared(
 ) -> Outcome<()> {
     let JournalOptions { writeback, expire, commit, journal_size, on_conflict, .. } =
         options.journal;
-    let journal_dev = options.journal.journal_dev.clone();
+    let JournalOptions { journal_dev, replicate, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
         writeback,
@@ -205,6 +208,7 @@ async fn shared(
         journal_dev,
         journal_size,
         on_conflict,
+        replicate: replicate.clone(),
         ..Default::default()
     };
     if options.journal != ours || options.writeback_cache {
@@ -219,10 +223,11 @@ async fn shared(
     if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(Failure::new("journal_dev= names no file").help("write journal_dev=PATH"));
     }
-    let is_about_journal = commit.is_some() || journal_size.is_some() || on_conflict.is_some();
+    let is_about_journal =
+        commit.is_some() || journal_size.is_some() || on_conflict.is_some() || replicate.is_some();
     if !has_journal && is_about_journal {
-        return Err(Failure::new("commit=, journal_size= and on_conflict= are about a journal")
-            .help("name one with journal_dev=PATH, or leave them out"));
+        let words = "commit=, journal_size=, on_conflict= and replicate= are about a journal";
+        return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
     let directory = usable(directory)?;
     if let Some(found) = mounts::at(&directory)?.filter(|it| it.source == address.to_string()) {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_cluster::client::address::Address;
-use thalweg_cluster::client::{Client, Options};
+use thalweg_cluster::client::address::{Address, KeeperEntrance};
+use thalweg_cluster::client::{Client, KeeperTarget, Options};
 use thalweg_env::Env;
 use thalweg_ipc::remote::{Advice, RemoteError};
 use thalweg_net::entry::Refusal;
@@ -189,6 +189,15 @@ impl Remote {
             Some(path) => Some(client_journal::open(env, path, options.journal_size).await?),
             None => None,
         };
+        let mut keepers = Vec::new();
+        for keeper in options.replicate.iter().flat_map(|it| &it.hosts) {
+            let entrance = KeeperEntrance::new(keeper, env, self.home())?;
+            keepers.push(KeeperTarget {
+                name: keeper.clone(),
+                connector: Arc::new(entrance),
+                is_durable: options.replicate.as_ref().is_none_or(|it| it.are_durable),
+            });
+        }
         let (writeback, expire) = match journal {
             Some(_) => (WITH_JOURNAL, WITH_JOURNAL),
             None => (defaults.writeback, defaults.expire),
@@ -200,6 +209,7 @@ impl Remote {
             on_conflict: options.on_conflict.unwrap_or(defaults.on_conflict),
             host: host_name().unwrap_or(defaults.host),
             journal,
+            keepers,
             contents: match self.request.options.contents {
                 Some(ContentsWord::Server) => None,
                 Some(ContentsWord::Direct) | None => devices::finder(env),
@@ -229,7 +239,7 @@ impl Remote {
 }
 
 /// The name of this host, as far as it can be a part of a file's name.
-fn host_name() -> Option<String> {
+pub(super) fn host_name() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     let allowed = |it: &char| it.is_ascii_alphanumeric() || matches!(it, '-' | '_' | '.');
     let name: String = name.trim().chars().filter(allowed).take(64).collect();

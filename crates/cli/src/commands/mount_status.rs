@@ -61,6 +61,16 @@ struct JournalView {
     size: u64,
     used: u64,
     records: u64,
+    copies: Vec<CopyView>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct CopyView {
+    keeper: String,
+    is_durable: bool,
+    state: String,
+    why: Option<String>,
 }
 
 /// Asks the process that serves a mount.
@@ -117,10 +127,20 @@ fn text(view: &View) -> Result<String, fmt::Error> {
     let Some(journal) = &pending.journal else { return Ok(out) };
     let ChangesView { changes, bytes } = pending.in_journal;
     writeln!(out, "  in journal  {changes} of the pending changes, {}", Size(bytes))?;
-    let JournalView { session, incarnation, size, used, records } = journal;
+    let JournalView { session, incarnation, size, used, records, copies } = journal;
     writeln!(out, "  journal     {} of {} in {records} records", Size(*used), Size(*size))?;
     let mount = incarnation.map_or(String::new(), |number| format!(", incarnation {number}"));
     writeln!(out, "  session     {session}{mount}")?;
+    for CopyView { keeper, is_durable, state, why } in copies {
+        let place = if *is_durable { "on its drive" } else { "in memory" };
+        match (&**state, why) {
+            ("current", _) => writeln!(out, "  copy        at {keeper}, {place}")?,
+            (_, Some(why)) => {
+                writeln!(out, "  NO COPY     at {keeper}: {why}; fsync waits for the server")?
+            }
+            (_, None) => writeln!(out, "  NO COPY     at {keeper}; fsync waits for the server")?,
+        }
+    }
     Ok(out)
 }
 

@@ -14,7 +14,8 @@ use thalweg_net::keys::Home;
 use thalweg_replica::PrimaryOptions;
 
 use super::key;
-use crate::daemon::network::Network;
+use crate::daemon::entrance::Entrance;
+use crate::daemon::network;
 use crate::daemon::running::Running;
 use crate::daemon::session::{Purpose, Session};
 use crate::failure::{Failure, Outcome};
@@ -222,7 +223,7 @@ async fn start(
     args: &Options,
     home: Home,
     targets: &[Target],
-) -> Outcome<(Place, Option<Network>)> {
+) -> Outcome<(Place, Option<Entrance>)> {
     for volume in &session.volumes {
         let of = || targets.iter().filter(|target| target.folder == volume.target.folder);
         match of().any(|target| target.snapshot.is_none()) {
@@ -247,7 +248,7 @@ async fn start(
     }
     let network = match &args.listen {
         None => None,
-        Some(address) => Some(Network::start(session, address, home).await?),
+        Some(address) => Some(network::start(session, address, home).await?),
     };
     let addresses = network.iter().flat_map(|network| network.addresses().to_vec()).collect();
     Ok((Place { socket, tcp, tls: is_tls, network: addresses }, network))

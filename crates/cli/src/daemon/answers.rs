@@ -104,6 +104,7 @@ impl Session {
                 self.mounts.remount(Some(volume), *device, options).await.map(|()| Answer::Done)
             }
             Request::Pending | Request::Drain => Err(is_own(volume)),
+            Request::SealCopies { .. } => Err(Failure::new("this is no keeper of copies")),
             Request::Unmounting { leave: true, .. } => Err(is_own(volume)),
             Request::Unmounting { device, last, lazy, leave: false } => {
                 self.mounts.prepare_unmount(*device, *last, *lazy).await

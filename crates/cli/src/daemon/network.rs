@@ -1,88 +1,33 @@
 //! Clients on other machines: they need a key, and get transactions and changes of volumes, or files.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use thalweg_env::connection::Stream;
-use thalweg_env::{Task, watch};
 use thalweg_net::entry::{Refusal, Service};
-use thalweg_net::gate::{Gate, Guest, Services};
+use thalweg_net::gate::Guest;
 use thalweg_net::keys::{Client, Home};
-use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::entrance::{Entrance, Host};
 use super::session::Session;
 use crate::failure::Outcome;
-use crate::listen::{ListenAddress, is_absent};
+use crate::listen::ListenAddress;
 use crate::volume::opened::Opened;
 
-/// Maximum number of clients.
-const MAX_CLIENTS: usize = 1024;
-/// Maximum number of connections that have not entered yet; further ones are closed at once.
-const MAX_ENTERING: usize = 1024;
-
-/// Listens for clients on other machines. Dropping it ends their sessions.
-#[derive(Debug)]
-pub(crate) struct Network {
-    addresses: Vec<SocketAddr>,
-    _tasks: Vec<Task<()>>,
-    _stop: watch::Sender<bool>,
-}
-
-impl Network {
-    /// Listens on every address of a host.
-    pub(crate) async fn start(
-        session: &Arc<Session>,
-        address: &ListenAddress,
-        home: Home,
-    ) -> Outcome<Network> {
-        let authorized = home.authorized_clients();
-        for volume in &session.volumes {
-            session.replicas.resume(&session.env, volume).await?;
-        }
-        let gate = Gate::new(&session.env, home)?;
-        let host = Arc::new(Host {
-            session: session.clone(),
-            gate,
-            seats: Arc::new(Semaphore::new(MAX_CLIENTS)),
-            entering: Arc::new(Semaphore::new(MAX_ENTERING)),
-        });
-        let (stop, stopped) = watch::channel(false);
-        let (mut addresses, mut tasks) = (Vec::new(), Vec::new());
-        for (place, listener) in address.open_all(listen, is_absent).await? {
-            addresses.push(place);
-            let (host, stopped) = (host.clone(), stopped.clone());
-            tasks.push(session.env.spawn(async move {
-                let env = &host.session.env;
-                thalweg_net::accept(env, listener, stopped, |stream| {
-                    let entering = host.entering.clone().try_acquire_owned().ok()?;
-                    let host = host.clone();
-                    Some(env.spawn(async move { host.receive(stream, entering).await }))
-                })
-                .await;
-            }));
-        }
-        tracing::info!(clients = %authorized.display(), "clients with keys may connect");
-        Ok(Network { addresses, _tasks: tasks, _stop: stop })
+/// Listens for clients of a session's volumes on every address of a host.
+pub(crate) async fn start(
+    session: &Arc<Session>,
+    address: &ListenAddress,
+    home: Home,
+) -> Outcome<Entrance> {
+    for volume in &session.volumes {
+        session.replicas.resume(&session.env, volume).await?;
     }
-
-    /// The addresses that it listens on.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
-    }
+    Entrance::open(&session.env, address, home, Volumes { session: session.clone() }).await
 }
 
-async fn listen(place: SocketAddr) -> std::io::Result<(SocketAddr, TcpListener)> {
-    let listener = TcpListener::bind(place).await?;
-    Ok((listener.local_addr()?, listener))
-}
-
-/// What the connections share.
-struct Host {
+/// The volumes of a session.
+struct Volumes {
     session: Arc<Session>,
-    gate: Gate,
-    seats: Arc<Semaphore>,
-    entering: Arc<Semaphore>,
 }
 
 /// Whether a client may see a volume.
@@ -90,7 +35,7 @@ fn sees(client: &Client, volume: &str) -> bool {
     client.path == "/" || client.path.strip_prefix('/') == Some(volume)
 }
 
-impl Services for &Host {
+impl Host for Volumes {
     async fn allow(&self, client: &Client, service: Service, name: &str) -> Result<(), Refusal> {
         let shared = self.session.shared.get();
         let has = match (service, shared) {
@@ -103,21 +48,9 @@ impl Services for &Host {
             }
             (Service::Replica, Some(_)) => client.path == "/" && self.chained(name).is_some(),
             (Service::Replica, None) => sees(client, name) && self.chained(name).is_some(),
+            (Service::Copies, _) => false,
         };
         if has { Ok(()) } else { Err(Refusal::NoSuchName(name.to_owned())) }
-    }
-}
-
-impl Host {
-    /// A connection from its first byte to its last.
-    async fn receive(&self, stream: impl Stream, entering: OwnedSemaphorePermit) {
-        let admitted = self.gate.admit(stream, &self.seats, self).await;
-        drop(entering);
-        match admitted {
-            Ok(Some(guest)) => self.serve(guest).await,
-            Ok(None) => {}
-            Err(error) => tracing::debug!(%error, "a client did not enter"),
-        }
     }
 
     async fn serve<S: Stream>(&self, guest: Guest<S>) {
@@ -141,7 +74,9 @@ impl Host {
             },
         }
     }
+}
 
+impl Volumes {
     async fn serve_service(
         &self,
         stream: impl Stream,
@@ -159,6 +94,8 @@ impl Host {
                 Some(transactions) => Ok(transactions.serve(stream, client.access).await?),
                 None => Ok(()),
             },
+            // None is let in for these: a keeper has them.
+            Service::Copies => Ok(()),
             Service::Replica => match self.chained(name) {
                 Some(volume) => {
                     let Session { env, replicas, .. } = &*self.session;

@@ -109,6 +109,11 @@ impl From<client::AttachError> for Failure {
                 );
             }
             client::AttachError::Journal(error) => return explain_journal(&error),
+            error @ client::AttachError::Keeper { .. } => {
+                return Failure::of(&error).help(
+                    "thalweg key authorize NAME --token at the keeper prints a token for thalweg key enrol HOST:PORT TOKEN here",
+                );
+            }
             error => return Failure::of(&error),
         };
         if !error.get_ref().is_some_and(|inner| inner.is::<RemoteError>()) {

@@ -10,6 +10,7 @@ use thalweg_fuse::mounted;
 use thalweg_store::inplace::{self, Mode};
 
 use super::away_options::AwayOptions;
+use super::keepers::KeeperHosts;
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 
@@ -115,6 +116,8 @@ pub(crate) struct JournalOptions {
     pub(crate) journal_size: Option<u64>,
     /// What a client of a shared filesystem does with changes of its journal that other clients have made impossible.
     pub(crate) on_conflict: Option<OnConflict>,
+    /// Where a client of a shared filesystem has copies of its journal.
+    pub(crate) replicate: Option<KeeperHosts>,
     /// Writes of fewer bytes go through the journal.
     pub(crate) threshold: Option<u32>,
     /// The maximum age of the running transaction.
@@ -224,6 +227,7 @@ impl MountOptions {
                     Failure::new(format!("on_conflict={value} is {error}"))
                 })?);
             }
+            "replicate" => journal.replicate = Some(value.parse()?),
             "threshold" => journal.threshold = Some(bytes(name, value)?),
             "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
             "rotational" => {
@@ -340,6 +344,7 @@ impl JournalOptions {
             self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
             self.journal_size.map(|bytes| format!("journal_size={bytes}")),
             self.on_conflict.map(|what| format!("on_conflict={what}")),
+            self.replicate.as_ref().map(|keepers| format!("replicate={keepers}")),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
             seconds("commit", self.commit),
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),

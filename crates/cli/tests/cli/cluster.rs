@@ -69,6 +69,11 @@ impl Scene {
         good(command.args(args)).trim().to_owned()
     }
 
+    /// What clients mount.
+    pub(crate) fn address(&self) -> String {
+        format!("{}:/", self.place)
+    }
+
     /// The directory on which a client mounts.
     fn directory(&self, name: &str) -> PathBuf {
         let directory = self.home.path(&format!("mnt-{name}"));

@@ -12,10 +12,10 @@ use crate::files::{text, wait_until};
 use crate::run::{bad, good, json, thalweg};
 
 /// The process of a mount.
-struct Foreground(Child);
+pub(crate) struct Foreground(Child);
 
 impl Foreground {
-    fn start(scene: &Scene, command: &mut Command, name: &str) -> Foreground {
+    pub(crate) fn start(scene: &Scene, command: &mut Command, name: &str) -> Foreground {
         let started = Foreground(command.arg("--foreground").spawn().unwrap());
         let device = |path: &Path| fs::metadata(path).unwrap().dev();
         let mounted = scene.home.path(&format!("mnt-{name}"));
@@ -24,7 +24,7 @@ impl Foreground {
     }
 
     /// As with `kill -9`.
-    fn kill(mut self, scene: &Scene, name: &str) {
+    pub(crate) fn kill(mut self, scene: &Scene, name: &str) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
         assert!(scene.umount(name, &["--lazy"]).status.success());

@@ -180,15 +180,50 @@ impl fmt::Debug for Entrance {
 
 impl Connector for Entrance {
     fn connect(&self) -> Connecting<'_> {
+        Box::pin(async { self.address.enter(&self.env, &self.home).await.map_err(not_entered) })
+    }
+}
+
+fn not_entered(error: RemoteError) -> io::Error {
+    let kind = match error.advice() {
+        Advice::Retry => io::ErrorKind::NotConnected,
+        Advice::Invalid | Advice::NotPermitted => io::ErrorKind::PermissionDenied,
+    };
+    io::Error::new(kind, error)
+}
+
+/// The port of a keeper of copies of journals, unless it is told another one.
+pub const KEEPER_PORT: u16 = 7701;
+
+/// A keeper of copies of journals, to which a client has a key.
+pub struct KeeperEntrance {
+    keeper: Server,
+    env: Env,
+    home: Home,
+}
+
+impl KeeperEntrance {
+    /// The keeper with an address, `HOST:PORT` or `HOST`, with the keys in `home`.
+    ///
+    /// # Errors
+    /// [`RemoteError::Address`].
+    pub fn new(keeper: &str, env: &Env, home: Home) -> Result<KeeperEntrance, RemoteError> {
+        let keeper = Server::with_port(keeper, KEEPER_PORT)?;
+        Ok(KeeperEntrance { keeper, env: env.clone(), home })
+    }
+}
+
+impl fmt::Debug for KeeperEntrance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.keeper)
+    }
+}
+
+impl Connector for KeeperEntrance {
+    fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
-            let entered = self.address.enter(&self.env, &self.home).await;
-            entered.map_err(|error| {
-                let kind = match error.advice() {
-                    Advice::Retry => io::ErrorKind::NotConnected,
-                    Advice::Invalid | Advice::NotPermitted => io::ErrorKind::PermissionDenied,
-                };
-                io::Error::new(kind, error)
-            })
+            let entered = self.keeper.enter(&self.env, &self.home, (Service::Copies, "")).await;
+            entered.map_err(not_entered)
         })
     }
 }

@@ -89,6 +89,7 @@ impl ClientBase {
                 _ => None,
             },
             room: journal.room(),
+            copies: journal.copies.reports(),
         });
         PendingReport {
             unsent: queued.unsent,

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use super::base::ClientBase;
 use super::error::{AttachError, LinkError};
 use super::inodes::LocalRules;
+use super::journaling::Committed;
 use super::link::Link;
 use super::open_files::OpenFiles;
 use super::options::Recover;
@@ -317,8 +318,9 @@ impl Connections {
         self.base.inodes.barrier();
         let committing = self.base.env.timeout(self.base.options.patience, self.writeback.commit());
         match committing.await {
-            Some(Ok(true)) => {}
-            Some(Ok(false)) => {
+            // No sync relies on a copy that lacks some of it.
+            Some(Ok(Committed::Everywhere | Committed::Here)) => {}
+            Some(Ok(Committed::Nowhere)) => {
                 return Err(FsError::Invalid("there is no journal with room for the rest"));
             }
             Some(Err(error)) => return Err(error),

@@ -40,7 +40,10 @@ fn own_level(stages: &Stages, ino: Ino) -> Result<Level, FsError> {
 fn is_journaled(stages: &Stages) -> bool {
     let ClientBase { queue, journal, replay_log, .. } = &*stages.base;
     // In this order: a journal that fails is gone before its mutations count as those of none.
-    queue.is_journaled(queue.last()) && journal.live().is_some() && !replay_log.has_calls()
+    let last = queue.last();
+    queue.is_journaled(last)
+        && journal.live().is_some_and(|journal| journal.copies.have(last))
+        && !replay_log.has_calls()
 }
 
 pub(super) async fn level(stages: &Stages, ino: Ino) -> Result<Level, FsError> {

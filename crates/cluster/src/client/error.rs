@@ -28,6 +28,14 @@ pub enum AttachError {
         /// Why.
         why: String,
     },
+    /// A keeper does not let this client in.
+    #[error("the keeper {keeper} cannot be used: {why}")]
+    Keeper {
+        /// The keeper.
+        keeper: String,
+        /// Why.
+        why: io::Error,
+    },
     /// The session that was to go on has ended.
     #[error("the server has ended the session")]
     Ended,

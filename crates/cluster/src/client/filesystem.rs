@@ -21,6 +21,7 @@ use thalweg_net::keys::Squash;
 
 use super::delegation::Local;
 use super::error::{LinkError, expect_answer};
+use super::journaling::Committed;
 use super::link::Link;
 use super::pending::PendingReport;
 use super::stages::Stages;
@@ -89,12 +90,13 @@ impl Client {
         self.stages.connections.close().await;
     }
 
-    /// Has everything that it has made so far be in its journal; whether it is, which takes one that has room.
+    /// Has everything that it has made so far be in its journal and in the copies of that; whether it is, which takes room there, and
+    /// keepers that answer.
     ///
     /// # Errors
     /// Calls were answered that are in no journal, and the server has not made them durable.
     pub async fn commit(&self) -> Result<bool, FsError> {
-        self.stages.writeback.commit().await
+        Ok(self.stages.writeback.commit().await? == Committed::Everywhere)
     }
 
     /// Ends the connection, and leaves in the journal what the server does not have: the next mount of the journal writes it back.
@@ -145,6 +147,11 @@ impl Client {
     /// client is refused.
     pub fn checks_for_kernel(&self) -> bool {
         self.stages.base.session.check_for_kernel()
+    }
+
+    /// What it has sent to the keepers of its journal.
+    pub fn copy_traffic(&self) -> Option<Traffic> {
+        self.stages.base.journal.last().map(|journal| journal.copies.traffic.clone())
     }
 
     fn theirs(&self, ino: Ino) -> Ino {

@@ -5,21 +5,22 @@
 //! queue, and none that is not in the journal; a record is released when the server has made its mutations durable. So after a
 //! crash of this client the journal has everything from the server's position on.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
+use futures::future::join;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
 use thalweg_fs::Node;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_store::device::DeviceRef;
-use thalweg_store::journal::log::{Log, LogRecovery, RecordPlace};
+use thalweg_store::journal::log::{FoundRecord, Log, LogRecovery, RecordPlace};
 use thalweg_store::journal::{End, JournalError};
 use uuid::Uuid;
 
+use super::copies::{self, Attached, Copies, CopyError, KeeperLink, KeeperTarget};
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
-use super::journal_format::{Head, JournalRecord, Run};
+use super::journal_format::{Chain, Entry, Head, JournalRecord, Mark, Places, Run};
 use super::journaled_queue::Unjournaled;
 use super::pending::JournalUse;
 use super::queue::WritebackQueue;
@@ -27,6 +28,8 @@ use crate::conflicts::encode_path;
 
 /// Bytes of mutations in one record, about.
 const RECORD_BYTES: usize = 1 << 20;
+/// Records that are sent to a copy before it is seen how many more it lacks.
+const SENT_AT_ONCE: usize = 16;
 /// Least size of a journal in bytes. The largest record takes a part of it.
 pub const MIN_SIZE: u64 = 4 << 20;
 
@@ -52,6 +55,8 @@ pub struct JournalReport {
     pub first: u64,
     /// Changes. The server may have some of them.
     pub changes: usize,
+    /// It is a copy that was taken over.
+    pub taken_over: bool,
     /// Inodes that they change.
     pub files: usize,
     /// Bytes of files among them.
@@ -75,9 +80,10 @@ pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, Jou
         }
     }
     Ok(JournalReport {
-        session: found.session,
-        first: found.first,
+        session: found.chain.session,
+        first: found.chain.first,
         changes: found.mutations(),
+        taken_over: found.chain.is_sealed,
         files: inodes.len(),
         bytes,
         size: device.geometry().size,
@@ -138,9 +144,8 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
 /// A journal that was opened, and what it has.
 pub(super) struct FoundJournal {
     log: LogRecovery,
-    pub(super) session: Option<Uuid>,
-    /// The position of the first mutation.
-    pub(super) first: u64,
+    /// Whose it is, and the positions of its mutations.
+    pub(super) chain: Chain,
     pub(super) runs: Vec<Run>,
 }
 
@@ -151,26 +156,29 @@ impl FoundJournal {
     /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Rotten`],
     /// [`JournalError::Invalid`]; the device's.
     pub(super) async fn open(env: &Env, device: DeviceRef) -> Result<FoundJournal, JournalError> {
-        let decode = |record| JournalRecord::decode(&record);
+        let decode = |found: FoundRecord| {
+            let entry = Entry::decode(found.stamp, &found.header)?;
+            let record = match entry.mark {
+                Some(_) => None,
+                None => Some(JournalRecord::decode(&found)?),
+            };
+            Some((entry, record))
+        };
         let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
         if let End::Rotten { sequence, later } = scanned.end {
             let device = log.device().name();
             return Err(JournalError::Rotten { device, sequence, later });
         }
-        let mut found = FoundJournal { log, session: None, first: 1, runs: Vec::new() };
-        for record in scanned.records {
-            let JournalRecord { head: Head { session, first }, runs } = record;
-            let is_next = found.session == Some(session) && first == found.next(found.mutations());
-            if !is_next && !found.runs.is_empty() {
+        let mut found = FoundJournal { log, chain: Chain::default(), runs: Vec::new() };
+        for (entry, record) in scanned.records {
+            found.chain.take(entry).map_err(|error| {
                 let device = found.log.device().name();
-                let why = format!("{device}: mutations from {first} on do not follow those before");
-                return Err(JournalError::Invalid(why));
+                JournalError::Invalid(format!("{device}: {error}"))
+            })?;
+            if entry.mark == Some(Mark::Begins) {
+                found.runs.clear();
             }
-            if found.runs.is_empty() {
-                found.first = first;
-            }
-            found.session = Some(session);
-            found.runs.extend(runs);
+            found.runs.extend(record.into_iter().flat_map(|it| it.runs));
         }
         Ok(found)
     }
@@ -179,25 +187,57 @@ impl FoundJournal {
         self.log.device().clone()
     }
 
-    /// The position behind the last one of so many mutations.
-    pub(super) fn next(&self, mutations: usize) -> u64 {
-        self.first + mutations as u64
-    }
-
     pub(super) fn mutations(&self) -> usize {
         self.runs.iter().map(|run| run.mutations.len()).sum()
     }
 
-    /// Forgets everything, and begins a mount.
+    /// Forgets everything, and begins a mount, with copies at these keepers.
     ///
     /// # Errors
     /// The device's.
-    pub(super) async fn begin(self, session: Uuid) -> Result<ClientJournal, JournalError> {
+    pub(super) async fn begin(
+        self,
+        env: &Env,
+        keepers: Vec<KeeperTarget>,
+    ) -> Result<ClientJournal, JournalError> {
+        let (session, before) = (env.uuid(), self.chain.session);
         let log = self.log.begin(1).await?;
         let begins = JournalRecord { head: Head { session, first: 1 }, runs: Vec::new() };
         let appended = log.append(&begins.encode()).await?;
-        let records = Mutex::new(VecDeque::from([(appended.sequence, 0)]));
-        Ok(ClientJournal { log, session, committing: tokio::sync::Mutex::default(), records })
+        let mut records = Places::default();
+        records.push(appended.place, 1, 0);
+        let copies = Copies::new(env, session, before, keepers);
+        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
+        Ok(ClientJournal { log, session, committing, records, copies })
+    }
+
+    /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn seal(self) -> Result<SealedJournal, JournalError> {
+        let log = self.log.keep(1).await?;
+        let head = Head { session: self.chain.session.unwrap_or_default(), first: self.chain.next };
+        let sealed = log.append(&Mark::Sealed.encode(head)).await?.sequence;
+        Ok(SealedJournal { log, sealed })
+    }
+}
+
+/// A copy of a journal that is taken over.
+pub(super) struct SealedJournal {
+    log: Log,
+    /// The number of its last record.
+    sealed: u64,
+}
+
+impl SealedJournal {
+    /// The server has everything, and made it durable. The mark stays.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn forget(&self) -> Result<(), JournalError> {
+        self.log.release(self.sealed);
+        self.log.forget().await
     }
 }
 
@@ -207,12 +247,14 @@ pub(super) struct ClientJournal {
     pub(super) session: Uuid,
     /// One record at a time.
     committing: tokio::sync::Mutex<()>,
-    /// Of the records: the number in the log, and the position of the last mutation. The last one stays: it names the session.
-    records: Mutex<VecDeque<(u64, u64)>>,
+    /// Its records. The last one stays: it names the session.
+    records: Mutex<Places>,
+    pub(super) copies: Copies,
 }
 
 impl ClientJournal {
-    /// Returns when the mutations up to this one are durable in the journal. Callers share records and flushes.
+    /// Returns when the mutations up to this one are durable in the journal. Copies that are current have them, too.
+    /// Callers share records and flushes.
     ///
     /// # Errors
     /// [`JournalError::Full`]; the device's, after which the journal is used no more.
@@ -227,12 +269,82 @@ impl ClientJournal {
                 return Ok(());
             };
             let record = JournalRecord { head: Head { session: self.session, first }, runs };
-            let appended = self.log.append(&record.encode()).await?;
-            self.records.lock().push_back((appended.sequence, last));
+            let record = record.encode();
+            // No copy has a record that the journal has not.
+            self.log.check_room(&record)?;
+            let (appended, ()) = join(self.log.append(&record), self.copies.append(&record)).await;
+            let place = appended?.place;
+            self.records.lock().push(place, first, last);
             queue.journaled(last);
-            queue.spill(first..=last, appended.place);
+            queue.spill(first..=last, place);
         }
         Ok(())
+    }
+
+    /// Keeps the copy at one keeper: attaches it again when it was lost, until the journal ends.
+    pub(super) async fn keep_copy(&self, env: &Env, link: usize) {
+        let link = &self.copies.links[link];
+        let mut failures = 0;
+        loop {
+            link.beat(&self.copies).await;
+            if self.copies.has_ended() {
+                return;
+            }
+            match self.attach_copy(link).await {
+                Ok(()) => {
+                    tracing::info!(keeper = link.name(), "a keeper has a copy of the journal");
+                    failures = 0;
+                    continue;
+                }
+                Err(error) if error.is_final() => {
+                    tracing::error!(keeper = link.name(), %error, "a keeper has a copy of the journal no more");
+                    return link.set_down(&error);
+                }
+                Err(error) => {
+                    if failures == 0 {
+                        tracing::warn!(keeper = link.name(), %error, "a keeper has no copy of the journal");
+                    }
+                    link.set_down(&error);
+                }
+            }
+            env.sleep(copies::pause(failures)).await;
+            failures += 1;
+        }
+    }
+
+    /// Attaches the copy at a keeper, and sends what it lacks.
+    pub(super) async fn attach_copy(&self, link: &KeeperLink) -> Result<(), CopyError> {
+        let first = self.records.lock().first().unwrap_or(1);
+        let size = self.log.device().geometry().size;
+        let mut attached = link.attach(&self.copies, size, first).await?;
+        while self.send_missing(&mut attached, SENT_AT_ONCE).await? == SENT_AT_ONCE {}
+        // The rest is little, and no further record comes meanwhile.
+        let _turn = self.committing.lock().await;
+        while self.send_missing(&mut attached, SENT_AT_ONCE).await? > 0 {}
+        if self.copies.has_ended() {
+            self.copies.end_copy(link, Some(attached.channel)).await;
+            return Err(CopyError::Ended);
+        }
+        link.set_up(attached);
+        Ok(())
+    }
+
+    /// Sends so many records at most that a copy lacks; how many.
+    async fn send_missing(&self, to: &mut Attached, most: usize) -> Result<usize, CopyError> {
+        let mut sent = 0;
+        while sent < most {
+            let Some((place, first, last)) = self.records.lock().from(to.next) else { break };
+            let found = match self.log.read(place).await {
+                // The server has made it durable meanwhile.
+                Err(JournalError::Released { .. }) => continue,
+                found => found?,
+            };
+            let record = (last, &found.header[..], found.body.clone());
+            self.copies.send(&to.channel, record, first > to.next).await?;
+            to.next = last + 1;
+            sent += 1;
+        }
+        Ok(sent)
     }
 
     /// The mutations of a record that is not released, and the number of the first one.
@@ -254,11 +366,8 @@ impl ClientJournal {
 
     /// The server has made the mutations up to this one durable; whether a record is released.
     pub(super) fn release(&self, position: u64) -> bool {
-        let mut records = self.records.lock();
-        let others = records.len().saturating_sub(1);
-        let done = records.iter().take(others).take_while(|(_, last)| *last <= position).count();
-        let Some((last, _)) = records.drain(..done).next_back() else { return false };
-        drop(records);
+        self.copies.release(position);
+        let Some(last) = self.records.lock().release(position) else { return false };
         self.log.release(last + 1);
         true
     }
@@ -275,7 +384,9 @@ impl ClientJournal {
     /// The device's.
     pub(super) async fn clear(&self) -> Result<(), JournalError> {
         let _turn = self.committing.lock().await;
-        self.log.clear().await
+        self.log.clear().await?;
+        self.copies.end().await;
+        Ok(())
     }
 }
 

@@ -7,11 +7,20 @@
 //! ```
 //!
 //! Header and body are in postcard's encoding. Positions count the mutations of a session from 1 on.
+//!
+//! A copy at a keeper ([`crate::keeper`]) has the same records, and marks beside them, which have no body:
+//!
+//! ```text
+//! header   the version of marks (u8), Head, Mark
+//! stamp    the position before the head's
+//! ```
+
+use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 use thalweg_fs::Credentials;
 use thalweg_fs::mutation::Mutation;
-use thalweg_store::journal::log::{FoundRecord, LogRecord};
+use thalweg_store::journal::log::{FoundRecord, LogRecord, RecordPlace};
 use uuid::{Uuid, uuid};
 
 /// The owner that all logs of clients' journals name.
@@ -19,14 +28,150 @@ pub const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
 
 /// The version of the format.
 const FORMAT: u8 = 1;
+/// The same of marks.
+const FORMAT_OF_MARKS: u8 = 2;
 
 /// Where the mutations of a record stand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// The session at the server.
-    pub(super) session: Uuid,
+    pub(crate) session: Uuid,
     /// The position of the first mutation.
-    pub(super) first: u64,
+    pub(crate) first: u64,
+}
+
+/// What a mark in a copy says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Mark {
+    /// The copy begins with the head's position: what is before it in the copy does not count.
+    Begins,
+    /// The copy was taken over: nothing follows.
+    Sealed,
+}
+
+impl Mark {
+    pub(crate) fn encode(self, head: Head) -> LogRecord {
+        let header = postcard::to_allocvec(&(FORMAT_OF_MARKS, head, self));
+        let header = header.expect("memory takes a head");
+        LogRecord { stamp: head.first - 1, header, body: Vec::new(), blocks: Vec::new() }
+    }
+}
+
+/// What a record says of its place among the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Entry {
+    pub(crate) head: Head,
+    /// The position of the last mutation.
+    pub(crate) last: u64,
+    pub(crate) mark: Option<Mark>,
+}
+
+impl Entry {
+    /// Of a record with this stamp and header; `None` if no client and no keeper has written it.
+    pub(crate) fn decode(last: u64, header: &[u8]) -> Option<Entry> {
+        let (format, rest) = postcard::take_from_bytes::<u8>(header).ok()?;
+        let (head, rest) = postcard::take_from_bytes::<Head>(rest).ok()?;
+        let mark = match format {
+            FORMAT => None,
+            FORMAT_OF_MARKS => Some(postcard::take_from_bytes::<Mark>(rest).ok()?.0),
+            _ => return None,
+        };
+        let before = head.first.checked_sub(1)?;
+        let fits = if mark.is_some() { last == before } else { last >= before };
+        fits.then_some(Entry { head, last, mark })
+    }
+}
+
+/// What the records of a journal are about, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Chain {
+    /// The session of the records so far.
+    pub(crate) session: Option<Uuid>,
+    /// The positions of the first mutation, and behind the last one.
+    pub(crate) first: u64,
+    pub(crate) next: u64,
+    /// It was taken over.
+    pub(crate) is_sealed: bool,
+}
+
+impl Default for Chain {
+    fn default() -> Chain {
+        Chain { session: None, first: 1, next: 1, is_sealed: false }
+    }
+}
+
+impl Chain {
+    /// Takes the next record.
+    ///
+    /// # Errors
+    /// It does not follow the one before.
+    pub(crate) fn take(&mut self, Entry { head, last, mark }: Entry) -> Result<(), NotNext> {
+        let Head { session, first } = head;
+        let follows = self.session == Some(session) && first == self.next;
+        match mark {
+            Some(Mark::Begins) => self.first = first,
+            Some(Mark::Sealed) if follows => self.is_sealed = true,
+            // What was before it has been written back.
+            Some(Mark::Sealed) if self.session.is_none() => {
+                (self.first, self.is_sealed) = (first, true);
+            }
+            None if follows && !self.is_sealed => {}
+            // Records without mutations begin a mount.
+            None if self.first == self.next && !self.is_sealed => self.first = first,
+            _ => return Err(NotNext { first }),
+        }
+        if mark == Some(Mark::Begins) {
+            self.is_sealed = false;
+        }
+        (self.session, self.next) = (Some(session), last + 1);
+        Ok(())
+    }
+}
+
+/// A record does not follow the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("mutations from {first} on do not follow those before")]
+pub(crate) struct NotNext {
+    first: u64,
+}
+
+/// A record that is in no log yet, as it is sent to a keeper.
+pub(crate) fn sent_record(stamp: u64, header: Vec<u8>, body: bytes::Bytes) -> LogRecord {
+    LogRecord { stamp, header, body: vec![body], blocks: Vec::new() }
+}
+
+/// Where the records of a log lie that are not released, with the positions of their mutations.
+#[derive(Debug, Default)]
+pub(crate) struct Places(VecDeque<(RecordPlace, u64, u64)>);
+
+impl Places {
+    /// The log has one more record: its first and last position.
+    pub(crate) fn push(&mut self, place: RecordPlace, first: u64, last: u64) {
+        self.0.push_back((place, first, last));
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The first position of the oldest one.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.0.front().map(|(_, first, _)| *first)
+    }
+
+    /// Takes away those up to this position, but not the last one, which names the session; the number in the log of the last one
+    /// that is gone.
+    pub(crate) fn release(&mut self, position: u64) -> Option<u64> {
+        let others = self.0.len().saturating_sub(1);
+        let done = self.0.iter().take(others).take_while(|(.., last)| *last <= position).count();
+        self.0.drain(..done).next_back().map(|(place, ..)| place.sequence)
+    }
+
+    /// The oldest record with this position or a later one.
+    pub(crate) fn from(&self, position: u64) -> Option<(RecordPlace, u64, u64)> {
+        let at = self.0.partition_point(|(.., last)| *last < position);
+        self.0.get(at).copied()
+    }
 }
 
 /// A mutation, with what its inode's owner has taken for it of the room that the server has promised.

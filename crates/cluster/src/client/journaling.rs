@@ -13,6 +13,17 @@ use super::journal::ClientJournal;
 use super::queue::{Batch, SpilledWrite};
 use super::rpc::Rpc;
 
+/// Where mutations are durable after a commit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Committed {
+    /// There is no journal with room for them.
+    Nowhere,
+    /// In the journal, and not in all its copies.
+    Here,
+    /// In the journal, and in all its copies.
+    Everywhere,
+}
+
 pub(super) struct Journaling {
     base: Arc<ClientBase>,
     rpc: Arc<Rpc>,
@@ -23,20 +34,29 @@ impl Journaling {
         Journaling { base, rpc }
     }
 
-    /// Returns when all mutations so far are durable in the journal; whether they are, which takes a journal with room. Calls of
+    /// Returns when all mutations so far are durable in the journal, and in those of its copies whose keepers answer; where they are. Calls of
     /// programs that were answered are in no journal, and mutations may depend on them: these are durable at the server before.
-    pub(super) async fn commit(&self) -> Result<bool, FsError> {
-        let Some(journal) = self.base.journal.live() else { return Ok(false) };
+    pub(super) async fn commit(&self) -> Result<Committed, FsError> {
+        let Some(journal) = self.base.journal.live() else { return Ok(Committed::Nowhere) };
         let last = self.base.queue.last();
         if self.base.replay_log.has_calls() {
             self.rpc.make_durable().await?;
         }
-        match journal.commit(&self.base.queue, last).await {
-            Ok(()) => return Ok(true),
+        let committed = if journal.copies.is_empty() {
+            journal.commit(&self.base.queue, last).await
+        } else {
+            // A caller that is gone meanwhile leaves no record half done.
+            let (journal, queue) = (journal.clone(), self.base.queue.clone());
+            let committing = async move { Ok(journal.commit(&queue, last).await) };
+            self.base.run_apart(committing).await?
+        };
+        match committed {
+            Ok(()) if journal.copies.have(last) => return Ok(Committed::Everywhere),
+            Ok(()) => return Ok(Committed::Here),
             Err(JournalError::Full { .. }) => {}
             Err(error) => self.give_up(&error),
         }
-        Ok(false)
+        Ok(Committed::Nowhere)
     }
 
     /// The journal fails: everything goes to the server at once from here on.
@@ -51,7 +71,7 @@ impl Journaling {
     pub(super) async fn before_send(&self) -> Result<(), FsError> {
         while let Some(journal) = self.base.journal.live() {
             self.release(&journal);
-            if self.commit().await? || self.base.queue.may_send() {
+            if self.commit().await? != Committed::Nowhere || self.base.queue.may_send() {
                 return Ok(());
             }
             // The journal is full of records that the server has, and has not made durable.

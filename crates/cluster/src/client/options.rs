@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use thalweg_fs::ContentsFinder;
 use thalweg_store::device::DeviceRef;
 
+use super::copies::KeeperTarget;
+
 /// How a client treats its server.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -32,6 +34,8 @@ pub struct Options {
     pub commit: Duration,
     /// Where the client keeps its journal, if it has one: [`journal`](super::journal).
     pub journal: Option<DeviceRef>,
+    /// Keepers of copies of the journal: a sync returns when they have it, too.
+    pub keepers: Vec<KeeperTarget>,
     /// Bytes of its own changes that wait in memory; with a journal, more wait there.
     pub memory: usize,
     /// No more waits in the journal than the link carries in this time: another client that wants it waits for so long.
@@ -55,6 +59,7 @@ impl Default for Options {
             recover: Recover::Clean,
             commit: Duration::from_secs(1),
             journal: None,
+            keepers: Vec::new(),
             memory: 64 << 20,
             recall: Duration::from_secs(30),
             on_conflict: OnConflict::Copy,

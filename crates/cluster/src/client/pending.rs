@@ -6,6 +6,8 @@ use serde::Serialize;
 use thalweg_fs::Timestamp;
 use uuid::Uuid;
 
+use super::copies::CopyReport;
+
 /// Changes that this client has made by itself, and bytes of files among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Changes {
@@ -27,7 +29,7 @@ pub struct JournalUse {
 }
 
 /// What of a client's changes is not durable at the server yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PendingReport {
     /// What the server does not have.
     #[serde(flatten)]
@@ -47,7 +49,7 @@ pub struct PendingReport {
 }
 
 /// A journal in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MountedJournal {
     /// The session at the server that makes it.
     pub session: Uuid,
@@ -56,6 +58,8 @@ pub struct MountedJournal {
     /// Its bytes, and those that are used.
     #[serde(flatten)]
     pub room: JournalUse,
+    /// Its copies at keepers. Unless all are current, a sync waits for the server.
+    pub copies: Vec<CopyReport>,
 }
 
 impl PendingReport {

@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use super::base::ClientBase;
 use super::conflicts::{Keeper, is_conflict};
+use super::copies::CopyError;
 use super::error::AttachError;
 use super::filesystem::Client;
 use super::inode_changes::Rest;
@@ -51,11 +52,30 @@ async fn connect(
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
     let journal = recover(env, &connector, &options, device).await?;
+    attach_copies(&journal).await?;
     let base = ClientBase::new(env, options);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
     base.journal.begin(journal);
     Stages::start(env, connector, base).await
+}
+
+/// Attaches the copies of a journal that begins. A keeper that is away gets its copy later.
+///
+/// # Errors
+/// [`AttachError::Keeper`]: a keeper does not let this client in.
+async fn attach_copies(journal: &ClientJournal) -> Result<(), AttachError> {
+    let attaching = journal.copies.links.iter().map(|link| async move {
+        match journal.attach_copy(link).await {
+            Ok(()) => {}
+            Err(CopyError::NotPermitted(why)) => {
+                return Err(AttachError::Keeper { keeper: link.name().to_owned(), why });
+            }
+            Err(error) => link.set_down(&error),
+        }
+        Ok(())
+    });
+    futures::future::try_join_all(attaching).await.map(drop)
 }
 
 /// Opens a journal for a mount, after everything that it has was written back.
@@ -70,33 +90,44 @@ async fn recover(
 ) -> Result<ClientJournal, AttachError> {
     let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
     let mut resumed = None;
-    if let Some(session) = found.session {
-        resumed = resume(env, connector, options, session, &mut found).await?;
+    if let Some(session) = found.chain.session {
+        resumed = resume(env, connector, options, (session, false), &mut found).await?.stages;
     }
     // The journal is empty before the server forgets its position.
-    let journal = found.begin(env.uuid()).await.map_err(AttachError::journal)?;
+    let journal = found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)?;
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
     Ok(journal)
 }
 
-/// Goes on with a session, and writes back what the journal has of it; `None` if it has nothing, and the session has ended.
-async fn resume(
+/// What became of a journal that was written back.
+#[derive(Default)]
+pub(super) struct Resumed {
+    /// Its session goes on; `None` if that has ended. Then the journal has nothing, or it is a copy.
+    pub(super) stages: Option<Stages>,
+    /// Changes that the server did not have.
+    pub(super) written: u64,
+    /// Those of them that other clients have made impossible.
+    pub(super) set_aside: u64,
+}
+
+/// Goes on with a session, and writes back what the journal has of it.
+pub(super) async fn resume(
     env: &Env,
     connector: &Arc<dyn Connector>,
     options: &Options,
-    session: Uuid,
+    (session, is_copy): (Uuid, bool),
     found: &mut FoundJournal,
-) -> Result<Option<Stages>, AttachError> {
-    let (mutations, first) = (found.mutations(), found.first);
+) -> Result<Resumed, AttachError> {
+    let (mutations, first) = (found.mutations(), found.chain.first);
     let runs = std::mem::take(&mut found.runs);
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
     base.queue.recover(first, runs);
     let stages = match Stages::start(env, connector.clone(), base).await {
         Ok(stages) => stages,
-        Err(AttachError::Ended) if mutations == 0 => return Ok(None),
+        Err(AttachError::Ended) if mutations == 0 || is_copy => return Ok(Resumed::default()),
         Err(AttachError::Ended) => {
             let why = "the server has ended the session that made them".to_owned();
             return Err(AttachError::Pending { mutations, why });
@@ -104,18 +135,21 @@ async fn resume(
         Err(error) => return Err(error),
     };
     let pending = |why: String| AttachError::Pending { mutations, why };
-    // Nothing is sent that is not in the journal, whose last record stays.
-    if stages.writeback.reached() >= found.next(mutations) {
+    let reached = stages.writeback.reached();
+    // Nothing is sent that is not in the journal, whose last record stays. A copy may lack what was sent while its keeper was away.
+    if !is_copy && reached >= found.chain.next {
         let why = "the server has later ones: this is an older copy of the journal".to_owned();
         return Err(pending(why));
     }
+    let mut set_aside = 0;
     if let Err(error) = stages.writeback.send(true).await {
         match stages.writeback.refused().filter(|(error, _)| is_conflict(error)) {
             Some((why, reached)) if options.on_conflict != OnConflict::Refuse => {
                 let again = FoundJournal::open(env, found.device()).await;
                 let runs = again.map_err(AttachError::journal)?.runs;
                 let rest = Rest::of(runs, (reached + 1).saturating_sub(first));
-                set_aside(env, connector, &stages, rest, &why).await?;
+                set_aside = rest.count() as u64;
+                keep_rest(env, connector, &stages, rest, &why).await?;
             }
             _ => return Err(pending(error.to_string())),
         }
@@ -129,11 +163,12 @@ async fn resume(
         Err(error) => return Err(pending(error.to_string())),
     }
     tracing::info!(mutations, "the journal was written back");
-    Ok(Some(stages))
+    let written = found.chain.next.saturating_sub(first.max(reached + 1));
+    Ok(Resumed { stages: Some(stages), written, set_aside })
 }
 
 /// Other clients have made the rest of a journal impossible: keeps it in conflict copies, or drops it.
-async fn set_aside(
+async fn keep_rest(
     env: &Env,
     connector: &Arc<dyn Connector>,
     journaled: &Stages,
@@ -165,7 +200,7 @@ async fn set_aside(
 }
 
 impl AttachError {
-    fn journal(error: JournalError) -> AttachError {
+    pub(super) fn journal(error: JournalError) -> AttachError {
         AttachError::Journal(Arc::new(error))
     }
 }

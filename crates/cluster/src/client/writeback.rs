@@ -13,7 +13,7 @@ use super::base::ClientBase;
 use super::call_numbers::Slot;
 use super::direct_io::DirectIo;
 use super::error::LinkError;
-use super::journaling::Journaling;
+use super::journaling::{Committed, Journaling};
 use super::queue::Batch;
 use super::room::{Charge, shares_of};
 use super::rpc::{Outgoing, Rpc};
@@ -149,7 +149,8 @@ impl Writeback {
         let inodes = &self.base.inodes;
         let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
         // After the lease another client may have used the file.
-        if is_own && self.journaling.commit().await? && self.base.session.is_leased() {
+        let is_committed = is_own && self.journaling.commit().await? == Committed::Everywhere;
+        if is_committed && self.base.session.is_leased() {
             return Ok(());
         }
         self.sync(request).await
@@ -162,8 +163,8 @@ impl Writeback {
         Ok(())
     }
 
-    /// Whether all mutations so far are in the journal, by one commit.
-    pub(super) async fn commit(&self) -> Result<bool, FsError> {
+    /// Whether all mutations so far are in the journal and in its copies, by one commit.
+    pub(super) async fn commit(&self) -> Result<Committed, FsError> {
         self.journaling.commit().await
     }
 

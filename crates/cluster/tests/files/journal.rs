@@ -18,7 +18,7 @@ use crate::peer::Peer;
 use crate::scene::*;
 
 /// Bytes of a journal.
-const SIZE: u64 = 4 << 20;
+pub(crate) const SIZE: u64 = 4 << 20;
 
 /// A machine with a client that has a journal.
 pub(crate) struct Journaled {
@@ -27,6 +27,8 @@ pub(crate) struct Journaled {
     pub(crate) process: thalweg_env::Node,
     recorder: Recorder,
     device: DeviceRef,
+    /// Where copies of the journal are.
+    pub(crate) keepers: Vec<client::KeeperTarget>,
 }
 
 impl Journaled {
@@ -36,7 +38,18 @@ impl Journaled {
         let device = recorder.device("client-journal", Geometry { size: SIZE, sector: 512 });
         journal::create(&env, &device).await.unwrap();
         let (host, process) = (scene.admit(visitor(name)), env.node());
-        Journaled { env, host, process, recorder, device }
+        Journaled { env, host, process, recorder, device, keepers: Vec::new() }
+    }
+
+    /// The machine is lost with its journal; another one takes its place, which has an empty one.
+    pub(crate) async fn lose(&mut self) {
+        self.process.kill();
+        self.host.power_off();
+        self.recorder = Recorder::with_latency(&self.env, Duration::from_micros(100));
+        self.device = self.recorder.device("client-journal", Geometry { size: SIZE, sector: 512 });
+        journal::create(&self.env, &self.device).await.unwrap();
+        self.process = self.env.node();
+        self.host.power_on();
     }
 
     pub(crate) fn device(&self) -> DeviceRef {
@@ -68,7 +81,8 @@ impl Journaled {
         let journal = Some(self.device.clone());
         // So that most of what waits is in the journal alone.
         let memory = 64 << 10;
-        let options = client::Options { journal, writeback, expire, memory, ..patient() };
+        let keepers = self.keepers.clone();
+        let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
         let connector = Box::new(self.host.connector(&scene.server, PORT));
         let env = self.process.env().clone();
         async move { Client::connect(&env, connector, options).await }

@@ -308,9 +308,9 @@ pub(crate) struct Tally {
     pub(crate) client_crashes: u64,
     pub(crate) server_crashes: u64,
     /// States that a crash took back.
-    taken_back: usize,
+    pub(crate) taken_back: usize,
     /// Changes that only the journal had.
-    unsent: usize,
+    pub(crate) unsent: usize,
 }
 
 fn summary(state: &State) -> Vec<(String, usize)> {
@@ -355,7 +355,7 @@ pub(crate) async fn begin(machine: &Journaled, client: &Client, name: &str) -> P
 }
 
 /// What another client finds must be what the program has come to, at its last sync or after that.
-fn check(what: &str, history: &History, now: &State, tally: &mut Tally) {
+pub(crate) fn check(what: &str, history: &History, now: &State, tally: &mut Tally) {
     let at = history.states.iter().rposition(|it| it == now);
     let Some(at) = at.filter(|at| *at >= history.synced) else {
         let states: Vec<_> = history.states.iter().map(summary).collect();

@@ -245,7 +245,7 @@ pub(crate) fn patient() -> client::Options {
 
 thread_local! {
     /// What the server knows of its clients.
-    static VISITORS: std::cell::RefCell<std::collections::BTreeMap<String, Visitor>> =
+    pub(crate) static VISITORS: std::cell::RefCell<std::collections::BTreeMap<String, Visitor>> =
         const { std::cell::RefCell::new(std::collections::BTreeMap::new()) };
 }
 

@@ -241,16 +241,10 @@ impl Log {
         // The semaphore is never closed.
         let _admitted = self.in_flight.acquire().await;
         let mut superblock = self.writing.lock().await;
-        self.check()?;
+        self.check_room(record)?;
         let place = self.ring.lock().place();
         let framed = record.frame(&superblock, place);
         let needed = framed.len;
-        if needed > self.geography.size || record.blocks.len() > MAX_REGULAR as usize {
-            return Err(JournalError::TooLarge { needed, size: self.geography.size });
-        }
-        if self.room() < needed + self.ring.lock().in_flight() {
-            return Err(JournalError::Full { needed });
-        }
         if place.offset + needed > superblock.tail_offset + self.geography.size {
             // The room is released; it may be overwritten once the superblock's tail is behind it.
             let tail = self.ring.lock().tail();
@@ -275,6 +269,22 @@ impl Log {
         let SendPlace { offset, sequence, .. } = place;
         let place = RecordPlace { sequence, offset };
         Ok(Appended { sequence, bytes: needed, place })
+    }
+
+    /// Whether an append of this record would find room, while no other one is under way.
+    ///
+    /// # Errors
+    /// [`JournalError::Full`], [`JournalError::TooLarge`], [`JournalError::Poisoned`]: those of the append.
+    pub fn check_room(&self, record: &LogRecord) -> Result<(), JournalError> {
+        self.check()?;
+        let (needed, size) = (record.framed_len(self.geography.sector), self.geography.size);
+        if needed > size || record.blocks.len() > MAX_REGULAR as usize {
+            return Err(JournalError::TooLarge { needed, size });
+        }
+        if self.room() < needed + self.ring.lock().in_flight() {
+            return Err(JournalError::Full { needed });
+        }
+        Ok(())
     }
 
     /// Reads a record again that was appended or kept, and is not released.

@@ -166,10 +166,13 @@ async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
-    let JournalReport { session, first, changes, files, bytes, size } = report;
+    let JournalReport { session, first, changes, taken_over, files, bytes, size } = report;
     match session {
         Some(session) => println!("session      {session}"),
         None => println!("session      none: it is empty"),
+    }
+    if taken_over {
+        println!("taken over   its client may not go on");
     }
     match changes {
         0 => println!("changes      none"),

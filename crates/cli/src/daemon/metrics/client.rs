@@ -1,7 +1,7 @@
 //! Metrics of a mount of a filesystem that another machine shares.
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
-use thalweg_cluster::client::{ClientStatus, PendingReport};
+use thalweg_cluster::client::{ClientStatus, CopyState, PendingReport};
 
 pub(super) fn describe() {
     describe_counter!(
@@ -24,6 +24,12 @@ pub(super) fn describe() {
         ),
         ("thalweg_client_journal_size_bytes", Unit::Bytes, "Size of the client's journal"),
         ("thalweg_client_journal_used_bytes", Unit::Bytes, "Bytes of it that are used"),
+        ("thalweg_client_journal_copies", Unit::Count, "Keepers that are to have copies of it"),
+        (
+            "thalweg_client_journal_copies_missing",
+            Unit::Count,
+            "Those of them that lack some of it, so that syncs wait for the server",
+        ),
     ];
     for (name, unit, about) in gauges {
         describe_gauge!(name, unit, about);
@@ -33,7 +39,9 @@ pub(super) fn describe() {
 pub(super) fn record(address: &str, status: &ClientStatus, pending: &PendingReport) {
     let address = || address.to_owned();
     counter!("thalweg_client_lost_changes_total", "address" => address()).absolute(status.lost);
-    let journal = pending.journal.map(|journal| journal.room);
+    let journal = pending.journal.as_ref().map(|journal| journal.room);
+    let copies = || pending.journal.iter().flat_map(|journal| &journal.copies);
+    let missing = copies().filter(|copy| copy.state != CopyState::Current).count();
     let levels = [
         ("thalweg_client_connected", f64::from(u8::from(status.connected))),
         ("thalweg_client_pending_changes", pending.unsent.changes as f64),
@@ -48,6 +56,8 @@ pub(super) fn record(address: &str, status: &ClientStatus, pending: &PendingRepo
         ("thalweg_client_undurable_calls", pending.undurable as f64),
         ("thalweg_client_journal_size_bytes", journal.map_or(0.0, |room| room.size as f64)),
         ("thalweg_client_journal_used_bytes", journal.map_or(0.0, |room| room.used as f64)),
+        ("thalweg_client_journal_copies", copies().count() as f64),
+        ("thalweg_client_journal_copies_missing", missing as f64),
     ];
     for (metric, value) in levels {
         gauge!(metric, "address" => address()).set(value);

@@ -30,6 +30,13 @@ pub(super) struct Framed {
 }
 
 impl LogRecord {
+    /// Bytes that the record takes in a log with sectors of this size.
+    pub(super) fn framed_len(&self, sector: u32) -> u64 {
+        let body: usize = self.body.iter().map(Bytes::len).sum();
+        let head = (COMMIT + self.header.len() + body).next_multiple_of(sector as usize);
+        (head + self.blocks.len() * BLOCK_SIZE) as u64
+    }
+
     /// Puts the record into its frame, for a place in a log.
     pub(super) fn frame(&self, log: &Superblock, place: SendPlace) -> Framed {
         let body: usize = self.body.iter().map(Bytes::len).sum();
@@ -58,7 +65,7 @@ impl LogRecord {
         self.blocks.iter().for_each(|block| sum.add(block));
         commit.checksum = sum.value().into();
         head[..COMMIT].copy_from_slice(commit.as_bytes());
-        let len = (head.len() + self.blocks.len() * BLOCK_SIZE) as u64;
+        let len = self.framed_len(log.geography.sector);
         let mut parts = Vec::with_capacity(1 + self.blocks.len());
         parts.push(head.freeze());
         parts.extend(self.blocks.iter().cloned());

@@ -51,7 +51,7 @@ pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 14 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 15 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -427,6 +427,8 @@ pub enum Answer {
     },
     /// The server has ended the session, or does not know it.
     Evicted,
+    /// The same. The client was away, and its journal has lapsed: a mount that begins again goes on with that.
+    Lapsed,
     /// Success.
     #[default]
     Done,

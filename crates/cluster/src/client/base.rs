@@ -12,7 +12,7 @@ use super::call_numbers::CallNumbers;
 use super::dirty_limit::DirtyLimit;
 use super::error::LinkError;
 use super::inodes::Inodes;
-use super::journal::JournalSlot;
+use super::journal_slot::JournalSlot;
 use super::link::Links;
 use super::losses::Losses;
 use super::numbers::InodeNumbers;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thalweg_env::Task;
 use thalweg_env::connection::Connector;
+use thalweg_fs::mutation::Mutation;
 use thalweg_fs::{FsError, Ino};
 use thalweg_net::Traffic;
 use thalweg_net::channel::{Channel, Limits, Side};
@@ -105,8 +106,8 @@ impl Connections {
         } = answer
         else {
             return Err(match answer {
-                Answer::Evicted => {
-                    self.end_session();
+                Answer::Evicted | Answer::Lapsed => {
+                    self.end_session(answer == Answer::Lapsed);
                     AttachError::Ended
                 }
                 Answer::Failed(error) => AttachError::Refused(FsError::from(error)),
@@ -144,23 +145,28 @@ impl Connections {
         Ok(Connection { channel, running, new_server: is_new.then_some(server) })
     }
 
-    /// The server has ended the session: another one begins with the next connection, unless there is to be none.
-    fn end_session(&self) {
+    /// The server has ended the session: another one begins with the next connection, unless there is to be none. When the journal has
+    /// `lapsed`, that goes on.
+    fn end_session(&self, lapsed: bool) {
         self.base.session.end();
-        if self.base.journal.end() {
-            tracing::error!("the journal keeps what the server does not have, and takes no more");
-            self.base.queue.end_journal();
+        let had_journal = self.base.journal.end();
+        if had_journal {
+            self.base.queue.interrupt_journal();
         }
         tracing::error!(
             "the server has ended the session of this client: open files are stale, and locks are lost"
         );
         // Nothing is delegated from here on, so no mutation is made any more.
         let inodes = self.base.cache.end_session();
-        let mutations = self.base.queue.end_session();
+        let (kept, mutations) = self.base.queue.end_session();
         self.base.numbers.end_session();
         self.base.room.end_session();
         self.size_records.end_session();
-        let (_, unsent) = self.base.lose(&mutations, &LinkError::Lost.into());
+        if had_journal {
+            let goes_on = lapsed && self.base.options.recover != Recover::No;
+            self.keep_for_journal(&kept, goes_on);
+        }
+        let (_, unsent) = self.base.lose(&mutations, Some(&LinkError::Lost.into()));
         self.open_files.end_session();
         let (answered, inodes_changed) = self.base.replay_log.clear();
         let mut changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
@@ -185,6 +191,54 @@ impl Connections {
                 "all calls fail until it is mounted again: recover=no lets this client begin no other session"
             );
         }
+    }
+
+    /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay.
+    fn keep_for_journal(&self, kept: &[Mutation], goes_on: bool) {
+        let (changed, _) = self.base.lose(kept, None);
+        self.base.drop_from_caller(changed.clone());
+        tracing::warn!(
+            changes = kept.len(),
+            "the journal keeps what the server does not have, and takes no more"
+        );
+        if !goes_on || !self.base.journal.interrupt(changed.clone()) {
+            self.base.losses.add_all(kept.len(), changed);
+        }
+    }
+
+    /// Opens a journal again whose session the server has ended: what no other client has used is written back, and the rest set aside.
+    ///
+    /// # Errors
+    /// The server is away, which is tried again. Whatever else fails leaves the client without a journal.
+    async fn reopen_journal(&self) -> Result<(), AttachError> {
+        let Some(reopen) = self.base.journal.to_reopen() else { return Ok(()) };
+        if let Some(before) = self.base.journal.last() {
+            before.end().await;
+        }
+        match reopen().await {
+            Ok(mut journal) => {
+                self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
+                let before = self.base.queue.begin_journal(journal.room().size);
+                journal.begin_behind(before);
+                self.writeback.begin_journal(before);
+                self.base.journal.begin(&self.base.env, journal);
+                tracing::warn!("the journal goes on in another session");
+            }
+            Err(AttachError::Lost(why)) if why.kind() != io::ErrorKind::PermissionDenied => {
+                return Err(AttachError::Lost(why));
+            }
+            Err(error) => {
+                let changed = self.base.journal.give_up();
+                self.base.losses.add_all(changed.len(), changed);
+                tracing::error!(%error, "the client goes on without its journal, which keeps what it has for the next mount");
+            }
+        }
+        Ok(())
+    }
+
+    async fn attach_again(&self) -> Result<Connection, AttachError> {
+        self.reopen_journal().await?;
+        self.attach_and_reclaim().await
     }
 
     /// Keeps a connection, until the client is closed.
@@ -218,7 +272,7 @@ impl Connections {
         let mut factor = 1;
         let mut has_warned = false;
         loop {
-            let error = match self.attach_and_reclaim().await {
+            let error = match self.attach_again().await {
                 Ok(connection) => {
                     tracing::info!("the server is connected again");
                     return Some(connection);
@@ -246,7 +300,7 @@ impl Connections {
         let connection = self.attach().await?;
         let Some(server) = connection.new_server else { return Ok(connection) };
         let Some(sent) = self.reclaim(&connection.channel).await? else {
-            self.end_session();
+            self.end_session(false);
             return Err(AttachError::lost("the server refuses the session"));
         };
         self.base.session.renew(sent);

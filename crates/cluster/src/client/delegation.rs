@@ -375,9 +375,10 @@ impl ClientBase {
     }
 
     /// A batch is lost, because the server does not take it, or with the session: then that spares the files that are
-    /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost.
-    pub(super) fn lose(&self, batch: &[Mutation], error: &FsError) -> (Vec<Ino>, usize) {
-        let is_refused = !matches!(error, FsError::Store(_));
+    /// durable by size records. The others are held wrongly here. Returns these, and how many changes are lost. Without an error the
+    /// journal keeps the batch, and nothing is lost.
+    pub(super) fn lose(&self, batch: &[Mutation], error: Option<&FsError>) -> (Vec<Ino>, usize) {
+        let is_refused = error.is_some_and(|error| !matches!(error, FsError::Store(_)));
         let was_ended = |ino| self.inodes.is(ino, |node| node.delegation.is_ended);
         let is_spared = |it: &&Mutation| !is_refused && was_ended(it.kind.ino());
         let (spared, lost): (Vec<&Mutation>, Vec<&Mutation>) = batch.iter().partition(is_spared);
@@ -385,7 +386,8 @@ impl ClientBase {
         // Before they stop to count as unsent: a caller that finds no unsent changes has to find the losses.
         for Mutation { kind, .. } in &lost {
             let bytes = matches!(kind, MutationKind::Write { .. } | MutationKind::Stored { .. });
-            wrong.extend(kind.inodes().filter(|ino| self.losses.add(*ino, error, bytes)));
+            let is_news = |ino: &Ino| error.is_none_or(|it| self.losses.add(*ino, it, bytes));
+            wrong.extend(kind.inodes().filter(is_news));
         }
         let (last, removed) = self.queue.remove(batch, 0, &[]);
         self.numbers.sent(last);

@@ -5,7 +5,7 @@
 //! queue, and none that is not in the journal; a record is released when the server has made its mutations durable. So after a
 //! crash of this client the journal has everything from the server's position on.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::future::join;
 use parking_lot::Mutex;
@@ -208,7 +208,8 @@ impl FoundJournal {
         records.push(appended.place, 1, 0);
         let copies = Copies::new(env, session, before, keepers);
         let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
-        Ok(ClientJournal { log, session, committing, records, copies })
+        let (before, is_over) = Default::default();
+        Ok(ClientJournal { log, session, committing, records, copies, before, is_over })
     }
 
     /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
@@ -250,9 +251,40 @@ pub(super) struct ClientJournal {
     /// Its records. The last one stays: it names the session.
     records: Mutex<Places>,
     pub(super) copies: Copies,
+    /// The number of the last mutation that was made before it began: positions count from there on.
+    before: u64,
+    /// It takes no more.
+    is_over: AtomicBool,
 }
 
 impl ClientJournal {
+    /// It begins behind a mutation with this number, before anything is in it.
+    pub(super) fn begin_behind(&mut self, number: u64) {
+        assert!(self.records.get_mut().len() == 1, "a journal begins when it is empty");
+        self.before = number;
+    }
+
+    /// The position of a mutation with this number; 0 before the first one.
+    pub(super) fn position(&self, number: u64) -> u64 {
+        number.saturating_sub(self.before)
+    }
+
+    /// The number of the mutation at a position.
+    pub(super) fn number(&self, position: u64) -> u64 {
+        self.before + position
+    }
+
+    /// Whether all copies have the mutations up to this one.
+    pub(super) fn is_copied(&self, number: u64) -> bool {
+        self.copies.have(self.position(number))
+    }
+
+    /// Returns when nothing is written any more: another one is about to open it.
+    pub(super) async fn end(&self) {
+        let _turn = self.committing.lock().await;
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
     /// Returns when the mutations up to this one are durable in the journal. Copies that are current have them, too.
     /// Callers share records and flushes.
     ///
@@ -264,10 +296,16 @@ impl ClientJournal {
         last: u64,
     ) -> Result<(), JournalError> {
         let _turn = self.committing.lock().await;
+        if self.is_over.load(Ordering::Relaxed) {
+            return Err(JournalError::Full { needed: 0 });
+        }
         while !queue.is_journaled(last) {
-            let Some(Unjournaled { first, last, runs }) = queue.unjournaled(RECORD_BYTES) else {
+            let Some(Unjournaled { first: number, last: last_number, runs }) =
+                queue.unjournaled(RECORD_BYTES)
+            else {
                 return Ok(());
             };
+            let (first, last) = (self.position(number), self.position(last_number));
             let record = JournalRecord { head: Head { session: self.session, first }, runs };
             let record = record.encode();
             // No copy has a record that the journal has not.
@@ -275,8 +313,8 @@ impl ClientJournal {
             let (appended, ()) = join(self.log.append(&record), self.copies.append(&record)).await;
             let place = appended?.place;
             self.records.lock().push(place, first, last);
-            queue.journaled(last);
-            queue.spill(first..=last, place);
+            queue.journaled(last_number);
+            queue.spill(number..=last_number, place);
         }
         Ok(())
     }
@@ -361,11 +399,12 @@ impl ClientJournal {
             JournalError::Damaged { device, sequence: place.sequence }
         })?;
         let mutations = runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation);
-        Ok((head.first, mutations.collect()))
+        Ok((self.number(head.first), mutations.collect()))
     }
 
     /// The server has made the mutations up to this one durable; whether a record is released.
-    pub(super) fn release(&self, position: u64) -> bool {
+    pub(super) fn release(&self, number: u64) -> bool {
+        let position = self.position(number);
         self.copies.release(position);
         let Some(last) = self.records.lock().release(position) else { return false };
         self.log.release(last + 1);
@@ -387,38 +426,5 @@ impl ClientJournal {
         self.log.clear().await?;
         self.copies.end().await;
         Ok(())
-    }
-}
-
-/// The journal of a client, if it has one and that is used.
-#[derive(Default)]
-pub(super) struct JournalSlot(Mutex<Slot>);
-
-#[derive(Default)]
-struct Slot {
-    journal: Option<Arc<ClientJournal>>,
-    has_ended: bool,
-}
-
-impl JournalSlot {
-    pub(super) fn begin(&self, journal: ClientJournal) {
-        *self.0.lock() = Slot { journal: Some(Arc::new(journal)), has_ended: false };
-    }
-
-    /// The journal, while it is used.
-    pub(super) fn live(&self) -> Option<Arc<ClientJournal>> {
-        let slot = self.0.lock();
-        slot.journal.clone().filter(|_| !slot.has_ended)
-    }
-
-    /// The journal, also when it is used no more: it may have bytes that memory has not.
-    pub(super) fn last(&self) -> Option<Arc<ClientJournal>> {
-        self.0.lock().journal.clone()
-    }
-
-    /// The journal is used no more; whether it was.
-    pub(super) fn end(&self) -> bool {
-        let mut slot = self.0.lock();
-        !std::mem::replace(&mut slot.has_ended, true) && slot.journal.is_some()
     }
 }

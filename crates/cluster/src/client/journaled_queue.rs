@@ -66,16 +66,31 @@ impl WritebackQueue {
         self.journaled.fetch_max(last, Ordering::AcqRel);
     }
 
-    /// Mutations are in the journal from here on before they are sent: none was made yet.
-    pub(super) fn begin_journal(&self, size: u64) {
-        assert!(self.last() == 0, "a journal begins with the first mutation");
+    /// Mutations are in the journal from here on before they are sent, and none waits; the number of the last one before.
+    pub(super) fn begin_journal(&self, size: u64) -> u64 {
+        assert!(!self.has_waiting(), "a journal begins while mutations wait that it lacks");
         self.limit.begin_journal(size);
-        self.journaled.store(0, Ordering::Release);
+        let last = self.last();
+        self.journaled.store(last, Ordering::Release);
+        last
     }
 
     /// There is no journal any more: mutations are sent at once.
     pub(super) fn end_journal(&self) {
         self.journaled.store(NO_JOURNAL, Ordering::Release);
+    }
+
+    /// The same, as the session has ended: what the journal has is to be written back from there.
+    pub(super) fn interrupt_journal(&self) {
+        let journaled = self.journaled.swap(NO_JOURNAL, Ordering::AcqRel);
+        if journaled != NO_JOURNAL {
+            self.kept.fetch_max(journaled, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether a mutation of a session that has ended is in the journal.
+    pub(super) fn is_kept(&self, number: u64) -> bool {
+        self.kept.load(Ordering::Acquire) >= number
     }
 
     /// Whether mutations wait that are in the journal.

@@ -46,25 +46,26 @@ impl Journaling {
             journal.commit(&self.base.queue, last).await
         } else {
             // A caller that is gone meanwhile leaves no record half done.
-            let (journal, queue) = (journal.clone(), self.base.queue.clone());
-            let committing = async move { Ok(journal.commit(&queue, last).await) };
+            let (own, queue) = (journal.clone(), self.base.queue.clone());
+            let committing = async move { Ok(own.commit(&queue, last).await) };
             self.base.run_apart(committing).await?
         };
         match committed {
-            Ok(()) if journal.copies.have(last) => return Ok(Committed::Everywhere),
+            Ok(()) if journal.is_copied(last) => return Ok(Committed::Everywhere),
             Ok(()) => return Ok(Committed::Here),
             Err(JournalError::Full { .. }) => {}
-            Err(error) => self.give_up(&error),
+            Err(error) => self.give_up(&journal, &error),
         }
         Ok(Committed::Nowhere)
     }
 
     /// The journal fails: everything goes to the server at once from here on.
-    fn give_up(&self, error: &JournalError) {
-        if self.base.journal.end() {
+    fn give_up(&self, journal: &Arc<ClientJournal>, error: &JournalError) {
+        // Not the one that has begun after it.
+        if self.base.journal.fail(journal) {
             tracing::error!(%error, "the journal fails, and is used no more: a sync waits for the server");
+            self.base.queue.end_journal();
         }
-        self.base.queue.end_journal();
     }
 
     /// Before a batch is taken: all mutations are in the journal, or at least some that can be sent.
@@ -78,7 +79,7 @@ impl Journaling {
             self.rpc.make_durable().await?;
             // While a new server gets the calls again, none of them counts as durable.
             if !self.release(&journal) && self.base.replay_log.first_position().is_none() {
-                self.give_up(&JournalError::Full { needed: 0 });
+                self.give_up(&journal, &JournalError::Full { needed: 0 });
             }
         }
         Ok(())
@@ -89,7 +90,7 @@ impl Journaling {
         // In this order: a batch is kept before it counts as sent.
         let done = self.base.queue.done();
         let first = self.base.replay_log.first_position();
-        journal.release(first.map_or(done, |first| done.min(first - 1)))
+        journal.release(first.map_or(done, |first| done.min(journal.number(first) - 1)))
     }
 
     /// Releases what the server has made durable.

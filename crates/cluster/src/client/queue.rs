@@ -106,6 +106,8 @@ pub(super) struct WritebackQueue {
     pub(super) since: AtomicU64,
     /// Mutations up to this one are in the journal, and may be sent.
     pub(super) journaled: AtomicU64,
+    /// Mutations of sessions that have ended are in the journal up to this one.
+    pub(super) kept: AtomicU64,
     /// All mutations are those of a journal that is written back.
     pub(super) is_recovered: AtomicBool,
 }
@@ -122,6 +124,7 @@ impl WritebackQueue {
             limit,
             since: AtomicU64::new(NEVER),
             journaled: AtomicU64::new(NO_JOURNAL),
+            kept: AtomicU64::new(0),
             is_recovered: AtomicBool::new(false),
         }
     }
@@ -396,15 +399,20 @@ impl WritebackQueue {
         self.collected.lock().done
     }
 
-    /// The session has ended, and no inode is delegated any more; the mutations that are lost.
-    pub(super) fn end_session(&self) -> Vec<Mutation> {
+    /// The session has ended, and no inode is delegated any more; the mutations that the journal keeps, and those that are lost.
+    pub(super) fn end_session(&self) -> (Vec<Mutation>, Vec<Mutation>) {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
-        let lost = std::mem::take(&mut collected.waiting);
+        let ended = std::mem::take(&mut collected.waiting);
         drop(collected);
         self.spilled.store(0, Ordering::Relaxed);
-        self.leave(lost.len(), lost.iter().map(|waiting| waiting.record.bytes()).sum());
-        lost.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect()
+        self.leave(ended.len(), ended.iter().map(|waiting| waiting.record.bytes()).sum());
+        let (mut kept, mut lost) = (Vec::new(), Vec::new());
+        for Waiting { number, record, .. } in ended {
+            let to = if self.is_kept(number) { &mut kept } else { &mut lost };
+            to.push(record.into_parts().mutation);
+        }
+        (kept, lost)
     }
 }
 

@@ -22,6 +22,7 @@ use super::error::AttachError;
 use super::filesystem::Client;
 use super::inode_changes::Rest;
 use super::journal::{ClientJournal, FoundJournal};
+use super::journal_slot::Reopen;
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
 use crate::protocol::{Answer, JournalMount, Request};
@@ -51,13 +52,33 @@ async fn connect(
     };
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
-    let journal = recover(env, &connector, &options, device).await?;
-    attach_copies(&journal).await?;
+    let reopen = reopening(env, &connector, &options, device);
+    let journal = reopen().await?;
     let base = ClientBase::new(env, options);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
-    base.journal.begin(journal);
+    base.journal.reopen_by(reopen);
+    base.journal.begin(env, journal);
     Stages::start(env, connector, base).await
+}
+
+/// Opens the journal on a device for a mount, with its copies: when the client begins, and whenever the server has ended its session.
+fn reopening(
+    env: &Env,
+    connector: &Arc<dyn Connector>,
+    options: &Options,
+    device: DeviceRef,
+) -> Reopen {
+    let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
+    Arc::new(move || {
+        let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
+        let device = device.clone();
+        Box::pin(async move {
+            let journal = recover(&env, &connector, &options, device).await?;
+            attach_copies(&journal).await?;
+            Ok(journal)
+        })
+    })
 }
 
 /// Attaches the copies of a journal that begins. A keeper that is away gets its copy later.

@@ -31,7 +31,7 @@ pub(super) struct Stages {
     pub(super) size_records: Arc<SizeRecords>,
     pub(super) lists: AccessLists,
     pub(super) connections: Arc<Connections>,
-    _tasks: Vec<Task<()>>,
+    _tasks: [Task<()>; 4],
 }
 
 impl Stages {
@@ -64,18 +64,12 @@ impl Stages {
         drop(turn);
         let (keeping, renewing) = (connections.clone(), connections.clone());
         let (sending, reaching) = (writeback.clone(), direct_io.clone());
-        let mut tasks = vec![
+        let tasks = [
             env.spawn(async move { keeping.run(connection).await }),
             env.spawn(async move { renewing.renew_leases().await }),
             env.spawn(async move { sending.run().await }),
             env.spawn(async move { reaching.run().await }),
         ];
-        if let Some(journal) = base.journal.live() {
-            tasks.extend((0..journal.copies.links.len()).map(|link| {
-                let (journal, own) = (journal.clone(), env.clone());
-                env.spawn(async move { journal.keep_copy(&own, link).await })
-            }));
-        }
         Ok(Stages {
             lists: AccessLists::default(),
             connections,

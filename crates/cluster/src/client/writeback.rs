@@ -181,6 +181,11 @@ impl Writeback {
         self.reached.store(applied, Ordering::Relaxed);
     }
 
+    /// The journal begins anew, behind a mutation with this number.
+    pub(super) fn begin_journal(&self, before: u64) {
+        self.reached.store(before, Ordering::Relaxed);
+    }
+
     /// Of a journal that is written back: the last position that the server has.
     pub(super) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Relaxed)
@@ -282,14 +287,14 @@ impl Writeback {
             return Ok(false);
         }
         if let Err(error) = self.journaling.load(&mut batch).await {
-            self.lose((&batch.mutations, &batch.charges), &error);
+            self.lose((&batch.mutations, &batch.charges), batch.last, &error);
             return Err(error);
         }
         match self.store_bytes(&mut batch, syncs).await {
             Ok(true) => return Ok(syncs),
             Ok(false) => {}
             Err(error) => {
-                self.lose((&batch.mutations, &batch.charges), &error);
+                self.lose((&batch.mutations, &batch.charges), batch.last, &error);
                 return Err(error);
             }
         }
@@ -318,10 +323,12 @@ impl Writeback {
                 let error = self.refused.get_or_init(|| error).clone();
                 return Err(error);
             }
-            self.lose((&part, &charges), &error);
+            self.lose((&part, &charges), batch.last, &error);
             position = last;
             if !error.may_divide() {
-                parts.iter().rev().for_each(|(part, charges)| self.lose((part, charges), &error));
+                for (part, charges) in parts.iter().rev() {
+                    self.lose((part, charges), batch.last, &error);
+                }
                 return Err(error);
             }
         }
@@ -390,7 +397,14 @@ impl Writeback {
         };
         // What was lost before it has positions, too.
         let first = self.reached.load(Ordering::Relaxed) + 1;
-        let positions = self.base.session.has_journal().then_some((first, last));
+        let journal = self.base.journal.live();
+        let position = |number| journal.as_ref().map_or(number, |it| it.position(number));
+        if position(last) == 0 {
+            // It was made in a session that has ended.
+            return Err(LinkError::Evicted.into());
+        }
+        let positions =
+            self.base.session.has_journal().then_some((position(first), position(last)));
         self.send_call(part, user, positions, how, receive).await?;
         self.reached.store(last, Ordering::Relaxed);
         if is_complete.load(Ordering::Relaxed) {
@@ -425,8 +439,15 @@ impl Writeback {
         self.rpc.make(call, then, std::future::pending()).await.map(drop)
     }
 
-    /// A batch does not count.
-    fn lose(&self, (batch, charges): Part<'_>, error: &FsError) {
+    /// A part of a batch does not count, whose last mutation has this number.
+    fn lose(&self, (batch, charges): Part<'_>, last: u64, error: &FsError) {
+        // It was under way when the session ended.
+        if self.base.queue.is_kept(last) && self.base.journal.live().is_some() {
+            self.base.room.discharge(charges, false);
+            let (wrong, _) = self.base.lose(batch, None);
+            self.base.drop_from_caller(wrong);
+            return;
+        }
         tracing::error!(
             %error,
             changes = batch.len(),
@@ -437,7 +458,7 @@ impl Writeback {
         let lost = LinkError::Lost.into();
         let error = if is_refused { error } else { &lost };
         self.base.room.discharge(charges, is_refused);
-        let (wrong, changes) = self.base.lose(batch, error);
+        let (wrong, changes) = self.base.lose(batch, Some(error));
         self.base.losses.count(changes);
         self.base.drop_from_caller(wrong);
     }

@@ -144,6 +144,9 @@ impl Connection {
             Some(session) if session.visitor == self.visitor => {
                 match take_over(&self.stages, &session, journal).await {
                     Ok(true) => session,
+                    Ok(false) if session.journal.has_lapsed_for(journal) => {
+                        return Err(Answer::Lapsed);
+                    }
                     Ok(false) => return Err(Answer::Evicted),
                     Err(error) => return Err(Answer::Failed(error.into())),
                 }

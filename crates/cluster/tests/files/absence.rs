@@ -212,7 +212,7 @@ fn a_mount_that_was_cut_off_does_not_go_on_with_a_lapsed_journal() {
         peer.ask(1, Request::Reserve).await;
         env.sleep(3 * EXPIRE).await;
         let (_, refused) = attach(true, JournalMount::Incarnation(1)).await;
-        assert!(matches!(refused, Answer::Evicted), "{refused:?}");
+        assert!(matches!(refused, Answer::Lapsed), "{refused:?}");
         for journal in [JournalMount::Rebooted, JournalMount::Incarnation(2)] {
             let (_, attached) = attach(true, journal).await;
             assert!(matches!(attached, Answer::Attached { .. }), "{attached:?}");
@@ -381,7 +381,25 @@ fn check_all(
     );
 }
 
-fn live(seed: u64) -> (Tally, usize, usize) {
+/// How a client goes away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Leaves {
+    Crashes,
+    /// The network is cut, and the client lives on.
+    IsCut,
+}
+
+/// The network is there again: the client goes on, with its journal.
+async fn come_back(scene: &Scene, client: &Client) {
+    scene.network.heal();
+    let begun = scene.env.now();
+    while client.statistics().await.is_err() || client.pending().journal.is_none() {
+        scene.env.sleep(LEASE / 4).await;
+        assert!(scene.env.now().since(begun) < 20 * LEASE, "it does not come back");
+    }
+}
+
+fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
     run(seed, move |env| async move {
         let mut scene = Scene::durable(&env).await;
         let mut rng = env.rng();
@@ -403,8 +421,17 @@ fn live(seed: u64) -> (Tally, usize, usize) {
             scene.crash(left(&mut rng)).await;
             env.sleep(Duration::from_millis(rng.random_range(0..500))).await;
         }
-        machine.crash(left(&mut rng));
-        drop((working, client));
+        drop(working);
+        let client = match leaves {
+            Leaves::Crashes => {
+                machine.crash(left(&mut rng));
+                None
+            }
+            Leaves::IsCut => {
+                scene.network.part(&[machine.host()], std::slice::from_ref(&scene.server));
+                Some(client)
+            }
+        };
         let mut acts = vec![Foreign::Nothing, Foreign::Lists, Foreign::Reads, Foreign::Writes];
         let what = acts.swap_remove(rng.random_range(0..4));
         if rng.random_bool(0.5) {
@@ -424,7 +451,13 @@ fn live(seed: u64) -> (Tally, usize, usize) {
         if rng.random_bool(0.3) {
             scene.crash(left(&mut rng)).await;
         }
-        let recovered = recover(&mut scene, &mut machine, &mut rng, &mut tally).await;
+        let recovered = match client {
+            Some(client) => {
+                come_back(&scene, &client).await;
+                client
+            }
+            None => recover(&mut scene, &mut machine, &mut rng, &mut tally).await,
+        };
         let sets = lists(&recovered).await;
         let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
         if let Some(Seen { before, .. }) = &seen {
@@ -449,10 +482,21 @@ fn live(seed: u64) -> (Tally, usize, usize) {
 fn what_was_synced_is_at_the_server_or_in_a_copy() {
     let (mut crashes, mut sets, mut copies) = (0, 0, 0);
     for seed in campaign::seeds(60) {
-        let (tally, some, few) = live(seed);
+        let (tally, some, few) = live(seed, Leaves::Crashes);
         crashes += tally.client_crashes + tally.server_crashes;
         (sets, copies) = (sets + some, copies + few);
     }
     println!("{crashes} crashes in recoveries, {sets} conflict sets with {copies} copies");
     assert!(crashes > 10 && sets > 5 && copies > 10);
+}
+
+#[test]
+fn a_client_that_was_cut_off_goes_on_with_its_journal() {
+    let (mut sets, mut copies) = (0, 0);
+    for seed in campaign::seeds(60) {
+        let (_, some, few) = live(seed, Leaves::IsCut);
+        (sets, copies) = (sets + some, copies + few);
+    }
+    println!("{sets} conflict sets with {copies} copies");
+    assert!(sets > 5 && copies > 10);
 }

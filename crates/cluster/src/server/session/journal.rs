@@ -11,6 +11,8 @@ use thalweg_fs::session_table::Held;
 use thalweg_fs::{FsError, Ino, Timestamp};
 use tokio::sync::MutexGuard;
 
+use crate::protocol::JournalMount;
+
 /// Whether the client of a journal is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(in crate::server) enum Presence {
@@ -101,6 +103,12 @@ impl SessionJournal {
 
     pub(in crate::server) fn has_lapsed(&self) -> bool {
         self.info().is_some_and(|info| info.presence == Presence::Lapsed)
+    }
+
+    /// Whether it has lapsed for this mount, which is the last one.
+    pub(in crate::server) fn has_lapsed_for(&self, mount: Option<JournalMount>) -> bool {
+        let latest = self.info().filter(|info| info.presence == Presence::Lapsed);
+        latest.is_some_and(|it| mount == Some(JournalMount::Incarnation(it.incarnation)))
     }
 
     /// Whether the client was away for so long that other clients went on.

@@ -1,0 +1,94 @@
+//! The journal that a client uses now: from its beginning until it fails, or the server ends the session. Then it is opened again, by
+//! what has opened it before.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use thalweg_env::{Env, Task};
+use thalweg_fs::Ino;
+
+use super::error::AttachError;
+use super::journal::ClientJournal;
+
+/// Opens the journal again: what it has is written back, and it begins anew.
+pub(super) type Reopen =
+    Arc<dyn Fn() -> BoxFuture<'static, Result<ClientJournal, AttachError>> + Send + Sync>;
+
+/// The journal of a client, if it has one and that is used.
+#[derive(Default)]
+pub(super) struct JournalSlot(Mutex<Slot>);
+
+#[derive(Default)]
+struct Slot {
+    journal: Option<Arc<ClientJournal>>,
+    has_ended: bool,
+    reopen: Option<Reopen>,
+    /// The session has ended; inodes of which the journal has changes.
+    interrupted: Option<Vec<Ino>>,
+    /// They keep the copies.
+    _tasks: Vec<Task<()>>,
+}
+
+impl JournalSlot {
+    /// The journal may be opened again when the server has ended the session.
+    pub(super) fn reopen_by(&self, reopen: Reopen) {
+        self.0.lock().reopen = Some(reopen);
+    }
+
+    pub(super) fn begin(&self, env: &Env, journal: ClientJournal) {
+        let journal = Arc::new(journal);
+        let tasks = (0..journal.copies.links.len()).map(|link| {
+            let (journal, own) = (journal.clone(), env.clone());
+            env.spawn(async move { journal.keep_copy(&own, link).await })
+        });
+        let _tasks = tasks.collect();
+        let mut slot = self.0.lock();
+        let reopen = slot.reopen.take();
+        *slot =
+            Slot { journal: Some(journal), has_ended: false, reopen, interrupted: None, _tasks };
+    }
+
+    /// The journal, while it is used.
+    pub(super) fn live(&self) -> Option<Arc<ClientJournal>> {
+        let slot = self.0.lock();
+        slot.journal.clone().filter(|_| !slot.has_ended)
+    }
+
+    /// The journal, also when it is used no more: it may have bytes that memory has not.
+    pub(super) fn last(&self) -> Option<Arc<ClientJournal>> {
+        self.0.lock().journal.clone()
+    }
+
+    /// A journal is used no more; whether it was, and no other one has begun.
+    pub(super) fn fail(&self, journal: &Arc<ClientJournal>) -> bool {
+        let mut slot = self.0.lock();
+        let is_same = slot.journal.as_ref().is_some_and(|it| Arc::ptr_eq(it, journal));
+        is_same && !std::mem::replace(&mut slot.has_ended, true)
+    }
+
+    /// The journal is used no more; whether it was.
+    pub(super) fn end(&self) -> bool {
+        let mut slot = self.0.lock();
+        !std::mem::replace(&mut slot.has_ended, true) && slot.journal.is_some()
+    }
+
+    /// The session of a journal that has just ended is over, and it has changes of these inodes: whether it will be opened again.
+    pub(super) fn interrupt(&self, changed: Vec<Ino>) -> bool {
+        let mut slot = self.0.lock();
+        let is_possible = slot.reopen.is_some();
+        slot.interrupted = is_possible.then_some(changed);
+        is_possible
+    }
+
+    /// How to open a journal again whose session is over.
+    pub(super) fn to_reopen(&self) -> Option<Reopen> {
+        let slot = self.0.lock();
+        slot.interrupted.as_ref().and(slot.reopen.clone())
+    }
+
+    /// It cannot be opened again; the inodes of which it has changes.
+    pub(super) fn give_up(&self) -> Vec<Ino> {
+        self.0.lock().interrupted.take().unwrap_or_default()
+    }
+}

@@ -390,7 +390,7 @@ enum Leaves {
 }
 
 /// The network is there again: the client goes on, with its journal.
-async fn come_back(scene: &Scene, client: &Client) {
+pub(crate) async fn come_back(scene: &Scene, client: &Client) {
     scene.network.heal();
     let begun = scene.env.now();
     while client.statistics().await.is_err() || client.pending().journal.is_none() {

@@ -6,7 +6,7 @@ use thalweg_fs::{Filesystem, Level, Node, Rename};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
-use crate::absence::{away, lists, text_at};
+use crate::absence::{away, come_back, lists, text_at};
 use crate::full::alone;
 use crate::journal::{Journaled, begin, find};
 use crate::scene::*;
@@ -180,6 +180,46 @@ fn a_file_without_a_name_is_at_the_server_while_it_is_open() {
             assert_eq!(text(&client, file).await, "Kept");
             client.release(file, handle).await;
             assert_eq!(client.status().lost, 0);
+        });
+    }
+}
+
+/// A mount that was cut off writes back what it had, goes on with its journal, and has lost nothing.
+#[test]
+fn a_mount_that_was_cut_off_loses_nothing_and_syncs_here_again() {
+    for restarts in [false, true] {
+        run(1, move |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let mut machine = Journaled::new(&scene, "a").await;
+            let (client, file) = begin(&scene, &machine, true).await;
+            put(&client, file, "old").await.unwrap();
+            client.wait_for(file, Level::Server, LEASE).await.unwrap();
+            put(&client, file, "new").await.unwrap();
+            client.sync(file, false).await.unwrap();
+            scene.network.part(&[machine.host()], std::slice::from_ref(&scene.server));
+            assert_eq!(scene.service.evict("a"), 1);
+            env.sleep(EXPIRE).await;
+            if restarts {
+                scene.crash(Shape::Nothing).await;
+            }
+            come_back(&scene, &client).await;
+            let visitor = scene.client("other").await;
+            assert_eq!(text_at(&visitor.client, "d/file").await.as_deref(), Some("new"));
+            assert_eq!((lists(&client).await.len(), client.status().lost), (0, 0));
+            let directory = alone(&client, "e").await;
+            client.wait_for(directory, Level::Server, LEASE).await.unwrap();
+            let before = calls(&client);
+            let second = make(&client, directory, "file", Node::File).await;
+            client.reference(second);
+            put(&client, second, "later").await.unwrap();
+            client.sync(second, false).await.unwrap();
+            assert_eq!(calls(&client), before);
+            machine.crash(Shape::Nothing);
+            drop(client);
+            let again = machine.mount(&scene, true).await.unwrap();
+            assert_eq!(text_at(&again, "e/file").await.as_deref(), Some("later"));
+            assert_eq!(text_at(&again, "d/file").await.as_deref(), Some("new"));
+            assert_eq!(lists(&again).await.len(), 0);
         });
     }
 }

@@ -92,7 +92,8 @@ pub(super) async fn apply(
 }
 
 /// The mutations that are about something. A client with a journal may have changed bytes or attributes of an open file after it has
-/// removed that; when it has rebooted, no program has the file open any more, and it may be gone.
+/// removed that; when it has rebooted, or was away, no program has the file open any more, and it may be gone. What is recorded of a
+/// session that was away may name such a file.
 async fn without_gone<'a>(
     ctx: &RequestContext<'_>,
     mutations: &'a [Mutation],
@@ -104,7 +105,8 @@ async fn without_gone<'a>(
     let mut gone = HashSet::default();
     for kind in mutations.iter().map(|mutation| &mutation.kind) {
         let ino = kind.ino();
-        let is_known = made.contains(&ino) || ctx.session.knows(ino).is_ok();
+        let is_there = !ctx.session.journal.has_returned() && ctx.session.knows(ino).is_ok();
+        let is_known = made.contains(&ino) || is_there;
         if kind.names().next().is_some() || is_known || gone.contains(&ino) {
             continue;
         }

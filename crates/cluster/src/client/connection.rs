@@ -163,8 +163,7 @@ impl Connections {
         self.base.room.end_session();
         self.size_records.end_session();
         if had_journal {
-            let goes_on = lapsed && self.base.options.recover != Recover::No;
-            self.keep_for_journal(&kept, goes_on);
+            self.keep_for_journal(&kept, lapsed);
         }
         let (_, unsent) = self.base.lose(&mutations, Some(&LinkError::Lost.into()));
         self.open_files.end_session();
@@ -194,14 +193,16 @@ impl Connections {
     }
 
     /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay.
-    fn keep_for_journal(&self, kept: &[Mutation], goes_on: bool) {
+    fn keep_for_journal(&self, kept: &[Mutation], lapsed: bool) {
         let (changed, _) = self.base.lose(kept, None);
         self.base.drop_from_caller(changed.clone());
         tracing::warn!(
             changes = kept.len(),
             "the journal keeps what the server does not have, and takes no more"
         );
-        if !goes_on || !self.base.journal.interrupt(changed.clone()) {
+        let goes_on = self.base.options.recover != Recover::No
+            && self.base.journal.interrupt(lapsed, changed.clone());
+        if !goes_on {
             self.base.losses.add_all(kept.len(), changed);
         }
     }
@@ -211,11 +212,11 @@ impl Connections {
     /// # Errors
     /// The server is away, which is tried again. Whatever else fails leaves the client without a journal.
     async fn reopen_journal(&self) -> Result<(), AttachError> {
-        let Some(reopen) = self.base.journal.to_reopen() else { return Ok(()) };
+        let Some((reopen, kept)) = self.base.journal.to_reopen() else { return Ok(()) };
         if let Some(before) = self.base.journal.last() {
             before.end().await;
         }
-        match reopen().await {
+        match reopen(kept).await {
             Ok(mut journal) => {
                 self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
                 let before = self.base.queue.begin_journal(journal.room().size);

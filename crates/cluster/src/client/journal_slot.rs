@@ -7,13 +7,23 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
 use thalweg_fs::Ino;
+use uuid::Uuid;
 
 use super::error::AttachError;
 use super::journal::ClientJournal;
 
-/// Opens the journal again: what it has is written back, and it begins anew.
+/// What the server keeps for a journal that is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kept {
+    /// The session that the journal names, perhaps.
+    Session,
+    /// Nothing: the session with this name has ended. Another mount of the journal may have ended it.
+    Nothing(Uuid),
+}
+
+/// Opens the journal: what it has is written back, and it begins anew.
 pub(super) type Reopen =
-    Arc<dyn Fn() -> BoxFuture<'static, Result<ClientJournal, AttachError>> + Send + Sync>;
+    Arc<dyn Fn(Kept) -> BoxFuture<'static, Result<ClientJournal, AttachError>> + Send + Sync>;
 
 /// The journal of a client, if it has one and that is used.
 #[derive(Default)]
@@ -25,7 +35,7 @@ struct Slot {
     has_ended: bool,
     reopen: Option<Reopen>,
     /// The session has ended; inodes of which the journal has changes.
-    interrupted: Option<Vec<Ino>>,
+    interrupted: Option<(Kept, Vec<Ino>)>,
     /// They keep the copies.
     _tasks: Vec<Task<()>>,
 }
@@ -74,21 +84,25 @@ impl JournalSlot {
     }
 
     /// The session of a journal that has just ended is over, and it has changes of these inodes: whether it will be opened again.
-    pub(super) fn interrupt(&self, changed: Vec<Ino>) -> bool {
+    pub(super) fn interrupt(&self, lapsed: bool, changed: Vec<Ino>) -> bool {
         let mut slot = self.0.lock();
+        let Some(session) = slot.journal.as_ref().map(|journal| journal.session) else {
+            return false;
+        };
         let is_possible = slot.reopen.is_some();
-        slot.interrupted = is_possible.then_some(changed);
+        let kept = if lapsed { Kept::Session } else { Kept::Nothing(session) };
+        slot.interrupted = is_possible.then_some((kept, changed));
         is_possible
     }
 
     /// How to open a journal again whose session is over.
-    pub(super) fn to_reopen(&self) -> Option<Reopen> {
+    pub(super) fn to_reopen(&self) -> Option<(Reopen, Kept)> {
         let slot = self.0.lock();
-        slot.interrupted.as_ref().and(slot.reopen.clone())
+        slot.reopen.clone().zip(slot.interrupted.as_ref().map(|(kept, _)| *kept))
     }
 
     /// It cannot be opened again; the inodes of which it has changes.
     pub(super) fn give_up(&self) -> Vec<Ino> {
-        self.0.lock().interrupted.take().unwrap_or_default()
+        self.0.lock().interrupted.take().map(|(_, changed)| changed).unwrap_or_default()
     }
 }

@@ -22,7 +22,7 @@ use super::error::AttachError;
 use super::filesystem::Client;
 use super::inode_changes::Rest;
 use super::journal::{ClientJournal, FoundJournal};
-use super::journal_slot::Reopen;
+use super::journal_slot::{Kept, Reopen};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
 use crate::protocol::{Answer, JournalMount, Request};
@@ -53,7 +53,7 @@ async fn connect(
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
     let reopen = reopening(env, &connector, &options, device);
-    let journal = reopen().await?;
+    let journal = reopen(Kept::Session).await?;
     let base = ClientBase::new(env, options);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
@@ -70,11 +70,14 @@ fn reopening(
     device: DeviceRef,
 ) -> Reopen {
     let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
-    Arc::new(move || {
+    Arc::new(move |kept| {
         let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
         let device = device.clone();
         Box::pin(async move {
-            let journal = recover(&env, &connector, &options, device).await?;
+            let journal = match kept {
+                Kept::Session => recover(&env, &connector, &options, device).await?,
+                Kept::Nothing(session) => begin_empty(&env, &options, session, device).await?,
+            };
             attach_copies(&journal).await?;
             Ok(journal)
         })
@@ -120,6 +123,26 @@ async fn recover(
         stages.connections.close().await;
     }
     Ok(journal)
+}
+
+/// Begins a journal anew that has nothing of a session, which has ended.
+///
+/// # Errors
+/// [`AttachError::Pending`] if it has something, [`AttachError::Journal`]; also if another mount has begun there.
+async fn begin_empty(
+    env: &Env,
+    options: &Options,
+    session: Uuid,
+    device: DeviceRef,
+) -> Result<ClientJournal, AttachError> {
+    let found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
+    let mutations = found.mutations();
+    let is_ours = found.chain.session == Some(session);
+    if mutations > 0 || !is_ours {
+        let why = "the server has ended the session that made them".to_owned();
+        return Err(AttachError::Pending { mutations, why });
+    }
+    found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)
 }
 
 /// What became of a journal that was written back.

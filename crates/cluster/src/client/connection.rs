@@ -210,7 +210,7 @@ impl Connections {
     /// Opens a journal again whose session the server has ended: what no other client has used is written back, and the rest set aside.
     ///
     /// # Errors
-    /// The server is away, which is tried again. Whatever else fails leaves the client without a journal.
+    /// The server is away, which is tried again. Any other failure leaves the client without a journal.
     async fn reopen_journal(&self) -> Result<(), AttachError> {
         let Some((reopen, kept)) = self.base.journal.to_reopen() else { return Ok(()) };
         if let Some(before) = self.base.journal.last() {

@@ -28,7 +28,7 @@ pub(super) enum Known {
     Told,
 }
 
-/// Who knows of the locks on an inode that is open.
+/// Where the locks on an inode that is open are taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LockPlace {
     /// This client alone.

@@ -1,24 +1,16 @@
 //! A client with a journal that stays away: other clients go on, and what they have used is not changed behind their backs.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use rand::RngExt;
 use thalweg_cluster::client::Client;
-use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind, ConflictSet, DIRECTORY};
+use thalweg_cluster::conflicts::{ConflictKind, ConflictSet, DIRECTORY};
 use thalweg_cluster::protocol::{Answer, JournalMount, Request};
-use thalweg_env::Rng;
-use thalweg_fs::{Cookie, Filesystem, Ino, Kind, Level, Node, WriteAt, WriteHow};
+use thalweg_fs::{Cookie, Filesystem, Ino, Level, Node};
 use thalweg_sim::crash::Shape;
-use thalweg_sim::{campaign, run};
+use thalweg_sim::run;
 
 use crate::full::alone;
 use crate::journal::{Journaled, begin, find};
-use crate::journal_crashes::{
-    self, History, State, Tally, bystander, found, left, len_of, recover,
-};
 use crate::peer::Peer;
 use crate::scene::*;
 
@@ -241,154 +233,6 @@ fn a_journal_is_given_up_while_it_lapses() {
     });
 }
 
-/// What another client does in a directory while its owner is away.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Foreign {
-    Nothing,
-    Lists,
-    Reads,
-    Writes,
-}
-
-/// By names of files, offsets and bytes of ranges.
-type Ranges = BTreeMap<String, Vec<(u64, Vec<u8>)>>;
-
-/// Bytes that other clients have written.
-const THEIRS: u8 = 0;
-
-/// What others find, and have written.
-struct Seen {
-    /// Before they changed something.
-    before: State,
-    written: Option<String>,
-}
-
-async fn use_it(other: &Client, directory: Ino, what: Foreign, rng: &mut Rng) -> Option<Seen> {
-    let names: Vec<Bytes> = match what {
-        Foreign::Nothing => return None,
-        _ => {
-            let all = other.read_directory(directory, Cookie::START, 1000, false).await.unwrap();
-            all.into_iter().filter(|it| it.kind == Kind::File).map(|it| it.name).collect()
-        }
-    };
-    if what == Foreign::Lists || names.is_empty() {
-        return None;
-    }
-    let before = found(other, directory).await;
-    let mut written = None;
-    if what == Foreign::Writes {
-        let name = &names[rng.random_range(0..names.len())];
-        let file = other.find(directory, name).await.unwrap().ino;
-        other.reference(file);
-        let data = vec![Bytes::from(vec![THEIRS; 20_000])];
-        other.write(file, WriteAt::Offset(0), data, WriteHow::default()).await.unwrap();
-        other.sync(file, false).await.unwrap();
-        other.unreference(file, 1);
-        written = Some(String::from_utf8(name.to_vec()).unwrap());
-    }
-    Some(Seen { before, written })
-}
-
-/// The state that the files at the server and the conflict copies come to, without a file that other clients have written; the bytes of
-/// that in the copy; and its name.
-async fn merged(
-    client: &Client,
-    directory: Ino,
-    sets: &[ConflictSet],
-    written: Option<&String>,
-) -> (State, Ranges, Option<String>) {
-    // A file that was open without a name has no path.
-    let entries = sets.iter().flat_map(|set| &set.entries).filter(|it| it.path.is_some());
-    let entries: Vec<&ConflictEntry> = entries.collect();
-    let base = |path: &String| path.rsplit('/').next().unwrap().to_owned();
-    let all = found(client, directory).await;
-    let mut state = all.clone();
-    for entry in &entries {
-        entry.copy.iter().for_each(|copy| drop(state.remove(&base(copy))));
-        if entry.removed || entry.renamed.is_some() {
-            state.remove(&base(entry.path.as_ref().unwrap()));
-        }
-    }
-    let (mut ranges, mut name) = (Ranges::new(), written.cloned());
-    for entry in entries {
-        let path = base(entry.path.as_ref().unwrap());
-        let is_written = written == Some(&path) && entry.kind != ConflictKind::New;
-        let last = if entry.removed {
-            None
-        } else {
-            entry.renamed.as_ref().map(base).or(Some(path.clone()))
-        };
-        if is_written {
-            name = last.clone();
-        }
-        let copy = entry.copy.as_ref().map(|copy| all[&base(copy)].clone());
-        let Some(last) = last else { continue };
-        if entry.kind == ConflictKind::Ranges {
-            assert!(is_written, "no other client has written to {path}");
-            let bytes = copy.flatten().unwrap();
-            let parts = entry.ranges.iter();
-            let parts =
-                parts.map(|(at, len)| (*at, bytes[*at as usize..(*at + *len) as usize].to_vec()));
-            ranges.insert(last, parts.collect());
-            continue;
-        }
-        if let Some(content) = copy.or_else(|| all.get(&path).cloned()) {
-            state.insert(last.clone(), content.clone());
-            entry.linked.iter().for_each(|it| drop(state.insert(base(it), content.clone())));
-        }
-    }
-    name.iter().for_each(|name| drop(state.remove(name)));
-    (state, ranges, name)
-}
-
-/// Everything that was synced is at the server or in a conflict copy.
-fn check_all(
-    what: &str,
-    history: &History,
-    (now, ranges, written): (State, Ranges, Option<String>),
-) {
-    let fits = |state: &State| {
-        let mut state = state.clone();
-        for (name, parts) in &ranges {
-            let Some(Some(bytes)) = state.get(name) else { return false };
-            for (at, part) in parts {
-                let at = *at as usize;
-                if bytes.get(at..at + part.len()) != Some(&part[..]) {
-                    return false;
-                }
-            }
-        }
-        written.iter().for_each(|written| drop(state.remove(written)));
-        state == now
-    };
-    let at = history.states.iter().rposition(fits);
-    let differs = |state: &State| -> Vec<String> {
-        let names = state.keys().chain(now.keys()).collect::<BTreeSet<_>>().into_iter();
-        let wrong = names.filter(|name| state.get(*name) != now.get(*name));
-        let shown = |name: &String| {
-            let len = |state: &State| state.get(name).map(len_of);
-            format!("{name}: {:?} {:?}", len(state), len(&now))
-        };
-        wrong.map(shown).collect()
-    };
-    let nearest = history.states.iter().map(differs).enumerate().min_by_key(|it| it.1.len());
-    assert!(
-        at.is_some_and(|at| at >= history.synced),
-        "{what}: it is {at:?} of {}, of which {} was synced; the nearest is {nearest:?}, with {written:?} and {:?}",
-        history.states.len(),
-        history.synced,
-        ranges.keys()
-    );
-}
-
-/// How a client goes away.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Leaves {
-    Crashes,
-    /// The network is cut, and the client lives on.
-    IsCut,
-}
-
 /// The network is there again: the client goes on, with its journal.
 pub(crate) async fn come_back(scene: &Scene, client: &Client) {
     scene.network.heal();
@@ -397,106 +241,4 @@ pub(crate) async fn come_back(scene: &Scene, client: &Client) {
         scene.env.sleep(LEASE / 4).await;
         assert!(scene.env.now().since(begun) < 20 * LEASE, "it does not come back");
     }
-}
-
-fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
-    run(seed, move |env| async move {
-        let mut scene = Scene::durable(&env).await;
-        let mut rng = env.rng();
-        let mut tally = Tally::default();
-        let (visitor, top) = bystander(&scene).await;
-        let other = visitor.client.clone();
-        let mut machine = Journaled::new(&scene, "a").await;
-        let client = machine.mount(&scene, rng.random_bool(0.7)).await.unwrap();
-        let mut program = journal_crashes::begin(&machine, &client, "d").await;
-        program.renames = rng.random_bool(0.5);
-        let history: Arc<_> = program.history.clone();
-        let working = machine.process.env().spawn(async move {
-            loop {
-                program.step().await;
-            }
-        });
-        env.sleep(Duration::from_millis(rng.random_range(50..4000))).await;
-        if rng.random_bool(0.3) {
-            scene.crash(left(&mut rng)).await;
-            env.sleep(Duration::from_millis(rng.random_range(0..500))).await;
-        }
-        drop(working);
-        let client = match leaves {
-            Leaves::Crashes => {
-                machine.crash(left(&mut rng));
-                None
-            }
-            Leaves::IsCut => {
-                scene.network.part(&[machine.host()], std::slice::from_ref(&scene.server));
-                Some(client)
-            }
-        };
-        let mut acts = vec![Foreign::Nothing, Foreign::Lists, Foreign::Reads, Foreign::Writes];
-        let what = acts.swap_remove(rng.random_range(0..4));
-        if rng.random_bool(0.5) {
-            env.sleep(EXPIRE + LEASE).await;
-        }
-        if rng.random_bool(0.3) {
-            scene.crash(left(&mut rng)).await;
-        }
-        let directory = other.find(top, b"d").await.unwrap().ino;
-        other.reference(directory);
-        let seen = use_it(&other, directory, what, &mut rng).await;
-        let name = format!("seed {seed}, {what:?}");
-        let written = seen.as_ref().and_then(|seen| seen.written.clone());
-        if let Some(Seen { before, .. }) = &seen {
-            assert!(history.lock().states.contains(before), "{name}: others see no prefix");
-        }
-        if rng.random_bool(0.3) {
-            scene.crash(left(&mut rng)).await;
-        }
-        let recovered = match client {
-            Some(client) => {
-                come_back(&scene, &client).await;
-                client
-            }
-            None => recover(&mut scene, &mut machine, &mut rng, &mut tally).await,
-        };
-        let sets = lists(&recovered).await;
-        let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
-        if let Some(Seen { before, .. }) = &seen {
-            // What other clients have seen is not changed behind their backs.
-            let now = found(&other, directory).await;
-            for (name, bytes) in before.iter().filter(|(name, _)| Some(*name) != written.as_ref()) {
-                assert!(now.get(name) == Some(bytes), "{name} has changed");
-            }
-        }
-        if matches!(what, Foreign::Nothing) {
-            assert!(sets.is_empty(), "{name}: {sets:?}");
-        }
-        let copies = entries.iter().filter(|entry| entry.copy.is_some()).count();
-        let all = merged(&other, directory, &sets, written.as_ref()).await;
-        check_all(&name, &history.lock(), all);
-        recovered.close().await;
-        (tally, sets.len(), copies)
-    })
-}
-
-#[test]
-fn what_was_synced_is_at_the_server_or_in_a_copy() {
-    let (mut crashes, mut sets, mut copies) = (0, 0, 0);
-    for seed in campaign::seeds(60) {
-        let (tally, some, few) = live(seed, Leaves::Crashes);
-        crashes += tally.client_crashes + tally.server_crashes;
-        (sets, copies) = (sets + some, copies + few);
-    }
-    println!("{crashes} crashes in recoveries, {sets} conflict sets with {copies} copies");
-    assert!(crashes > 10 && sets > 5 && copies > 10);
-}
-
-#[test]
-fn a_client_that_was_cut_off_goes_on_with_its_journal() {
-    let (mut sets, mut copies) = (0, 0);
-    for seed in campaign::seeds(60) {
-        let (_, some, few) = live(seed, Leaves::IsCut);
-        (sets, copies) = (sets + some, copies + few);
-    }
-    println!("{sets} conflict sets with {copies} copies");
-    assert!(sets > 5 && copies > 10);
 }

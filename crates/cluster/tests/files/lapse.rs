@@ -50,7 +50,7 @@ fn what_the_client_has_made_is_its_own_at_the_next_server_too() {
             let mut machine = Journaled::new(&scene, "a").await;
             away(&scene, &mut machine).await;
             if sleeps {
-                // Nobody wants anything of it, so that it lapses without a recall.
+                // No other client wants anything of it, so that it lapses without a recall.
                 env.sleep(2 * EXPIRE).await;
             }
             scene.crash(Shape::Nothing).await;

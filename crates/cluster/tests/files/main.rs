@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod absence;
+mod absence_lives;
 mod access;
 mod alone;
 mod answers;
@@ -13,6 +14,7 @@ mod direct;
 mod footprints;
 mod full;
 mod histories;
+mod holes;
 mod hostile;
 mod hostile_users;
 mod journal;

@@ -157,7 +157,7 @@ fn a_lock_that_is_taken_while_the_server_is_told_of_others_is_told_too() {
             let (file, handle) = taken(b, a).await;
             a.lock(file, &byte(handle, 5, 0), false).await.unwrap();
             let waiting = a.clone();
-            // The server has to know of the lock that is waited for.
+            // The server has to know of the lock that is held.
             let wait =
                 env.spawn(async move { waiting.lock(file, &byte(handle, 6, 0), true).await });
             env.sleep(Duration::from_micros(10 * late)).await;
@@ -172,7 +172,7 @@ fn a_lock_that_is_taken_while_the_server_is_told_of_others_is_told_too() {
     }
 }
 
-/// Who holds a lock on the one file, by all that programs were told: shared ones, or an exclusive one.
+/// The programs that hold a lock on the one file, by all that they were told: shared ones, or an exclusive one.
 #[derive(Debug, Default)]
 struct Told {
     holders: Vec<(u64, LockMode)>,

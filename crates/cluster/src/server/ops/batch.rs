@@ -92,8 +92,8 @@ pub(super) async fn apply(
 }
 
 /// The mutations that are about something. A client with a journal may have changed bytes or attributes of an open file after it has
-/// removed that; when it has rebooted, or was away, no program has the file open any more, and it may be gone. What is recorded of a
-/// session that was away may name such a file.
+/// removed that; when it has rebooted, or was away, no program has the file open any more, and it may be gone. The record of a session that was
+/// away may name such a file.
 async fn without_gone<'a>(
     ctx: &RequestContext<'_>,
     mutations: &'a [Mutation],

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{Client, CopyState};
+use thalweg_cluster::client::{self, Client, CopyState};
 use thalweg_cluster::protocol::keep::{HELLO, KeepAnswer, KeepCall, KeepRefusal};
 use thalweg_env::Task;
 use thalweg_fs::{Filesystem, Level, WriteAt, WriteHow};
@@ -385,4 +385,74 @@ fn a_full_copy_waits_for_the_server() {
             assert!(found == bytes, "other bytes are there than were synced");
         });
     }
+}
+
+/// What a keeper had before it was away counts: what it gets afterwards comes behind that.
+#[test]
+fn a_copy_goes_on_with_what_it_lacks() {
+    for restarts in [false, true] {
+        run(1, move |env| async move {
+            let scene = Scene::durable(&env).await;
+            let (mut machine, mut keepers) = kept(&scene, &[true]).await;
+            let (client, file) = begin(&scene, &machine, true).await;
+            client.drain().await.unwrap();
+            put(&client, file, "first, ").await.unwrap();
+            client.sync(file, false).await.unwrap();
+            let keeper = keepers[0].host.clone();
+            scene.network.part(&[machine.host()], &[keeper]);
+            for (at, text) in [(7, "second, "), (15, "third, ")] {
+                let data = vec![Bytes::from(text)];
+                client.write(file, WriteAt::Offset(at), data, WriteHow::default()).await.unwrap();
+                env.sleep(2 * client::Options::default().commit).await;
+            }
+            assert_eq!(states(&client), [CopyState::Away]);
+            if restarts {
+                keepers[0].crash(Shape::Nothing);
+            }
+            scene.network.heal();
+            env.sleep(Duration::from_secs(10)).await;
+            assert_eq!(states(&client), [CopyState::Current]);
+            // The server has nothing of it.
+            assert_eq!(client.pending().unsent.changes, 3);
+            let before = calls(&client);
+            client.sync(file, false).await.unwrap();
+            assert_eq!(calls(&client), before);
+            machine.lose().await;
+            drop(client);
+            let taken = keepers[0].take_over(&scene, "a").await;
+            assert_eq!(taken[0].written, 3);
+            assert_eq!(seen(&scene).await, "first, second, third, ");
+        });
+    }
+}
+
+/// The server's answer is not enough for a copy either: its machine may lose what it has answered, with the client's.
+#[test]
+fn a_copy_keeps_what_the_server_has_not_made_durable() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        // In memory nothing is left of what is released.
+        let (mut machine, keepers) = kept(&scene, &[false]).await;
+        let (client, file) = begin(&scene, &machine, false).await;
+        client.drain().await.unwrap();
+        for text in ["zeroth", "first", "other"] {
+            put(&client, file, text).await.unwrap();
+            client.sync(file, false).await.unwrap();
+        }
+        while client.status().unsent > 0 {
+            env.sleep(Duration::from_millis(5)).await;
+        }
+        // The client looks for what it may release.
+        env.sleep(Duration::from_millis(200)).await;
+        assert!(client.pending().undurable > 0, "the server made it durable at once");
+        let data = vec![Bytes::from(", second")];
+        client.write(file, WriteAt::Offset(6), data, WriteHow::default()).await.unwrap();
+        client.sync(file, false).await.unwrap();
+        assert!(client.pending().undurable > 0, "the server made it durable meanwhile");
+        machine.lose().await;
+        drop(client);
+        scene.crash(Shape::Nothing).await;
+        keepers[0].take_over(&scene, "a").await;
+        assert_eq!(seen(&scene).await, "otherh, second");
+    });
 }

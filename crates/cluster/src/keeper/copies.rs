@@ -1,6 +1,6 @@
 //! The copies of a keeper that are open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
@@ -19,14 +19,16 @@ pub(super) struct Copies {
     shelf: Box<dyn Shelf>,
     /// Those that are open.
     open: Mutex<BTreeMap<String, Arc<Copy>>>,
+    /// Those that were sealed: a take-over may have them open.
+    sealed: Mutex<BTreeSet<String>>,
     /// One copy is opened, sealed or removed at a time. It is taken before the lock of a copy.
     opening: tokio::sync::Mutex<()>,
 }
 
 impl Copies {
     pub(super) fn new(env: &Env, shelf: Box<dyn Shelf>) -> Copies {
-        let (open, opening) = Default::default();
-        Copies { env: env.clone(), shelf, open, opening }
+        let (open, sealed, opening) = Default::default();
+        Copies { env: env.clone(), shelf, open, sealed, opening }
     }
 
     /// Ends the copies of a client for a take-over; their names.
@@ -38,8 +40,10 @@ impl Copies {
         names.sort_unstable();
         names.dedup();
         for name in &names {
-            if let Some(copy) = self.find(name).await? {
+            let was_sealed = self.sealed.lock().contains(name);
+            if !was_sealed && let Some(copy) = self.find(name).await? {
                 copy.seal(&*self.shelf).await.map_err(failed)?;
+                self.sealed.lock().insert(name.clone());
             }
             self.open.lock().remove(name);
         }
@@ -94,6 +98,9 @@ impl Copies {
             self.remove(&name_of(client, before)).await.map_err(refused)?;
         }
         let name = name_of(client, wanted.session);
+        if self.sealed.lock().contains(&name) {
+            return Err(KeepRefusal::TakenOver);
+        }
         let copy = match self.find(&name).await.map_err(refused)? {
             Some(copy) => copy,
             None => {

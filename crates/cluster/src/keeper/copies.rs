@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use thalweg_env::Env;
 
-use super::copy::{Attach, Copy, failed};
+use super::copy::{Attach, Copy, MemoryLimit, failed};
 use super::shelf::{KeptCopy, Shelf, is_of, name_of};
 use crate::protocol::keep::KeepRefusal;
 
@@ -17,6 +17,7 @@ const MAX_COPIES: usize = 32;
 pub(super) struct Copies {
     pub(super) env: Env,
     shelf: Box<dyn Shelf>,
+    memory: Arc<MemoryLimit>,
     /// Those that are open.
     open: Mutex<BTreeMap<String, Arc<Copy>>>,
     /// Those that were sealed: a take-over may have them open.
@@ -26,9 +27,10 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn new(env: &Env, shelf: Box<dyn Shelf>) -> Copies {
+    pub(super) fn new(env: &Env, shelf: Box<dyn Shelf>, memory: u64) -> Copies {
+        let memory = Arc::new(MemoryLimit::new(memory));
         let (open, sealed, opening) = Default::default();
-        Copies { env: env.clone(), shelf, open, sealed, opening }
+        Copies { env: env.clone(), shelf, memory, open, sealed, opening }
     }
 
     /// Ends the copies of a client for a take-over; their names.
@@ -109,7 +111,8 @@ impl Copies {
                     let why = format!("the keeper has {MAX_COPIES} copies of this client");
                     return Err(KeepRefusal::Failed(why));
                 }
-                let made = Copy::create(&self.env, &name, &*self.shelf, &wanted).await;
+                let made =
+                    Copy::create(&self.env, &name, &*self.shelf, &wanted, &self.memory).await;
                 Arc::new(made.map_err(|error| refused(failed(error)))?)
             }
         };

@@ -390,3 +390,30 @@ fn what_others_have_used_becomes_conflict_copies_at_a_take_over() {
         });
     }
 }
+
+#[test]
+fn a_mount_begins_without_its_keeper() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (mut machine, keepers) = kept(&scene, &[true]).await;
+        let keeper = std::slice::from_ref(&keepers[0].host);
+        scene.network.part(&[machine.host()], keeper);
+        let (client, file) = begin(&scene, &machine, true).await;
+        assert_eq!(states(&client), [CopyState::Away]);
+        put(&client, file, "first").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        assert_eq!(client.pending().unsent.changes, 0);
+        scene.network.heal();
+        env.sleep(Duration::from_secs(10)).await;
+        put(&client, file, "second").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        assert_eq!(
+            (states(&client), client.pending().unsent.changes),
+            (vec![CopyState::Current], 1)
+        );
+        machine.lose().await;
+        drop(client);
+        keepers[0].take_over(&scene, "a").await;
+        assert_eq!(seen(&scene).await, "second");
+    });
+}

@@ -65,7 +65,7 @@ pub(crate) struct Copies {
 
 /// Write back what a keeper has of the journal of a client whose machine is lost
 ///
-/// Run it on the keeper, with a copy of the client's key. All that the client had synced is at the server then, and its session has
+/// Run it on the keeper, with a copy of the client's key. Then the server has every change that the client had synced, and its session has
 /// ended: if the client is not lost, and comes back, the keeper and the server refuse it. The command may be repeated. Changes
 /// that other clients have made impossible meanwhile become conflict copies, see thalweg cluster conflicts.
 #[derive(Debug, Args)]

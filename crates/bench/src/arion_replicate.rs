@@ -119,7 +119,7 @@ struct Spent {
 async fn measure(env: Env, writers: u64, syncs: u64, is_kept: bool) -> Result<Spent, BenchError> {
     let site = Site::new(&env, LinkSpec::default()).await?;
     let drive = |name| Arc::new(SolidState::new(&env, name, SolidStateSpec::sata(JOURNAL)));
-    let keeper = Keeper::new(&env, Box::new(OneCopy(drive("copy"))));
+    let keeper = Keeper::new(&env, Box::new(OneCopy(drive("copy"))), JOURNAL);
     let keepers = if is_kept { vec![site.keeper(keeper)?] } else { Vec::new() };
     let client = site.journaled_with(drive("journal"), keepers).await?;
     let files = prepare(&client, writers).await.map_err(failed)?;

@@ -39,9 +39,9 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// A keeper of the copies there.
-    pub fn new(env: &Env, shelf: Box<dyn Shelf>) -> Keeper {
-        Keeper { copies: Arc::new(Copies::new(env, shelf)) }
+    /// A keeper of the copies there. Those in memory take so many bytes at most.
+    pub fn new(env: &Env, shelf: Box<dyn Shelf>, memory: u64) -> Keeper {
+        Keeper { copies: Arc::new(Copies::new(env, shelf, memory)) }
     }
 
     /// Serves a client, which was let in under this name, until the connection ends.

@@ -293,6 +293,60 @@ mod tests {
         }
     }
 
+    fn entry(record: &LogRecord) -> Option<Entry> {
+        Entry::decode(record.stamp, &record.header)
+    }
+
+    #[test]
+    fn marks_have_a_layout_of_their_own() {
+        let head = Head { session: Uuid::from_u128(7), first: 9 };
+        for (mark, last) in [(Mark::Begins, "00"), (Mark::Sealed, "01")] {
+            let record = mark.encode(head);
+            let hex = record.header.iter().map(|it| format!("{it:02x}")).collect::<String>();
+            assert_eq!(
+                hex,
+                format!("021000000000000000000000000000000007 09{last}").replace(' ', "")
+            );
+            assert_eq!(entry(&record), Some(Entry { head, last: 8, mark: Some(mark) }));
+            // It has no mutations.
+            assert_eq!(JournalRecord::decode(&found(record)), None);
+        }
+        let record = write().encode();
+        assert_eq!(entry(&record), Some(Entry { head: write().head, last: 9, mark: None }));
+    }
+
+    #[test]
+    fn records_follow_one_another_until_a_copy_begins_anew_or_is_sealed() {
+        let session = Uuid::from_u128(7);
+        let of =
+            |(first, last): (u64, u64), mark| Entry { head: Head { session, first }, last, mark };
+        let taken = |entries: &[Entry]| {
+            let mut chain = Chain::default();
+            entries.iter().try_for_each(|entry| chain.take(*entry)).map(|()| chain)
+        };
+        let begins = |first: u64| of((first, first - 1), Some(Mark::Begins));
+        let sealed = |first: u64| of((first, first - 1), Some(Mark::Sealed));
+        let record = |first, last| of((first, last), None);
+        let whole = taken(&[begins(4), record(4, 6), record(7, 7), sealed(8)]).unwrap();
+        let expected = Chain { session: Some(session), first: 4, next: 8, is_sealed: true };
+        assert_eq!(whole, expected);
+        // Of a journal that was written back the mark is left.
+        assert_eq!(taken(&[sealed(8)]).unwrap(), Chain { first: 8, ..expected });
+        let anew = taken(&[record(1, 3), begins(9), record(9, 9)]).unwrap();
+        assert_eq!((anew.first, anew.next, anew.is_sealed), (9, 10, false));
+        for wrong in [
+            &[record(1, 3), record(5, 5)][..],
+            &[record(1, 3), record(3, 4)],
+            &[record(1, 3), sealed(4), record(4, 4)],
+            &[record(1, 3), sealed(5)],
+        ] {
+            assert!(taken(wrong).is_err(), "{wrong:?}");
+        }
+        let mut other = record(4, 4);
+        other.head.session = Uuid::from_u128(8);
+        assert!(taken(&[record(1, 3), other]).is_err());
+    }
+
     #[test]
     fn a_record_that_no_client_wrote_is_refused() {
         let record = write().encode();
@@ -313,6 +367,7 @@ mod tests {
             stamp: u64,
         ) {
             let record = LogRecord { stamp, header, body: vec![body.into()], blocks: Vec::new() };
+            let _ = entry(&record);
             let _ = JournalRecord::decode(&found(record));
         }
     }

@@ -1,13 +1,13 @@
 //! The copies of a keeper that are open.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use thalweg_env::Env;
 
-use super::copy::{Attach, Copy, failed};
+use super::copy::{Attach, Copy, MemoryLimit, failed};
 use super::shelf::{KeptCopy, Shelf, is_of, name_of};
 use crate::protocol::keep::KeepRefusal;
 
@@ -17,16 +17,20 @@ const MAX_COPIES: usize = 32;
 pub(super) struct Copies {
     pub(super) env: Env,
     shelf: Box<dyn Shelf>,
+    memory: Arc<MemoryLimit>,
     /// Those that are open.
     open: Mutex<BTreeMap<String, Arc<Copy>>>,
+    /// Those that were sealed: a take-over may have them open.
+    sealed: Mutex<BTreeSet<String>>,
     /// One copy is opened, sealed or removed at a time. It is taken before the lock of a copy.
     opening: tokio::sync::Mutex<()>,
 }
 
 impl Copies {
-    pub(super) fn new(env: &Env, shelf: Box<dyn Shelf>) -> Copies {
-        let (open, opening) = Default::default();
-        Copies { env: env.clone(), shelf, open, opening }
+    pub(super) fn new(env: &Env, shelf: Box<dyn Shelf>, memory: u64) -> Copies {
+        let memory = Arc::new(MemoryLimit::new(memory));
+        let (open, sealed, opening) = Default::default();
+        Copies { env: env.clone(), shelf, memory, open, sealed, opening }
     }
 
     /// Ends the copies of a client for a take-over; their names.
@@ -38,8 +42,10 @@ impl Copies {
         names.sort_unstable();
         names.dedup();
         for name in &names {
-            if let Some(copy) = self.find(name).await? {
+            let was_sealed = self.sealed.lock().contains(name);
+            if !was_sealed && let Some(copy) = self.find(name).await? {
                 copy.seal(&*self.shelf).await.map_err(failed)?;
+                self.sealed.lock().insert(name.clone());
             }
             self.open.lock().remove(name);
         }
@@ -94,6 +100,9 @@ impl Copies {
             self.remove(&name_of(client, before)).await.map_err(refused)?;
         }
         let name = name_of(client, wanted.session);
+        if self.sealed.lock().contains(&name) {
+            return Err(KeepRefusal::TakenOver);
+        }
         let copy = match self.find(&name).await.map_err(refused)? {
             Some(copy) => copy,
             None => {
@@ -102,7 +111,8 @@ impl Copies {
                     let why = format!("the keeper has {MAX_COPIES} copies of this client");
                     return Err(KeepRefusal::Failed(why));
                 }
-                let made = Copy::create(&self.env, &name, &*self.shelf, &wanted).await;
+                let made =
+                    Copy::create(&self.env, &name, &*self.shelf, &wanted, &self.memory).await;
                 Arc::new(made.map_err(|error| refused(failed(error)))?)
             }
         };

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use thalweg_env::Env;
@@ -79,13 +81,47 @@ enum Store {
     Closed,
 }
 
+/// Bytes that copies take in memory, all together.
+#[derive(Debug)]
+pub(super) struct MemoryLimit {
+    used: AtomicU64,
+    most: u64,
+}
+
+impl MemoryLimit {
+    pub(super) fn new(most: u64) -> MemoryLimit {
+        MemoryLimit { used: AtomicU64::new(0), most }
+    }
+
+    /// Whether there is room for so many bytes more, which are taken then.
+    fn take(&self, bytes: u64) -> bool {
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed);
+        let fits = used + bytes <= self.most;
+        if !fits {
+            self.give_back(bytes);
+        }
+        fits
+    }
+
+    fn give_back(&self, bytes: u64) {
+        let before = self.used.fetch_sub(bytes, Ordering::Relaxed);
+        assert!(before >= bytes, "copies give back more memory than they have taken");
+    }
+}
+
 /// Records in memory, each with its last position.
-#[derive(Default)]
 struct InMemory {
     records: VecDeque<(u64, LogRecord)>,
     bytes: u64,
     /// Bytes that they may take.
     size: u64,
+    limit: Arc<MemoryLimit>,
+}
+
+impl Drop for InMemory {
+    fn drop(&mut self) {
+        self.limit.give_back(self.bytes);
+    }
 }
 
 fn bytes_of(record: &LogRecord) -> u64 {
@@ -95,7 +131,7 @@ fn bytes_of(record: &LogRecord) -> u64 {
 impl InMemory {
     fn append(&mut self, last: u64, record: LogRecord) -> Result<(), KeepRefusal> {
         let bytes = bytes_of(&record);
-        if self.bytes + bytes > self.size {
+        if self.bytes + bytes > self.size || !self.limit.take(bytes) {
             return Err(KeepRefusal::Full);
         }
         self.bytes += bytes;
@@ -106,9 +142,16 @@ impl InMemory {
     fn release(&mut self, position: u64) {
         while self.records.len() > 1 && self.records.front().is_some_and(|it| it.0 <= position) {
             if let Some((_, record)) = self.records.pop_front() {
-                self.bytes -= bytes_of(&record);
+                let bytes = bytes_of(&record);
+                self.bytes -= bytes;
+                self.limit.give_back(bytes);
             }
         }
+    }
+
+    fn clear(&mut self) {
+        self.records.clear();
+        self.limit.give_back(std::mem::take(&mut self.bytes));
     }
 }
 
@@ -182,7 +225,7 @@ impl Store {
             }
             Store::Memory(memory) => {
                 if entry.mark == Some(Mark::Begins) {
-                    (memory.records, memory.bytes) = Default::default();
+                    memory.clear();
                 }
                 memory.append(entry.last, record)?;
             }
@@ -237,6 +280,7 @@ impl Copy {
         name: &str,
         shelf: &dyn Shelf,
         wanted: &Attach,
+        limit: &Arc<MemoryLimit>,
     ) -> Result<Copy, CopyError> {
         let Attach { session, size, is_durable, first, .. } = *wanted;
         if !(MIN_SIZE..=MAX_SIZE).contains(&size) || first == 0 {
@@ -247,7 +291,8 @@ impl Copy {
             let (log, places) = writable(env, (name, size), shelf).await?;
             Store::Disk { log: Box::new(log), places }
         } else {
-            Store::Memory(InMemory { size, ..InMemory::default() })
+            let (records, limit) = (VecDeque::new(), limit.clone());
+            Store::Memory(InMemory { records, bytes: 0, size, limit })
         };
         let mut chain = Chain::default();
         let marked = store.mark(&mut chain, Mark::Begins, Head { session, first }).await;

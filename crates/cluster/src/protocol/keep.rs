@@ -65,7 +65,7 @@ pub enum KeepAnswer {
 /// Why a keeper does not do what a client wants.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum KeepRefusal {
-    /// Another node has written back what the copy has. This client may not go on.
+    /// A take-over has begun, or has written back what the copy has. This client may not go on.
     #[error("the copy was taken over")]
     TakenOver,
     /// Another connection has attached the copy since, or none has.

@@ -19,6 +19,8 @@ use crate::journal::Journaled;
 use crate::scene::*;
 
 const KEEPER_PORT: u16 = 7701;
+/// Bytes of copies in memory.
+const MEMORY: u64 = 2 << 20;
 const LATENCY: Duration = Duration::from_micros(100);
 
 /// The drive of a keeper. Names are durable at once.
@@ -165,7 +167,7 @@ impl KeeperNode {
 
 fn serve(env: &Env, host: &Host, shelf: &SimShelf) -> (Node, Keeper) {
     let process = env.node();
-    let keeper = Keeper::new(process.env(), Box::new(shelf.clone()));
+    let keeper = Keeper::new(process.env(), Box::new(shelf.clone()), MEMORY);
     let listener = host.listen(KEEPER_PORT).unwrap();
     let (serving, own) = (keeper.clone(), process.env().clone());
     let accept = async move {

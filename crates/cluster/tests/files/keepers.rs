@@ -3,21 +3,17 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{Client, CopyState};
-use thalweg_cluster::protocol::keep::{HELLO, KeepAnswer, KeepCall, KeepRefusal};
-use thalweg_env::Task;
-use thalweg_fs::{Filesystem, Level, WriteAt, WriteHow};
-use thalweg_net::channel::{Channel, Limits, NoCalls, Side};
+use thalweg_cluster::client::{self, Client, CopyState};
+use thalweg_fs::{Cookie, Filesystem, Ino, Level, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
-use uuid::Uuid;
 
-use crate::journal::{Journaled, SIZE, begin, find};
+use crate::journal::{Journaled, begin, find};
 use crate::keeper_node::KeeperNode;
 use crate::scene::*;
 
 /// A machine with a journal, and its keepers.
-async fn kept(scene: &Scene, are_durable: &[bool]) -> (Journaled, Vec<KeeperNode>) {
+pub(crate) async fn kept(scene: &Scene, are_durable: &[bool]) -> (Journaled, Vec<KeeperNode>) {
     let mut machine = Journaled::new(scene, "a").await;
     let keepers: Vec<_> = (0..)
         .zip(are_durable)
@@ -263,103 +259,6 @@ fn a_copy_that_lacks_what_the_journal_has_released_begins_anew() {
     });
 }
 
-/// A client that speaks to a keeper by itself.
-struct Raw {
-    channel: Channel,
-    _running: Task<std::io::Result<()>>,
-}
-
-impl Raw {
-    async fn new(scene: &Scene, machine: &Journaled, keeper: &KeeperNode) -> Raw {
-        let mut stream = keeper.target(machine).connector.connect().await.unwrap();
-        HELLO.exchange(&mut stream).await.unwrap();
-        let (reader, writer) = tokio::io::split(stream);
-        let channel = Channel::new(&scene.env, Side::Connecting, Limits::default(), writer);
-        let receiving = channel.clone();
-        let _running = scene.env.spawn(async move { receiving.run(reader, &NoCalls).await });
-        Raw { channel, _running }
-    }
-
-    async fn ask(&self, call: KeepCall) -> KeepAnswer {
-        self.channel.call(&call, &[Bytes::from_static(b"body")]).await.unwrap().0
-    }
-}
-
-fn attach(session: Uuid, size: u64) -> KeepCall {
-    KeepCall::Attach { session, before: None, size, is_durable: true, first: 1 }
-}
-
-/// A record, or with a mark something like one, of these positions.
-fn append(session: Uuid, (first, last): (u64, u64), mark: Option<u8>) -> KeepCall {
-    let header = match mark {
-        None => postcard::to_allocvec(&(1u8, session, first)),
-        Some(mark) => postcard::to_allocvec(&(2u8, session, first, mark)),
-    };
-    KeepCall::Append { stamp: last, header: header.unwrap().into(), released: 0, anew: false }
-}
-
-#[test]
-fn a_keeper_refuses_what_no_client_sends() {
-    run(1, |env| async move {
-        let scene = Scene::durable(&env).await;
-        let (machine, keepers) = kept(&scene, &[true]).await;
-        let (session, other) = (env.uuid(), env.uuid());
-        let raw = Raw::new(&scene, &machine, &keepers[0]).await;
-        let refused = |refusal| KeepAnswer::Refused(refusal);
-        let early = raw.ask(append(session, (1, 1), None)).await;
-        assert_eq!(early, refused(KeepRefusal::Displaced));
-        for size in [0, 1000, u64::MAX] {
-            let answer = raw.ask(attach(session, size)).await;
-            assert!(matches!(answer, KeepAnswer::Refused(KeepRefusal::Failed(_))), "{answer:?}");
-        }
-        let first = KeepAnswer::Attached { next: 1 };
-        assert_eq!(raw.ask(attach(session, SIZE)).await, first);
-        let garbage = KeepCall::Append {
-            stamp: 7,
-            header: Bytes::from_static(b"no header"),
-            released: u64::MAX,
-            anew: true,
-        };
-        for wrong in [
-            garbage,
-            append(other, (1, 1), None),
-            append(session, (1, 0), Some(1)),
-            append(session, (5, 3), None),
-            append(session, (0, 0), None),
-        ] {
-            assert_eq!(raw.ask(wrong.clone()).await, refused(KeepRefusal::Invalid), "{wrong:?}");
-        }
-        assert_eq!(raw.ask(append(session, (1, 3), None)).await, KeepAnswer::Done);
-        // The same again is there; what overlaps with it, or leaves something out, is refused.
-        assert_eq!(raw.ask(append(session, (1, 3), None)).await, KeepAnswer::Done);
-        for positions in [(3, 5), (5, 6)] {
-            let answer = raw.ask(append(session, positions, None)).await;
-            assert_eq!(answer, refused(KeepRefusal::Gap { next: 4 }));
-        }
-        // Another connection goes on where this one was, and this one not.
-        let second = Raw::new(&scene, &machine, &keepers[0]).await;
-        assert_eq!(second.ask(attach(session, SIZE)).await, KeepAnswer::Attached { next: 4 });
-        for call in [append(session, (4, 4), None), KeepCall::Release(9), KeepCall::End] {
-            assert_eq!(raw.ask(call).await, refused(KeepRefusal::Displaced));
-        }
-        // Another client has no part in it.
-        keepers[0].keeper.seal("b").await.unwrap();
-        assert_eq!(second.ask(append(session, (4, 4), None)).await, KeepAnswer::Done);
-        assert_eq!(keepers[0].keeper.seal("a").await.unwrap().len(), 1);
-        for call in [append(session, (5, 5), None), attach(session, SIZE), KeepCall::End] {
-            let answer = second.ask(call).await;
-            assert!(matches!(answer, KeepAnswer::Refused(_)), "{answer:?}");
-        }
-        let answer = second.ask(attach(session, SIZE)).await;
-        assert_eq!(answer, refused(KeepRefusal::TakenOver));
-        // A client leaves no more copies than a keeper has room for.
-        for number in 0..40 {
-            let answer = second.ask(attach(env.uuid(), SIZE)).await;
-            assert_eq!(matches!(answer, KeepAnswer::Attached { .. }), number < 31, "{answer:?}");
-        }
-    });
-}
-
 /// The copy takes less than the journal: the client waits for the server, which makes room.
 #[test]
 fn a_full_copy_waits_for_the_server() {
@@ -385,4 +284,136 @@ fn a_full_copy_waits_for_the_server() {
             assert!(found == bytes, "other bytes are there than were synced");
         });
     }
+}
+
+/// What a keeper had before it was away counts: what it gets afterwards comes behind that.
+#[test]
+fn a_copy_goes_on_with_what_it_lacks() {
+    for restarts in [false, true] {
+        run(1, move |env| async move {
+            let scene = Scene::durable(&env).await;
+            let (mut machine, mut keepers) = kept(&scene, &[true]).await;
+            let (client, file) = begin(&scene, &machine, true).await;
+            client.drain().await.unwrap();
+            put(&client, file, "first, ").await.unwrap();
+            client.sync(file, false).await.unwrap();
+            let keeper = keepers[0].host.clone();
+            scene.network.part(&[machine.host()], &[keeper]);
+            for (at, text) in [(7, "second, "), (15, "third, ")] {
+                let data = vec![Bytes::from(text)];
+                client.write(file, WriteAt::Offset(at), data, WriteHow::default()).await.unwrap();
+                env.sleep(2 * client::Options::default().commit).await;
+            }
+            assert_eq!(states(&client), [CopyState::Away]);
+            if restarts {
+                keepers[0].crash(Shape::Nothing);
+            }
+            scene.network.heal();
+            env.sleep(Duration::from_secs(10)).await;
+            assert_eq!(states(&client), [CopyState::Current]);
+            // The server has nothing of it.
+            assert_eq!(client.pending().unsent.changes, 3);
+            let before = calls(&client);
+            client.sync(file, false).await.unwrap();
+            assert_eq!(calls(&client), before);
+            machine.lose().await;
+            drop(client);
+            let taken = keepers[0].take_over(&scene, "a").await;
+            assert_eq!(taken[0].written, 3);
+            assert_eq!(seen(&scene).await, "first, second, third, ");
+        });
+    }
+}
+
+/// The server's answer is not enough for a copy either: its machine may lose what it has answered, with the client's.
+#[test]
+fn a_copy_keeps_what_the_server_has_not_made_durable() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        // In memory nothing is left of what is released.
+        let (mut machine, keepers) = kept(&scene, &[false]).await;
+        let (client, file) = begin(&scene, &machine, false).await;
+        client.drain().await.unwrap();
+        for text in ["zeroth", "first", "other"] {
+            put(&client, file, text).await.unwrap();
+            client.sync(file, false).await.unwrap();
+        }
+        while client.status().unsent > 0 {
+            env.sleep(Duration::from_millis(5)).await;
+        }
+        // The client looks for what it may release.
+        env.sleep(Duration::from_millis(200)).await;
+        assert!(client.pending().undurable > 0, "the server made it durable at once");
+        let data = vec![Bytes::from(", second")];
+        client.write(file, WriteAt::Offset(6), data, WriteHow::default()).await.unwrap();
+        client.sync(file, false).await.unwrap();
+        assert!(client.pending().undurable > 0, "the server made it durable meanwhile");
+        machine.lose().await;
+        drop(client);
+        scene.crash(Shape::Nothing).await;
+        keepers[0].take_over(&scene, "a").await;
+        assert_eq!(seen(&scene).await, "otherh, second");
+    });
+}
+
+/// Other clients went on while the client was away: a take-over leaves what they have seen, as the client's own return would.
+#[test]
+fn what_others_have_used_becomes_conflict_copies_at_a_take_over() {
+    for changes in [false, true] {
+        run(1, move |env| async move {
+            let scene = Scene::durable(&env).await;
+            let (mut machine, keepers) = kept(&scene, &[true]).await;
+            let (client, file) = begin(&scene, &machine, true).await;
+            put(&client, file, "old").await.unwrap();
+            client.wait_for(file, Level::Server, LEASE).await.unwrap();
+            put(&client, file, "new").await.unwrap();
+            client.sync(file, false).await.unwrap();
+            machine.lose().await;
+            drop(client);
+            let visitor = scene.client("other").await;
+            let theirs = find(&visitor.client).await;
+            assert_eq!(text(&visitor.client, theirs).await, "old");
+            if changes {
+                put(&visitor.client, theirs, "their").await.unwrap();
+            }
+            let taken = keepers[0].take_over(&scene, "a").await;
+            assert_eq!((taken[0].written, taken[0].set_aside), (0, 1), "{taken:?}");
+            let kept = if changes { "their" } else { "old" };
+            assert_eq!(text(&visitor.client, theirs).await, kept);
+            let directory = visitor.client.find(Ino::ROOT, b"d").await.unwrap().ino;
+            let listed =
+                visitor.client.read_directory(directory, Cookie::START, 100, false).await.unwrap();
+            let copy = listed.iter().find(|it| it.name.starts_with(b"file.conflict-")).unwrap();
+            let copied = visitor.client.find(directory, &copy.name).await.unwrap().ino;
+            visitor.client.reference(copied);
+            assert_eq!(text(&visitor.client, copied).await, "new");
+        });
+    }
+}
+
+#[test]
+fn a_mount_begins_without_its_keeper() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (mut machine, keepers) = kept(&scene, &[true]).await;
+        let keeper = std::slice::from_ref(&keepers[0].host);
+        scene.network.part(&[machine.host()], keeper);
+        let (client, file) = begin(&scene, &machine, true).await;
+        assert_eq!(states(&client), [CopyState::Away]);
+        put(&client, file, "first").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        assert_eq!(client.pending().unsent.changes, 0);
+        scene.network.heal();
+        env.sleep(Duration::from_secs(10)).await;
+        put(&client, file, "second").await.unwrap();
+        client.sync(file, false).await.unwrap();
+        assert_eq!(
+            (states(&client), client.pending().unsent.changes),
+            (vec![CopyState::Current], 1)
+        );
+        machine.lose().await;
+        drop(client);
+        keepers[0].take_over(&scene, "a").await;
+        assert_eq!(seen(&scene).await, "second");
+    });
 }

@@ -21,6 +21,7 @@ mod journal;
 mod journal_crashes;
 mod journal_use;
 mod keeper_crashes;
+mod keeper_hostile;
 mod keeper_node;
 mod keepers;
 mod lapse;

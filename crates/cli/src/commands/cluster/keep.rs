@@ -24,6 +24,7 @@ use crate::listen::ListenAddress;
 use crate::output;
 use crate::progress::Silent;
 use crate::request::{Answer, Request, unexpected_answer};
+use crate::size::Size;
 
 /// Keep second copies of the journals of clients on other machines
 ///
@@ -40,6 +41,9 @@ pub(crate) struct Keep {
     /// Where to listen: on every address of the host
     #[arg(long, value_name = "HOST:PORT", default_value_t = usual_address(), hide_default_value = true)]
     listen: String,
+    /// Memory for the copies of clients that ask for some in memory; when it is full, their fsync waits for the server
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    memory: Size,
     /// Print the addresses as one JSON object
     #[arg(long)]
     json: bool,
@@ -61,7 +65,7 @@ pub(crate) struct Copies {
 
 /// Write back what a keeper has of the journal of a client whose machine is lost
 ///
-/// Run it on the keeper, with a copy of the client's key. Everything synced is at the server then, and its session has
+/// Run it on the keeper, with a copy of the client's key. Then the server has every change that the client had synced, and its session has
 /// ended: if the client is not lost, and comes back, the keeper and the server refuse it. The command may be repeated. Changes
 /// that other clients have made impossible meanwhile become conflict copies, see thalweg cluster conflicts.
 #[derive(Debug, Args)]
@@ -88,7 +92,7 @@ pub(super) async fn keep(env: &Env, args: Keep) -> Outcome<()> {
     let _lock = folder.lock()?;
     let home = args.keys.home();
     home.own_key(env)?;
-    let keeper = Keeper::new(env, Box::new(folder));
+    let keeper = Keeper::new(env, Box::new(folder), args.memory.0);
     let (stop, mut stopped) = watch::channel(false);
     let _signals = signals::watch(env, stop)?;
     let handler = Arc::new(Keeping { keeper: keeper.clone() });

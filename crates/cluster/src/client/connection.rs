@@ -221,7 +221,6 @@ impl Connections {
                 self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
                 let before = self.base.queue.begin_journal(journal.room().size);
                 journal.begin_behind(before);
-                self.writeback.begin_journal(before);
                 self.base.journal.begin(&self.base.env, journal);
                 tracing::warn!("the journal goes on in another session");
             }

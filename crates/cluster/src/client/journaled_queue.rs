@@ -71,8 +71,19 @@ impl WritebackQueue {
         assert!(!self.has_waiting(), "a journal begins while mutations wait that it lacks");
         self.limit.begin_journal(size);
         let last = self.last();
+        self.reach(last);
         self.journaled.store(last, Ordering::Release);
         last
+    }
+
+    /// The server's record of the session has its position up to this mutation.
+    pub(super) fn reach(&self, number: u64) {
+        self.reached.store(number, Ordering::Release);
+    }
+
+    /// With a journal: the last mutation of which the server's record of the session has the position.
+    pub(super) fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Acquire)
     }
 
     /// There is no journal any more: mutations are sent at once.

@@ -42,14 +42,10 @@ impl Journaling {
         if self.base.replay_log.has_calls() {
             self.rpc.make_durable().await?;
         }
-        let committed = if journal.copies.is_empty() {
-            journal.commit(&self.base.queue, last).await
-        } else {
-            // A caller that is gone meanwhile leaves no record half done.
-            let (own, queue) = (journal.clone(), self.base.queue.clone());
-            let committing = async move { Ok(own.commit(&queue, last).await) };
-            self.base.run_apart(committing).await?
-        };
+        // A caller that is gone meanwhile leaves no record half done.
+        let (own, queue) = (journal.clone(), self.base.queue.clone());
+        let committing = async move { Ok(own.commit(&queue, last).await) };
+        let committed = self.base.run_apart(committing).await?;
         match committed {
             Ok(()) if journal.is_copied(last) => return Ok(Committed::Everywhere),
             Ok(()) => return Ok(Committed::Here),
@@ -88,7 +84,7 @@ impl Journaling {
     /// Releases what the server has made durable; whether that was anything.
     fn release(&self, journal: &ClientJournal) -> bool {
         // In this order: a batch is kept before it counts as sent.
-        let done = self.base.queue.done();
+        let done = self.base.queue.done().min(self.base.queue.reached());
         let first = self.base.replay_log.first_position();
         journal.release(first.map_or(done, |first| done.min(journal.number(first) - 1)))
     }

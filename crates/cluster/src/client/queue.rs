@@ -108,6 +108,8 @@ pub(super) struct WritebackQueue {
     pub(super) journaled: AtomicU64,
     /// Mutations of sessions that have ended are in the journal up to this one.
     pub(super) kept: AtomicU64,
+    /// With a journal: the server's record of the session has its position up to this mutation.
+    pub(super) reached: AtomicU64,
     /// All mutations are those of a journal that is written back.
     pub(super) is_recovered: AtomicBool,
 }
@@ -125,6 +127,7 @@ impl WritebackQueue {
             since: AtomicU64::new(NEVER),
             journaled: AtomicU64::new(NO_JOURNAL),
             kept: AtomicU64::new(0),
+            reached: AtomicU64::new(0),
             is_recovered: AtomicBool::new(false),
         }
     }

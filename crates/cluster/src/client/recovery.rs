@@ -185,6 +185,14 @@ pub(super) async fn resume(
         let why = "the server has later ones: this is an older copy of the journal".to_owned();
         return Err(pending(why));
     }
+    // What the server has refused has a position there, too.
+    if !is_copy && mutations > 0 && first > reached + 1 {
+        let lost = first - reached - 1;
+        let why = format!(
+            "the server has lost {lost} changes before them: its volume is of an earlier time"
+        );
+        return Err(pending(why));
+    }
     let mut set_aside = 0;
     if let Err(error) = stages.writeback.send(true).await {
         match stages.writeback.refused().filter(|(error, _)| is_conflict(error)) {

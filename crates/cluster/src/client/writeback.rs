@@ -1,6 +1,6 @@
 //! Write-back: sends what this client has made by itself, many mutations at a time and in their order.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -36,8 +36,6 @@ pub(super) struct Writeback {
     journaling: Journaling,
     /// One batch at a time, so that they count in their order.
     sending: Arc<tokio::sync::Mutex<()>>,
-    /// The last position in the journal that the server has said to have.
-    reached: AtomicU64,
     /// Why the server has refused a mutation of a journal that is written back: none behind it is sent.
     refused: OnceLock<FsError>,
     /// It is not to be sent any more.
@@ -47,8 +45,8 @@ pub(super) struct Writeback {
 impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
-        let (sending, reached, refused, is_set_aside) = Default::default();
-        Writeback { base, rpc, direct_io, journaling, sending, reached, refused, is_set_aside }
+        let (sending, refused, is_set_aside) = Default::default();
+        Writeback { base, rpc, direct_io, journaling, sending, refused, is_set_aside }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -178,22 +176,17 @@ impl Writeback {
         self.base.call_numbers.begin_behind(incarnation);
         self.base.queue.skip(applied);
         self.base.room.recover(&self.base.queue.charges());
-        self.reached.store(applied, Ordering::Relaxed);
-    }
-
-    /// The journal begins anew, behind a mutation with this number.
-    pub(super) fn begin_journal(&self, before: u64) {
-        self.reached.store(before, Ordering::Relaxed);
+        self.base.queue.reach(applied);
     }
 
     /// Of a journal that is written back: the last position that the server has.
     pub(super) fn reached(&self) -> u64 {
-        self.reached.load(Ordering::Relaxed)
+        self.base.queue.reached()
     }
 
     /// Of a journal that is written back: why the server has refused a mutation, and the last position that it has.
     pub(super) fn refused(&self) -> Option<(FsError, u64)> {
-        Some((self.refused.get()?.clone(), self.reached.load(Ordering::Relaxed)))
+        Some((self.refused.get()?.clone(), self.base.queue.reached()))
     }
 
     /// Makes a call of a program behind what it depends on of what this client has made.
@@ -334,6 +327,8 @@ impl Writeback {
         }
         if is_whole {
             self.base.queue.sent(bytes, self.base.now().since(begun));
+        } else {
+            self.pass_refused(position).await?;
         }
         Ok(syncs && is_whole)
     }
@@ -396,22 +391,38 @@ impl Writeback {
             }
         };
         // What was lost before it has positions, too.
-        let first = self.reached.load(Ordering::Relaxed) + 1;
+        let positions = self.positions(last)?;
+        self.send_call(part, user, positions, how, receive).await?;
+        self.base.queue.reach(last);
+        if is_complete.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
+        Err(LinkError::Unexpected.into())
+    }
+
+    /// The positions in the journal of a batch whose last mutation has this number.
+    fn positions(&self, last: u64) -> Result<Option<(u64, u64)>, FsError> {
+        let first = self.base.queue.reached() + 1;
         let journal = self.base.journal.live();
         let position = |number| journal.as_ref().map_or(number, |it| it.position(number));
         if position(last) == 0 {
             // It was made in a session that has ended.
             return Err(LinkError::Evicted.into());
         }
-        let positions =
-            self.base.session.has_journal().then_some((position(first), position(last)));
-        self.send_call(part, user, positions, how, receive).await?;
-        self.reached.store(last, Ordering::Relaxed);
-        if is_complete.load(Ordering::Relaxed) {
+        Ok(self.base.session.has_journal().then_some((position(first), position(last))))
+    }
+
+    /// The server has refused mutations up to this one: its record of the session gets their positions, so that none is ever missing
+    /// there but at a server that has lost something. The journal keeps them until then.
+    async fn pass_refused(&self, last: u64) -> Result<(), FsError> {
+        if !self.base.session.has_journal() || self.base.queue.reached() >= last {
             return Ok(());
         }
-        // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
-        Err(LinkError::Unexpected.into())
+        let positions = self.positions(last)?;
+        self.send_call((&[], &[]), &None, positions, (false, Vec::new()), |_, _| {}).await?;
+        self.base.queue.reach(last);
+        Ok(())
     }
 
     async fn send_call(

@@ -226,6 +226,18 @@ impl Scene {
         self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
     }
 
+    /// A moment that the server's disk can be brought back to.
+    pub(crate) fn position(&self) -> usize {
+        self.disk.as_ref().unwrap().position()
+    }
+
+    /// The server's disk is as it was at a position, as from a backup.
+    pub(crate) async fn restore(&mut self, position: usize) {
+        self.stop().await;
+        self.disk = Some(self.disk.take().unwrap().at(&self.env, position, Shape::Everything));
+        self.start(Shape::Everything).await;
+    }
+
     /// The server's machine crashes, and starts again.
     pub(crate) async fn crash(&mut self, left: Shape) {
         self.stop().await;

@@ -111,7 +111,17 @@ impl Disk {
 
     /// The devices after a crash now.
     pub(crate) fn crash(&self, env: &Env, left: Left) -> Disk {
-        let image = self.recorder.image(self.recorder.position(), left);
+        self.at(env, self.position(), left)
+    }
+
+    /// A moment that they can be brought back to, until they crash.
+    pub(crate) fn position(&self) -> usize {
+        self.recorder.position()
+    }
+
+    /// The devices as they were at a position.
+    pub(crate) fn at(&self, env: &Env, position: usize, left: Left) -> Disk {
+        let image = self.recorder.image(position, left);
         let (recorder, devices) = Recorder::from_image(env, Default::default(), &image);
         Disk { recorder, devices, objects: self.objects.clone() }
     }

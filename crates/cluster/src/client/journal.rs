@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
@@ -27,6 +28,10 @@ use crate::conflicts::encode_path;
 
 /// Bytes of mutations in one record, about.
 const RECORD_BYTES: usize = 1 << 20;
+/// Bytes of released records that a scan may find, about.
+const FORGOTTEN: u64 = 4 << 20;
+/// And the part of a journal that they may take.
+const FORGOTTEN_PART: u64 = 16;
 /// Least size of a journal in bytes. The largest record takes a part of it.
 pub const MIN_SIZE: u64 = 4 << 20;
 
@@ -197,7 +202,8 @@ impl FoundJournal {
         let begins = JournalRecord { head: Head { session, first: 1 }, runs: Vec::new() };
         let appended = log.append(&begins.encode()).await?;
         let records = Mutex::new(VecDeque::from([(appended.sequence, 0)]));
-        Ok(ClientJournal { log, session, committing: tokio::sync::Mutex::default(), records })
+        let (committing, forgotten) = (tokio::sync::Mutex::default(), log.released().into());
+        Ok(ClientJournal { log, session, committing, records, forgotten })
     }
 }
 
@@ -209,6 +215,8 @@ pub(super) struct ClientJournal {
     committing: tokio::sync::Mutex<()>,
     /// Of the records: the number in the log, and the position of the last mutation. The last one stays: it names the session.
     records: Mutex<VecDeque<(u64, u64)>>,
+    /// Bytes of released records that no scan finds.
+    forgotten: AtomicU64,
 }
 
 impl ClientJournal {
@@ -261,6 +269,22 @@ impl ClientJournal {
         drop(records);
         self.log.release(last + 1);
         true
+    }
+
+    /// Has a scan after a crash find none of the records that are released. Unless it is wanted `now`, only when it would find many of
+    /// them, since it takes a flush.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn forget(&self, now: bool) -> Result<(), JournalError> {
+        let released = self.log.released();
+        let found = released - self.forgotten.load(Ordering::Relaxed);
+        if found == 0 || !now && found < FORGOTTEN.min(self.log.size() / FORGOTTEN_PART) {
+            return Ok(());
+        }
+        self.log.forget().await?;
+        self.forgotten.fetch_max(released, Ordering::Relaxed);
+        Ok(())
     }
 
     /// How much of the journal is used.

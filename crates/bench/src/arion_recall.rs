@@ -56,7 +56,7 @@ const AIMS: &[(&str, f64)] =
     &[("read_over_unjournaled", 1.3), ("read_behind_1g_over_link", 1.2), ("evictions", 0.0)];
 
 fn run(options: &Options) -> Result<Report, BenchError> {
-    let scale = rig::scale(options, 0.25)?;
+    let scale = rig::scale(options, 1.0)?;
     let rounds = ((ROUNDS * scale) as u32).max(3);
     let bytes = ((BEHIND * scale) as u64).max(16 << 20).next_multiple_of(CHUNK as u64);
     let mut report = Report::new(ENTRY.name, options.seed);

@@ -123,13 +123,13 @@ enum Rados {
 }
 
 impl Machines {
-    /// With so much of the memory and of the journal.
+    /// With this part of the memory and of the journal: 1 for loads whose bytes in a second do not depend on their scale.
     pub(crate) async fn start(
         env: &Env,
         system: System,
-        scale: f64,
+        part: f64,
     ) -> Result<Machines, BenchError> {
-        let memory = (MEMORY * scale) as u64;
+        let memory = (MEMORY * part) as u64;
         let (subject, rados): (Arc<dyn Subject>, _) = match system {
             System::Arion(expire) => {
                 let site = RadosSite::new(env).await?;
@@ -143,7 +143,8 @@ impl Machines {
                 };
                 let client = site.site.connect(env, "journaled", options).await?;
                 let pages = Mutex::new(PageCache::new((memory / PAGE) as usize));
-                (Arc::new(Journaled { client, pages }), Rados::Ours(site))
+                let sizes = Mutex::default();
+                (Arc::new(Journaled { client, pages, sizes }), Rados::Ours(site))
             }
             System::Ceph | System::Ceph1 | System::CephSync => {
                 let rados = SimRados::new(env, arion_site::rados());
@@ -210,6 +211,7 @@ fn combine(
 struct Journaled {
     client: Client,
     pages: Mutex<PageCache>,
+    sizes: Mutex<BTreeMap<Ino, u64>>,
 }
 
 #[async_trait]
@@ -229,16 +231,29 @@ impl Subject for Journaled {
     async fn unlink(&self, directory: Ino, name: &str, file: Ino) -> Result<(), FsError> {
         self.client.unlink(directory, name.as_bytes()).await?;
         self.client.unreference(file, 1);
+        self.sizes.lock().remove(&file);
         Ok(())
     }
 
     async fn write(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
         let data = vec![Bytes::from(vec![1; len])];
         self.client.write(file, WriteAt::Offset(offset), data, WriteHow::default()).await?;
-        let mut pages = self.pages.lock();
-        // A page of which only a part was written is not there.
-        let whole = offset.div_ceil(PAGE)..(offset + len as u64) / PAGE;
-        whole.for_each(|page| pages.insert(file, page));
+        let (size, end) = {
+            let mut sizes = self.sizes.lock();
+            let size = sizes.entry(file).or_default();
+            let before = *size;
+            *size = before.max(offset + len as u64);
+            (before, offset + len as u64)
+        };
+        let mut cache = self.pages.lock();
+        for page in pages_of(offset, len) {
+            // Of a page that is there in part, the rest is not in memory. Behind the end of the file there is none.
+            let has_start = offset <= page * PAGE;
+            let has_end = end >= ((page + 1) * PAGE).min(size);
+            if has_start && has_end || page * PAGE >= size || cache.touch(file, page) {
+                cache.insert(file, page);
+            }
+        }
         Ok(())
     }
 

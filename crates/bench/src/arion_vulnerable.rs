@@ -2,7 +2,7 @@
 //!
 //! The load is the file server of Filebench with its usual parameters, for two minutes on 10,000 files as in chapter 6: 50 threads; each creates
 //! a file and writes it (128 KiB on average), appends 16 KiB on average to one, reads one, removes one, and gets the attributes of one. Nothing is
-//! synced. Sizes have a gamma distribution (shape 1.5). Files and memory scale; the two minutes do not.
+//! synced. Sizes have a gamma distribution (shape 1.5). The files scale alone.
 //!
 //! Our client has a journal, and puts into it what is a second old. The other one is the model of Ceph in `ceph_model`. What only the volatile
 //! memory of the client has is counted at random times, twice in a second on average.
@@ -61,7 +61,7 @@ const AIM: (&str, f64) = ("vulnerable_over_ceph", 0.055);
 const PAPER: [f64; 2] = [24.3, 5.4];
 
 fn run(options: &Options) -> Result<Report, BenchError> {
-    let scale = rig::scale(options, 0.1)?;
+    let scale = rig::scale(options, 0.05)?;
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
     let seen = rig::on_all_processors(&[System::Ceph, ARION], |system| {
@@ -190,7 +190,7 @@ fn size(mean: f64, rng: &mut Rng) -> usize {
 }
 
 async fn measure(env: Env, system: System, scale: f64) -> Result<Seen, BenchError> {
-    let machines = Machines::start(&env, system, scale).await?;
+    let machines = Machines::start(&env, system, 1.0).await?;
     let mut rng = env.rng();
     let count = ((FILES * scale) as usize).max(THREADS + 1);
     let mut directories = Vec::new();

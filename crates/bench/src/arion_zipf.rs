@@ -84,7 +84,7 @@ const SYSTEMS: [(&str, System); 7] = [
 ];
 
 fn run(options: &Options) -> Result<Report, BenchError> {
-    let scale = rig::scale(options, 0.05)?;
+    let scale = rig::scale(options, 0.3)?;
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
     let cases: Vec<(System, Load)> = SYSTEMS

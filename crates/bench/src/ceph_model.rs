@@ -183,10 +183,7 @@ impl CephModel {
         for _ in 0..most.min(file.dirty.len()) {
             let Some(page) = file.dirty.pop_first() else { break };
             file.writing += 1;
-            match ranges.last_mut() {
-                Some(last) if last.end == page && page * PAGE % OBJECT != 0 => last.end += 1,
-                _ => ranges.push(page..page + 1),
-            }
+            push(&mut ranges, page);
         }
         if file.dirty.is_empty() {
             file.since = None;
@@ -248,12 +245,7 @@ impl CephModel {
             pages.filter(|page| page * PAGE < stored && !state.cache.touch(ino, *page)).collect()
         };
         let mut runs: Vec<Range<u64>> = Vec::new();
-        for page in missing {
-            match runs.last_mut() {
-                Some(last) if last.end == page && page * PAGE % OBJECT != 0 => last.end += 1,
-                _ => runs.push(page..page + 1),
-            }
-        }
+        missing.into_iter().for_each(|page| push(&mut runs, page));
         for run in runs {
             let (start, len) = (run.start * PAGE, (run.end - run.start) * PAGE);
             self.store.read(&object(ino, start), start % OBJECT, len as usize).await?;
@@ -323,6 +315,14 @@ impl Metadata {
     fn event(&self) -> u64 {
         self.events.send_modify(|last| *last += 1);
         *self.events.borrow()
+    }
+}
+
+/// Adds a page to the last range, if it follows it in the same object.
+fn push(ranges: &mut Vec<Range<u64>>, page: u64) {
+    match ranges.last_mut() {
+        Some(last) if last.end == page && !(page * PAGE).is_multiple_of(OBJECT) => last.end += 1,
+        _ => ranges.push(page..page + 1),
     }
 }
 

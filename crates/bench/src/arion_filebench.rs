@@ -28,7 +28,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_fs::Ino;
 use thalweg_sim::rados::ServerTally;
 
-use crate::arion_subject::{ARION, Machines, System, since};
+use crate::arion_machines::{ARION, Machines, System, since};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};

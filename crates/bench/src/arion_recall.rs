@@ -5,7 +5,7 @@
 //! figures are measured with the server's filesystem on a solid-state drive as well (`embedded_`), where disks of servers limit nothing.
 //!
 //! At scale 1 the client has 1 GiB that the server does not have. A client bounds that to what the link carries in 30 s, as its last batches
-//! went, and to half of its journal, which is therefore 4 GiB here. What was really unsent is `behind_mb`. These bytes replace others: new
+//! went, and to half of its journal, which is therefore 4 GiB here. `behind_mb` is the number of bytes that were really unsent. These bytes replace others: new
 //! blocks are bounded by the room that a server promises, 16 MiB, and a write beyond that is a call that sends everything (`new_mb`).
 //!
 //! | figure | meaning |

@@ -247,7 +247,7 @@ async fn put(client: &Client, file: Ino, offset: u64, bytes: Vec<u8>) -> Result<
     client.write(file, WriteAt::Offset(offset), data, WriteHow::default()).await.map(drop)
 }
 
-/// Writes, and syncs. What was synced: offsets, lengths and bytes.
+/// Writes, and syncs. It returns the synced writes: offsets, lengths and bytes.
 async fn write(
     env: &Env,
     client: &Client,

@@ -5,7 +5,7 @@
 //! The machines are those of `arion_site`; `ceph` is the model in `ceph_model` with 5 s and 30 s, `ceph_1` with 1 s and 1 s. Ours has a journal, and
 //! writes back after 60 s, or after the time that a figure names.
 //!
-//! A run ends with its last write, as in the thesis. What was not written back by then is counted in the figures that begin with `drained_`.
+//! A run ends with its last write, as in the thesis. The figures that begin with `drained_` count the write-back after that, too.
 //!
 //! | figure | meaning |
 //! |---|---|
@@ -27,7 +27,7 @@ use thalweg_env::{Env, HashSet, Rng};
 use thalweg_fs::Ino;
 use thalweg_sim::rados::ServerTally;
 
-use crate::arion_subject::{ARION, Machines, NEVER, System, since};
+use crate::arion_machines::{ARION, Machines, NEVER, System, since};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};

@@ -54,6 +54,7 @@
 pub mod arion_filebench;
 pub mod arion_fs;
 pub mod arion_fsync;
+mod arion_machines;
 pub mod arion_recall;
 pub mod arion_recovery;
 mod arion_site;

@@ -64,6 +64,10 @@ fn benchmarks_of_a_journal_measure_what_they_say() {
     assert_eq!(recovery("lost_bytes"), 0.0);
     // Three writes in three seconds, and thirty.
     assert_eq!((recovery("replayed_1"), recovery("replayed_10")), (3.0 * 4096.0, 30.0 * 4096.0));
+    let vulnerable = figures("arion-vulnerable", "0.01");
+    // The same load on both.
+    let rounds = vulnerable("loops_per_second") / vulnerable("ceph_loops_per_second");
+    assert!((0.75..1.33).contains(&rounds) && vulnerable("ceph_vulnerable_mb") > 5.0, "{rounds}");
     let zipf = figures("arion-zipf", "0.005");
     assert!((50.0..80.0).contains(&zipf("overwritten_percent")));
     assert!(zipf("ceph_received_mb") > 0.0 && zipf("overwrites_over_write_through") > 0.0);

@@ -14,7 +14,7 @@ use crate::ssd::{SolidState, SolidStateSpec};
 pub enum DiskSpec {
     /// Without moving parts.
     SolidState(SolidStateSpec),
-    /// With an arm.
+    /// A rotational disk.
     Rotational(HardDiskSpec),
 }
 

@@ -235,7 +235,7 @@ impl<'a> Reader<'a> {
             let at = (offset - start) as usize;
             return Ok(bytes.slice(at..at + len as usize));
         }
-        // What is there of it is not read again: a rotational disk would have to turn once more.
+        // The part that the buffer has is not read again: a rotational disk would have to turn once more.
         let part = self.buffer.take().and_then(|(start, bytes)| {
             let at = usize::try_from(offset.checked_sub(start)?).ok()?;
             (at < bytes.len()).then(|| bytes.slice(at..))

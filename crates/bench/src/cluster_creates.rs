@@ -29,7 +29,6 @@ use thalweg_cluster::client::Client;
 use thalweg_env::{Env, Task};
 use thalweg_fs::{Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::net::LinkSpec;
-use thalweg_store::device::Device;
 
 use crate::cluster_site::{Site, died, messages, new};
 use crate::rig::{self, failed, rounded};

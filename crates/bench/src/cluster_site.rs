@@ -15,7 +15,7 @@ use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{NewNode, Node};
 use thalweg_net::hello;
 use thalweg_net::keys::{Access, Squash};
-use thalweg_sim::net::{Host, LinkSpec, Network};
+use thalweg_sim::net::{Host, LinkSpec, LinkTally, Network};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::device::{DeviceRef, Partition};
 use thalweg_store::inplace::{self, InPlace, NewInPlace, Parts};
@@ -25,10 +25,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::BenchError;
 use crate::rig::failed;
 
-/// Time of the server's processor for a message.
-const CALL: Duration = Duration::from_micros(25);
-/// Nanoseconds of the server's processor for a byte.
-const BYTE: u64 = 50;
+/// What a server's processor takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Processing {
+    /// For a message.
+    pub(crate) call: Duration,
+    /// Nanoseconds for a byte.
+    pub(crate) byte: u64,
+}
+
+/// A slow one, so that many clients are limited by it.
+const SLOW: Processing = Processing { call: Duration::from_micros(25), byte: 50 };
 const SIZE: u64 = 8 << 30;
 const JOURNAL: u64 = 256 << 20;
 const PORT: u16 = 7700;
@@ -37,6 +44,7 @@ const PORT: u16 = 7700;
 #[derive(Clone, Debug)]
 struct Processor {
     env: Env,
+    processing: Processing,
     free: Arc<Mutex<Time>>,
 }
 
@@ -65,8 +73,8 @@ impl Processor {
                 let len = from.read_u32_le().await?;
                 let mut frame = vec![0; len as usize];
                 from.read_exact(&mut frame).await?;
-                let bytes = Duration::from_nanos(BYTE * u64::from(len));
-                processor.work(CALL + bytes).await;
+                let Processing { call, byte } = processor.processing;
+                processor.work(call + Duration::from_nanos(byte * u64::from(len))).await;
                 calls.write_u32_le(len).await?;
                 calls.write_all(&frame).await?;
             }
@@ -85,7 +93,8 @@ pub(crate) struct Site {
     env: Env,
     network: Network,
     server: Host,
-    pub(crate) drive: Arc<SolidState>,
+    /// The device with the server's filesystem.
+    pub(crate) drive: DeviceRef,
     /// The machines of the clients, by their names.
     hosts: Mutex<BTreeMap<String, Host>>,
     _accepting: Task<()>,
@@ -94,15 +103,25 @@ pub(crate) struct Site {
 impl Site {
     /// The machines, with `link` between each two.
     pub(crate) async fn new(env: &Env, link: LinkSpec) -> Result<Site, BenchError> {
+        let spec = SolidStateSpec::sata(2 * SIZE + JOURNAL);
+        let drive: DeviceRef = Arc::new(SolidState::new(env, "drive", spec));
+        let files = filesystem(env, drive.clone()).await?;
+        Site::serve(env, link, SLOW, (files, drive)).await
+    }
+
+    /// The machines of a filesystem, which has this drive.
+    pub(crate) async fn serve(
+        env: &Env,
+        link: LinkSpec,
+        processing: Processing,
+        (files, drive): (LocalFs, DeviceRef),
+    ) -> Result<Site, BenchError> {
         let network = Network::new(env, link);
         let server = network.host("server");
-        let spec = SolidStateSpec::sata(2 * SIZE + JOURNAL);
-        let drive = Arc::new(SolidState::new(env, "drive", spec));
-        let files = filesystem(env, drive.clone()).await?;
         let service = Server::start(env, Arc::new(files), server::Options::default()).await;
         let service = service.map_err(failed)?;
         let listener = server.listen(PORT).map_err(failed)?;
-        let processor = Processor { env: env.clone(), free: Arc::default() };
+        let processor = Processor { env: env.clone(), processing, free: Arc::default() };
         let own = env.clone();
         let accept = async move {
             while let Ok(stream) = listener.accept().await {
@@ -126,17 +145,46 @@ impl Site {
 
     /// A client on a machine of its own; with `alone`, it may hold directories exclusively.
     pub(crate) async fn client(&self, name: &str, alone: bool) -> Result<Client, BenchError> {
+        let exclusive = alone.then_some(1);
+        let options = client::Options { exclusive, ..client::Options::default() };
+        self.connect(&self.env, name, options).await
+    }
+
+    /// A client on a machine of its own, whose program runs in `env`.
+    pub(crate) async fn connect(
+        &self,
+        env: &Env,
+        name: &str,
+        options: client::Options,
+    ) -> Result<Client, BenchError> {
         let host = self.network.host(name);
         let connector = host.connector(&self.server, PORT);
         self.hosts.lock().insert(name.to_owned(), host);
-        let exclusive = alone.then_some(1);
-        let options = client::Options { exclusive, ..client::Options::default() };
-        Client::connect(&self.env, Box::new(connector), options).await.map_err(failed)
+        Client::connect(env, Box::new(connector), options).await.map_err(failed)
+    }
+
+    /// Cuts the power of a client's machine, for good: one of the same name is another machine.
+    pub(crate) fn power_off(&self, name: &str) {
+        if let Some(host) = self.hosts.lock().get(name) {
+            host.power_off();
+        }
+    }
+
+    /// What the link between the last machine of that name and the server has carried, there and back.
+    pub(crate) fn link_use(&self, name: &str) -> (LinkTally, LinkTally) {
+        let hosts = self.hosts.lock();
+        let tally = |host: &Host| {
+            let there = self.network.tally(host, &self.server);
+            (there, self.network.tally(&self.server, host))
+        };
+        hosts.get(name).map(tally).unwrap_or_default()
     }
 }
 
 /// The client with a journal.
 const JOURNALED: &str = "journaled";
+/// The same machine, as its keeper sees it.
+const COPIED: &str = "copied";
 /// Its keeper.
 const KEEPER: &str = "keeper";
 
@@ -153,16 +201,8 @@ impl Site {
         keepers: Vec<KeeperTarget>,
     ) -> Result<Client, BenchError> {
         client::journal::create(&self.env, &drive).await.map_err(failed)?;
-        let connector = self.host(JOURNALED).connector(&self.server, PORT);
-        let minute = Duration::from_secs(60);
-        let options = client::Options {
-            writeback: minute,
-            expire: minute,
-            journal: Some(drive),
-            keepers,
-            ..client::Options::default()
-        };
-        Client::connect(&self.env, Box::new(connector), options).await.map_err(failed)
+        let options = client::Options { keepers, ..journaled(drive) };
+        self.connect(&self.env, JOURNALED, options).await
     }
 
     /// The machine with this name.
@@ -175,7 +215,7 @@ impl Site {
     pub(crate) fn keeper(&self, keeper: Keeper) -> Result<KeeperTarget, BenchError> {
         let host = self.host(KEEPER);
         let listener = host.listen(PORT).map_err(failed)?;
-        let connector = Arc::new(self.host(JOURNALED).connector(&host, PORT));
+        let connector = Arc::new(self.host(COPIED).connector(&host, PORT));
         let env = self.env.clone();
         let accept = async move {
             while let Ok(stream) = listener.accept().await {
@@ -189,19 +229,29 @@ impl Site {
 
     /// Bytes between that client and its keeper, in both directions.
     pub(crate) fn wire_bytes_of_keeper(&self) -> u64 {
-        let (client, keeper) = (self.host(JOURNALED), self.host(KEEPER));
+        let (client, keeper) = (self.host(COPIED), self.host(KEEPER));
         let bytes = |from: &Host, to: &Host| self.network.tally(from, to).bytes;
         bytes(&client, &keeper) + bytes(&keeper, &client)
     }
 
     /// Bytes that the server has sent to that client.
     pub(crate) fn sent_to_client(&self) -> u64 {
-        let hosts = self.hosts.lock();
-        hosts.get(JOURNALED).map_or(0, |host| self.network.tally(&self.server, host).bytes)
+        self.link_use(JOURNALED).1.bytes
     }
 }
 
-async fn filesystem(env: &Env, drive: Arc<SolidState>) -> Result<LocalFs, BenchError> {
+/// The options of a client with a journal.
+pub(crate) fn journaled(drive: DeviceRef) -> client::Options {
+    let minute = Duration::from_secs(60);
+    client::Options {
+        writeback: minute,
+        expire: minute,
+        journal: Some(drive),
+        ..client::Options::default()
+    }
+}
+
+pub(crate) async fn filesystem(env: &Env, drive: DeviceRef) -> Result<LocalFs, BenchError> {
     let part = |start, size| -> Result<DeviceRef, BenchError> {
         Ok(Arc::new(Partition::new(drive.clone(), start, size).map_err(failed)?))
     };

@@ -24,9 +24,14 @@
 //! - [`cluster_creates`]: clients make files in directories of their own, with and without interference;
 //! - [`cluster_fs`]: a shared filesystem under usual loads, beside `ceph-fuse` on the same Ceph;
 //! - [`cluster_losing`]: the same under the loads that suit it least, also beside a local mount;
+//! - [`arion_filebench`]: a mail server, and threads that make files, on a client with a journal and without;
 //! - [`arion_fs`]: durable writes and SQLite on one with a client's journal, beside the same;
 //! - [`arion_fsync`]: what an fsync costs a client with a journal;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
+//! - [`arion_recall`]: a client waits for what one with a journal has not sent;
+//! - [`arion_recovery`]: a client's journal is recovered after a power cut;
+//! - [`arion_vulnerable`]: what a power cut of a client would lose;
+//! - [`arion_zipf`]: random writes of which many overwrite others;
 //! - [`cluster_recall`]: a client waits for what another one has made;
 //! - [`cluster_restart`]: a server of files is killed under its clients;
 //! - [`cluster_server`]: a server of files, beside its filesystem alone;
@@ -47,10 +52,19 @@
 //!
 //! The names of a simulated pool of files, then their number. Every other lock is held alone, for a few statements.
 
+pub mod arion_filebench;
 pub mod arion_fs;
 pub mod arion_fsync;
+mod arion_machines;
+pub mod arion_recall;
+pub mod arion_recovery;
 pub mod arion_replicate;
+mod arion_site;
+mod arion_subject;
+pub mod arion_vulnerable;
+pub mod arion_zipf;
 mod ceph;
+mod ceph_model;
 pub mod chain_cache;
 pub mod chain_gc;
 pub mod chain_memory;
@@ -174,9 +188,15 @@ pub struct BenchEntry {
 }
 
 const BENCHES: &[BenchEntry] = &[
+    arion_filebench::CREATEFILES,
+    arion_filebench::VARMAIL,
     arion_fs::ENTRY,
     arion_fsync::ENTRY,
     arion_replicate::ENTRY,
+    arion_recall::ENTRY,
+    arion_recovery::ENTRY,
+    arion_vulnerable::ENTRY,
+    arion_zipf::ENTRY,
     chain_cache::ENTRY,
     chain_gc::ENTRY,
     chain_memory::ENTRY,

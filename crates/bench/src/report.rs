@@ -9,7 +9,8 @@ use crate::BenchError;
 use crate::plot::{self, Chart};
 
 /// The papers whose figures the benchmarks draw.
-const PAPERS: [(&str, &str); 4] = [
+const PAPERS: [(&str, &str); 5] = [
+    ("arion-", "Hatzieleftheriou, thesis, Ioannina; section and figure numbers are the thesis's"),
     (
         "chain-",
         "Shin et al., Gecko, FAST 2013; section numbers: Shin, Isolation in Cloud Storage, Cornell 2017",

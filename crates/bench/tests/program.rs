@@ -45,3 +45,34 @@ fn a_closed_pipe_is_no_failure_and_a_full_device_is_one() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("No space left on device"), "{}", text(&output));
 }
+
+/// The benchmarks of a client's journal, at a small scale: they end, and count what they miss.
+#[test]
+fn benchmarks_of_a_journal_measure_what_they_say() {
+    let figures = |name: &str, scale: &str| {
+        let output = bench(&[name, "--scale", scale, "--json"]).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", text(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let figure = move |name: &str| report["figures"][name].as_f64().unwrap_or(f64::NAN);
+        assert!(figure("below_aim") >= 0.0, "{name}");
+        figure
+    };
+    let recall = figures("arion-recall", "0.02");
+    assert_eq!(recall("evictions"), 0.0);
+    assert!(recall("behind_mb") > 16.0 && recall("read_behind_1g_over_link") >= 1.0);
+    let recovery = figures("arion-recovery", "0.1");
+    assert_eq!(recovery("lost_bytes"), 0.0);
+    // Three writes in three seconds, and thirty.
+    assert_eq!((recovery("replayed_1"), recovery("replayed_10")), (3.0 * 4096.0, 30.0 * 4096.0));
+    let vulnerable = figures("arion-vulnerable", "0.01");
+    // The same load on both.
+    let rounds = vulnerable("loops_per_second") / vulnerable("ceph_loops_per_second");
+    assert!((0.75..1.33).contains(&rounds) && vulnerable("ceph_vulnerable_mb") > 5.0, "{rounds}");
+    let zipf = figures("arion-zipf", "0.005");
+    assert!((50.0..80.0).contains(&zipf("overwritten_percent")));
+    assert!(zipf("ceph_received_mb") > 0.0 && zipf("overwrites_over_write_through") > 0.0);
+    let made = figures("arion-createfiles", "0.01");
+    // A file's bytes come to three object servers, unless they are still the client's.
+    assert!(made("ceph_sync_received_kb_per_op") > 16.0);
+    assert!(made("drained_received_kb_per_op") > 16.0);
+}

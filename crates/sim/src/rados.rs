@@ -22,9 +22,11 @@
 //! [`ObjectError::NoSpace`]: thalweg_rados::ObjectError::NoSpace
 //! [`ObjectError::Fenced`]: thalweg_rados::ObjectError::Fenced
 
+mod disk;
 mod group;
 mod object;
 mod pool;
+mod port;
 mod server;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,10 +44,12 @@ use tokio::sync::mpsc;
 
 use crate::hdd::HardDiskSpec;
 use crate::ssd::SolidStateSpec;
+pub use disk::{DiskSpec, DiskTally};
 use group::Message;
 use object::Object;
 pub use pool::SimPool;
-use server::Server;
+use port::Port;
+use server::{Liveness, Server};
 
 /// The parameters of a cluster.
 #[derive(Clone, Debug)]
@@ -68,10 +72,12 @@ pub struct RadosSpec {
     pub request_timeout: Duration,
     /// The longest time between two write-backs from a journal.
     pub sync_interval: Duration,
+    /// Bytes per second that the port of a machine carries in each direction; `None` for any.
+    pub bandwidth: Option<u64>,
     /// The disk with a server's journal.
-    pub journal: SolidStateSpec,
+    pub journal: DiskSpec,
     /// The disk with a server's filesystem.
-    pub filesystem: HardDiskSpec,
+    pub filesystem: DiskSpec,
 }
 
 impl Default for RadosSpec {
@@ -87,8 +93,9 @@ impl Default for RadosSpec {
             map_delay: Duration::from_secs(2),
             request_timeout: Duration::from_secs(60),
             sync_interval: Duration::from_secs(5),
-            journal: SolidStateSpec::sata(1 << 30),
-            filesystem: HardDiskSpec::sata_7200(64 << 30),
+            bandwidth: None,
+            journal: DiskSpec::SolidState(SolidStateSpec::sata(1 << 30)),
+            filesystem: DiskSpec::Rotational(HardDiskSpec::sata_7200(64 << 30)),
         }
     }
 }
@@ -110,6 +117,19 @@ pub struct RadosTally {
     pub lists: u64,
     /// Requests of clients on the blocklist.
     pub refused: u64,
+}
+
+/// What a server of a cluster has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerTally {
+    /// Bytes that its port has received, heads of messages included.
+    pub received: u64,
+    /// Bytes that it has sent.
+    pub sent: u64,
+    /// The disk with its journal.
+    pub journal: DiskTally,
+    /// The disk with its filesystem.
+    pub filesystem: DiskTally,
 }
 
 /// A simulated cluster with one pool. Its processes end when it is dropped.
@@ -152,7 +172,7 @@ impl Shared {
     /// What the drives of all servers have, for one copy of each object.
     fn space(&self) -> Space {
         let spec = &self.spec;
-        let size = spec.filesystem.size * spec.servers as u64 / spec.copies as u64;
+        let size = spec.filesystem.size() * spec.servers as u64 / spec.copies as u64;
         let state = self.state.lock();
         let used: u64 = state.objects.values().map(Object::size).sum();
         Space { size, free: if state.full { 0 } else { size.saturating_sub(used) } }
@@ -240,12 +260,20 @@ impl SimRados {
 
     /// The disk with a server's journal.
     pub fn journal(&self, server: usize) -> DeviceRef {
-        self.shared.servers[server].journal.clone()
+        self.shared.servers[server].journal.device()
     }
 
     /// The disk with a server's filesystem.
     pub fn filesystem(&self, server: usize) -> DeviceRef {
-        self.shared.servers[server].filesystem.clone()
+        self.shared.servers[server].filesystem.device()
+    }
+
+    /// What a server has received, sent, read and written so far.
+    pub fn server(&self, server: usize) -> ServerTally {
+        let server = &self.shared.servers[server];
+        let (received, sent) = server.port.bytes();
+        let (journal, filesystem) = (server.journal.tally(), server.filesystem.tally());
+        ServerTally { received, sent, journal, filesystem }
     }
 
     /// Empties the blocklist, as time or an administrator does.
@@ -279,6 +307,19 @@ impl Shared {
     fn servers_of(&self, group: u32) -> impl Iterator<Item = &Server> {
         let count = self.servers.len();
         (0..self.spec.copies).map(move |copy| &self.servers[(group as usize + copy) % count])
+    }
+
+    /// The server that a group's clients ask: the first one that lives.
+    fn primary(&self, group: u32) -> &Server {
+        let servers: Vec<&Server> = self.servers_of(group).collect();
+        let alive = servers.iter().find(|server| server.liveness() == Liveness::Alive);
+        alive.unwrap_or(&servers[0])
+    }
+
+    /// Sends a message with so many bytes beside its head; when it arrives.
+    fn carry(&self, from: &Port, to: &Port, bytes: u64) -> Time {
+        let carried = port::carry(from, to, bytes, self.spec.bandwidth, self.env.now());
+        carried + self.spec.latency
     }
 
     /// Refuses an address from a new map on, and returns that map. Servers learn it one after the other.

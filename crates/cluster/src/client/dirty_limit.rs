@@ -43,6 +43,12 @@ impl DirtyLimit {
         (carried as u64).max(LEAST).min(self.most.load(Ordering::Relaxed))
     }
 
+    /// With so many, makers wait. A server waits for a recall twice as long as [`Options::recall`](super::options::Options::recall), and
+    /// batches may be slower than the last ones were.
+    pub(super) fn most_bytes(&self) -> u64 {
+        self.bytes() / 2 * 3
+    }
+
     /// A batch with so many bytes took so long.
     pub(super) fn sent(&self, bytes: usize, took: Duration) {
         if bytes < LEAST_MEASURED {
@@ -74,5 +80,22 @@ mod tests {
         assert_eq!(limit.bytes(), LEAST);
         limit.begin_journal(4 << 20);
         assert_eq!(limit.bytes(), 2 << 20);
+    }
+
+    #[test]
+    fn what_waits_is_sent_before_a_server_gives_up() {
+        let recall = Duration::from_secs(30);
+        let limit = DirtyLimit::new(1 << 20, recall);
+        limit.begin_journal(1 << 40);
+        for rate in [1 << 20, 100 << 20] {
+            for _ in 0..100 {
+                limit.sent(rate, Duration::from_secs(1));
+            }
+            // On a link that gets a quarter slower.
+            let slow = rate as f64 * 0.75;
+            let took = Duration::from_secs_f64(limit.most_bytes() as f64 / slow);
+            let waits = crate::server::Options::default().recall;
+            assert!(took <= waits + Duration::from_secs(1), "{took:?}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! queue, and none that is not in the journal; a record is released when the server has made its mutations durable. So after a
 //! crash of this client the journal has everything from the server's position on.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use futures::future::join;
 use parking_lot::Mutex;
@@ -30,6 +30,10 @@ use crate::conflicts::encode_path;
 const RECORD_BYTES: usize = 1 << 20;
 /// Records that are sent to a copy before it is seen how many more it lacks.
 const SENT_AT_ONCE: usize = 16;
+/// Bytes of released records that a scan may find, about.
+const FORGOTTEN: u64 = 4 << 20;
+/// And the part of a journal that they may take.
+const FORGOTTEN_PART: u64 = 16;
 /// Least size of a journal in bytes. The largest record takes a part of it.
 pub const MIN_SIZE: u64 = 4 << 20;
 
@@ -209,7 +213,8 @@ impl FoundJournal {
         let copies = Copies::new(env, session, before, keepers);
         let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
         let (before, is_over) = Default::default();
-        Ok(ClientJournal { log, session, committing, records, copies, before, is_over })
+        let forgotten = log.released().into();
+        Ok(ClientJournal { log, session, committing, records, copies, before, is_over, forgotten })
     }
 
     /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
@@ -255,6 +260,8 @@ pub(super) struct ClientJournal {
     before: u64,
     /// It takes no more.
     is_over: AtomicBool,
+    /// Bytes of released records that no scan finds.
+    forgotten: AtomicU64,
 }
 
 impl ClientJournal {
@@ -409,6 +416,26 @@ impl ClientJournal {
         let Some(last) = self.records.lock().release(position) else { return false };
         self.log.release(last + 1);
         true
+    }
+
+    /// Has a scan after a crash find none of the records that are released. Unless it is wanted `now`, only when it would find many of
+    /// them, since it takes a flush.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn forget(&self, now: bool) -> Result<(), JournalError> {
+        let released = self.log.released();
+        let found = released - self.forgotten.load(Ordering::Relaxed);
+        if found == 0 || !now && found < FORGOTTEN.min(self.log.size() / FORGOTTEN_PART) {
+            return Ok(());
+        }
+        let _turn = self.committing.lock().await;
+        if self.is_over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.log.forget().await?;
+        self.forgotten.fetch_max(released, Ordering::Relaxed);
+        Ok(())
     }
 
     /// How much of the journal is used.

@@ -89,10 +89,14 @@ impl Journaling {
         journal.release(first.map_or(done, |first| done.min(journal.number(first) - 1)))
     }
 
-    /// Releases what the server has made durable.
-    pub(super) fn release_durable(&self) {
+    /// Releases what the server has made durable, and has a scan find nothing of it: at once if that is wanted `now`.
+    pub(super) async fn release_durable(&self, now: bool) {
         if let Some(journal) = self.base.journal.live() {
             self.release(&journal);
+            // A journal that fails says so at its next commit.
+            if let Err(error) = journal.forget(now).await {
+                tracing::warn!(%error, "released changes may be read again after a crash");
+            }
         }
     }
 
@@ -113,7 +117,7 @@ impl Journaling {
 
     /// Mutations wait for no longer than the time of a commit.
     pub(super) async fn by_timer(&self) {
-        self.release_durable();
+        self.release_durable(false).await;
         if let Err(error) = self.commit().await {
             tracing::warn!(%error, "changes are not in the journal yet");
         }

@@ -191,7 +191,7 @@ impl WritebackQueue {
     /// Whether the makers of mutations have to wait.
     pub(super) fn is_over_full(&self) -> bool {
         if self.has_journal() {
-            let is_far_over = self.dirty() >= 2 * self.limit.bytes();
+            let is_far_over = self.dirty() >= self.limit.most_bytes();
             return is_far_over || self.waiting() >= 2 * FULL_OF_JOURNALED || self.is_over_memory();
         }
         self.waiting() >= MAX_WAITING.0 || self.in_memory() >= MAX_WAITING.1

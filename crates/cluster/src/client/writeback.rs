@@ -157,7 +157,7 @@ impl Writeback {
     /// Has the server make everything durable that was made so far, and releases it in the journal.
     pub(super) async fn drain(self: &Arc<Self>) -> Result<(), FsError> {
         self.sync(Request::SyncAll).await?;
-        self.journaling.release_durable();
+        self.journaling.release_durable(true).await;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{Changes, Client, MountedJournal, PendingReport};
+use thalweg_cluster::client::{Changes, Client, MountedJournal, PendingReport, journal};
 use thalweg_fs::{Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::faults::Faulty;
@@ -71,6 +71,36 @@ fn a_record_stays_until_the_server_has_made_it_durable() {
         let again = machine.mount(&scene, true).await.unwrap();
         let seen = find(&again).await;
         assert_eq!(again.read(seen, 0, 1 << 20).await.unwrap().concat(), vec![4; 5000]);
+    });
+}
+
+/// What the server has made durable is not read again after a crash.
+#[test]
+fn a_recovery_reads_little_of_what_was_released() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let (client, file) = begin(&scene, &machine, true).await;
+        let found = async || journal::inspect(&env, &machine.device()).await.unwrap();
+        for round in 0..20 {
+            write(&client, file, round, 100_000).await;
+            client.sync(file, false).await.unwrap();
+            if round % 4 == 3 {
+                client.drain().await.unwrap();
+                // The last record stays.
+                assert!(found().await.bytes <= 100_000, "{:?}", found().await);
+            }
+        }
+        // By the timer when it is worth a flush.
+        for _ in 0..5 {
+            for round in 0..4 {
+                write(&client, file, round, 100_000).await;
+                client.sync(file, false).await.unwrap();
+            }
+            assert!(client.wait_for(file, Level::Server, LONG).await.unwrap());
+            env.sleep(Duration::from_secs(3)).await;
+        }
+        assert!(found().await.bytes <= 1_000_000, "{:?}", found().await);
     });
 }
 

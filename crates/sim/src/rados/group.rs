@@ -12,6 +12,7 @@ use thalweg_rados::object::{Change, LockHolder};
 use tokio::sync::{mpsc, oneshot};
 
 use super::object::{Object, changed, written};
+use super::port::Port;
 use super::server::{Liveness, Server};
 use super::{RadosTally, Shared};
 
@@ -28,6 +29,14 @@ pub(super) enum Request {
 }
 
 impl Request {
+    /// Bytes that it has beside its head.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Request::Change { change, .. } => written(change).iter().map(|(_, len)| len).sum(),
+            _ => 0,
+        }
+    }
+
     fn count(&self, tally: &mut RadosTally) {
         match self {
             Request::Read { len, .. } => {
@@ -64,7 +73,14 @@ pub(super) struct Message {
     pub(super) address: String,
     /// The map that the client has.
     pub(super) map: u64,
-    pub(super) reply: oneshot::Sender<Outcome>,
+    pub(super) reply: Reply,
+}
+
+/// Where an answer goes.
+pub(super) struct Reply {
+    pub(super) sender: oneshot::Sender<Outcome>,
+    /// The client's.
+    pub(super) port: Arc<Port>,
 }
 
 /// Changes of a group whose commits are under way.
@@ -94,7 +110,7 @@ pub(super) async fn serve(
         let map = primary.learn_map(message.map);
         if shared.refuses(&message.address, map) {
             shared.state.lock().tally.refused += 1;
-            answer(&shared, message.reply, Err(ObjectError::Fenced));
+            answer(&shared, number, message.reply, Err(ObjectError::Fenced));
             continue;
         }
         message.request.count(&mut shared.state.lock().tally);
@@ -122,14 +138,19 @@ async fn active(shared: &Shared, number: u32) -> &Server {
     }
 }
 
-/// Sends an answer, which arrives after the latency.
-fn answer(shared: &Arc<Shared>, reply: oneshot::Sender<Outcome>, outcome: Outcome) {
+/// Sends an answer, which arrives after the latency, and when the ports have carried it.
+fn answer(shared: &Arc<Shared>, group: u32, reply: Reply, outcome: Outcome) {
+    let bytes = match &outcome {
+        Ok(Answer::Bytes(bytes)) => bytes.len() as u64,
+        _ => 0,
+    };
+    let carried = shared.carry(&shared.primary(group).port, &reply.port, bytes);
     let answering = {
         let shared = shared.clone();
         async move {
-            shared.env.sleep(shared.spec.latency).await;
+            shared.env.sleep_until(carried).await;
             // The client may have gone.
-            drop(reply.send(outcome));
+            drop(reply.sender.send(outcome));
         }
     };
     shared.env.spawn(answering).detach();
@@ -156,14 +177,14 @@ impl Commits {
                 let holders = found.map(|found| of(found).unwrap_or_default());
                 let outcome = holders.ok_or(ObjectError::NotFound { object: path(&object) });
                 drop(state);
-                answer(&self.shared, reply, outcome.map(Answer::Holders));
+                answer(&self.shared, self.number, reply, outcome.map(Answer::Holders));
             }
             Request::Attribute { object, attribute } => {
                 let state = self.shared.state.lock();
                 let found = state.objects.get(&object).map(|found| found.attribute(attribute));
                 let outcome = found.ok_or(ObjectError::NotFound { object: path(&object) });
                 drop(state);
-                answer(&self.shared, reply, outcome.map(Answer::Attribute));
+                answer(&self.shared, self.number, reply, outcome.map(Answer::Attribute));
             }
             Request::List => {
                 let state = self.shared.state.lock();
@@ -171,7 +192,7 @@ impl Commits {
                 let own = names.filter(|name| self.shared.group_of(name) == self.number);
                 let own = own.cloned().collect();
                 drop(state);
-                answer(&self.shared, reply, Ok(Answer::Names(own)));
+                answer(&self.shared, self.number, reply, Ok(Answer::Names(own)));
             }
             Request::Change { object, change } => {
                 let ranges = written(&change);
@@ -252,32 +273,40 @@ impl Commits {
         object: String,
         ranges: Vec<(u64, u64)>,
         applied: Result<(), ObjectError>,
-        reply: oneshot::Sender<Outcome>,
+        reply: Reply,
     ) {
         if let Err(error) = applied {
-            return answer(&self.shared, reply, Err(error));
+            return answer(&self.shared, self.number, reply, Err(error));
         }
         *self.uncommitted.lock().entry(object.clone()).or_default() += 1;
         let commits = self.clone();
         let commit = async move {
             let shared = &commits.shared;
-            let servers: Vec<&Server> = shared.servers_of(commits.number).collect();
-            let copies = servers.iter().enumerate().map(|(copy, server)| {
+            let primary = shared.primary(commits.number);
+            let bytes = ranges.iter().map(|(_, len)| len).sum();
+            let copies = shared.servers_of(commits.number).map(|server| {
                 let (object, ranges) = (&object, &ranges);
+                // The primary sends it to the others, and hears from them.
+                let is_other = !std::ptr::eq(server, primary);
+                let carried = is_other.then(|| shared.carry(&primary.port, &server.port, bytes));
                 async move {
-                    // The primary sends it to the others, and hears from them.
-                    let hops = if copy == 0 { 0 } else { 2 };
-                    shared.env.sleep(shared.spec.latency * hops).await;
+                    if let Some(carried) = carried {
+                        shared.env.sleep_until(carried).await;
+                    }
                     if present(shared, server).await {
                         server.commit(object, ranges).await;
                         present(shared, server).await;
+                    }
+                    if is_other {
+                        let heard = shared.carry(&server.port, &primary.port, 0);
+                        shared.env.sleep_until(heard).await;
                     }
                 }
             });
             join_all(copies).await;
             active(shared, commits.number).await;
             commits.end(&object);
-            answer(shared, reply, Ok(Answer::Done));
+            answer(shared, commits.number, reply, Ok(Answer::Done));
         };
         self.shared.env.spawn(commit).detach();
     }
@@ -295,7 +324,7 @@ impl Commits {
     }
 
     /// Reads when the changes before it are committed.
-    async fn read(&self, object: &str, offset: u64, len: usize, reply: oneshot::Sender<Outcome>) {
+    async fn read(&self, object: &str, offset: u64, len: usize, reply: Reply) {
         let mut committed = self.committed.subscribe();
         loop {
             let _ = committed.borrow_and_update();
@@ -316,7 +345,7 @@ impl Commits {
                 Ok(Answer::Bytes(bytes))
             }
         };
-        answer(&self.shared, reply, outcome);
+        answer(&self.shared, self.number, reply, outcome);
     }
 }
 

@@ -17,7 +17,8 @@ use thalweg_rados::{ObjectError, ObjectStoreRef};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Shared;
-use super::group::{Answer, Message, Outcome, Request};
+use super::group::{Answer, Message, Outcome, Reply, Request};
+use super::port::Port;
 
 /// A client's connection to a simulated cluster, and its pool.
 #[derive(Debug)]
@@ -28,6 +29,7 @@ pub struct SimPool {
     map: AtomicU64,
     /// What its messages take beside the latency.
     delay: Mutex<Duration>,
+    port: Arc<Port>,
     /// To each group: messages with their times of arrival, in their order.
     links: Mutex<BTreeMap<u32, mpsc::UnboundedSender<(Time, Message)>>>,
     flight: Arc<Flight>,
@@ -48,6 +50,7 @@ impl SimPool {
             number,
             map: AtomicU64::new(1),
             delay: Mutex::new(Duration::ZERO),
+            port: Arc::default(),
             links: Mutex::default(),
             flight: Arc::new(flight),
         }
@@ -70,7 +73,9 @@ impl SimPool {
 
     /// Puts a message onto the link to a group; the answer arrives in the receiver.
     fn send(&self, group: u32, request: Request) -> oneshot::Receiver<Outcome> {
-        let (reply, answer) = oneshot::channel();
+        let (sender, answer) = oneshot::channel();
+        let bytes = request.bytes();
+        let reply = Reply { sender, port: self.port.clone() };
         let message = Message {
             request,
             client: self.client(),
@@ -78,8 +83,9 @@ impl SimPool {
             map: self.map.load(Ordering::Relaxed),
             reply,
         };
-        let arrival = self.shared.env.now() + self.shared.spec.latency + *self.delay.lock();
         let mut links = self.links.lock();
+        let primary = self.shared.primary(group);
+        let arrival = self.shared.carry(&self.port, &primary.port, bytes) + *self.delay.lock();
         let link = links.entry(group).or_insert_with(|| {
             let (sender, mut receiver) = mpsc::unbounded_channel::<(Time, Message)>();
             let shared = self.shared.clone();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::Env;
-use thalweg_store::device::{AlignedBuf, DeviceRef, Purpose};
+use thalweg_store::device::{AlignedBuf, Purpose};
 use tokio::sync::Notify;
 
+use super::disk::Disk;
+use super::port::Port;
 use super::{RadosSpec, Shared};
-use crate::hdd::HardDisk;
-use crate::ssd::SolidState;
 
 /// The unit of the filesystem and of the journal, in bytes.
 const PAGE: u64 = 4096;
@@ -22,8 +22,9 @@ const RUN: u64 = 1 << 20;
 
 /// An object server.
 pub(super) struct Server {
-    pub(super) journal: DeviceRef,
-    pub(super) filesystem: DeviceRef,
+    pub(super) journal: Disk,
+    pub(super) filesystem: Disk,
+    pub(super) port: Port,
     state: Mutex<ServerState>,
     /// Wakes the task that writes back.
     dirtied: Notify,
@@ -60,9 +61,8 @@ pub(super) enum Liveness {
 
 impl Server {
     pub(super) fn new(env: &Env, number: usize, spec: &RadosSpec) -> Server {
-        let journal = SolidState::new(env, &format!("journal {number}"), spec.journal.clone());
-        let name = format!("filesystem {number}");
-        let filesystem = HardDisk::new(env, &name, spec.filesystem.clone());
+        let journal = Disk::new(env, &format!("journal {number}"), &spec.journal);
+        let filesystem = Disk::new(env, &format!("filesystem {number}"), &spec.filesystem);
         let state = ServerState {
             alive: true,
             out: false,
@@ -75,8 +75,9 @@ impl Server {
             dirty: BTreeSet::new(),
         };
         Server {
-            journal: Arc::new(journal),
-            filesystem: Arc::new(filesystem),
+            journal,
+            filesystem,
+            port: Port::default(),
             state: Mutex::new(state),
             dirtied: Notify::new(),
             released: Notify::new(),
@@ -122,7 +123,7 @@ impl Server {
 
     /// Makes a change durable: one record of the journal. Its pages are dirty from then on.
     pub(super) async fn commit(&self, object: &str, ranges: &[(u64, u64)]) {
-        let size = self.journal.geometry().size;
+        let size = self.journal.device().geometry().size;
         let data: u64 = ranges.iter().map(|(_, len)| len.next_multiple_of(PAGE)).sum();
         let record = (PAGE + data).min(size / 2);
         let at = loop {
@@ -142,11 +143,12 @@ impl Server {
             self.dirtied.notify_one();
             released.await;
         };
-        let written = self.journal.write_durably(at, zeros(record), Purpose::Journal).await;
+        let written =
+            self.journal.device().write_durably(at, zeros(record), Purpose::Journal).await;
         written.expect("a simulated journal does not fail");
         let mut state = self.state.lock();
         state.journaled += record;
-        let room = state.room(object, self.filesystem.geometry().size);
+        let room = state.room(object, self.filesystem.device().geometry().size);
         for (offset, len) in ranges.iter().filter(|(_, len)| *len > 0) {
             let first = (room + offset % ROOM) / PAGE;
             let last = (room + offset % ROOM + len - 1) / PAGE;
@@ -159,7 +161,7 @@ impl Server {
 
     /// Reads from the filesystem the pages of a range that are not in memory.
     pub(super) async fn read(&self, object: &str, offset: u64, len: u64) {
-        let size = self.filesystem.geometry().size;
+        let size = self.filesystem.device().geometry().size;
         let (at, end) = {
             let mut state = self.state.lock();
             let at = state.room(object, size) + offset % ROOM;
@@ -170,7 +172,7 @@ impl Server {
             }
             (first * PAGE, end * PAGE)
         };
-        let read = self.filesystem.read(at, (end - at) as usize, Purpose::UserData).await;
+        let read = self.filesystem.device().read(at, (end - at) as usize, Purpose::UserData).await;
         read.expect("a simulated filesystem does not fail");
     }
 
@@ -181,12 +183,13 @@ impl Server {
             let dirty = std::mem::take(&mut state.dirty);
             (dirty, std::mem::take(&mut state.journaled))
         };
-        for (first, end) in runs(&dirty, self.filesystem.geometry().size / PAGE) {
+        for (first, end) in runs(&dirty, self.filesystem.device().geometry().size / PAGE) {
             let data = zeros((end - first) * PAGE);
-            let written = self.filesystem.write(first * PAGE, data, Purpose::UserData).await;
+            let written =
+                self.filesystem.device().write(first * PAGE, data, Purpose::UserData).await;
             written.expect("a simulated filesystem does not fail");
         }
-        let flushed = self.filesystem.flush(Purpose::UserData).await;
+        let flushed = self.filesystem.device().flush(Purpose::UserData).await;
         flushed.expect("a simulated filesystem does not fail");
         self.state.lock().journal_used -= used;
         self.released.notify_waiters();

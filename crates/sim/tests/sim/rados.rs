@@ -7,7 +7,8 @@ use futures::future::join_all;
 use thalweg_env::Env;
 use thalweg_rados::object::{Change, LockName, ObjectStore, Step};
 use thalweg_rados::{ObjectError, ObjectStoreRef};
-use thalweg_sim::rados::{RadosSpec, SimRados};
+use thalweg_sim::hdd::HardDiskSpec;
+use thalweg_sim::rados::{DiskSpec, RadosSpec, SimRados};
 use thalweg_sim::run;
 use thalweg_sim::ssd::SolidStateSpec;
 use thalweg_store::device::Purpose;
@@ -57,7 +58,7 @@ fn a_write_is_in_three_journals_before_it_is_acknowledged_and_in_place_later() {
 #[test]
 fn a_full_journal_makes_writes_wait_for_the_filesystem() {
     run(2, |env| async move {
-        let journal = SolidStateSpec::sata(8 << 20);
+        let journal = DiskSpec::SolidState(SolidStateSpec::sata(8 << 20));
         let cluster = SimRados::new(&env, RadosSpec { journal, ..RadosSpec::default() });
         let store = cluster.client().store();
         let begun = env.now();
@@ -146,5 +147,46 @@ fn a_cluster_that_has_ended_answers_nothing() {
             matches!(error, ObjectError::NotConnected { .. } | ObjectError::NoAnswer { .. })
         };
         assert!(outcome.as_ref().is_err_and(gone), "{outcome:?}");
+    });
+}
+
+#[test]
+fn disks_and_ports_are_counted_for_each_server() {
+    run(5, |env| async move {
+        let rotational = || DiskSpec::Rotational(HardDiskSpec::sas_15k(1 << 30));
+        let bandwidth = Some(125_000_000);
+        let spec = RadosSpec {
+            journal: rotational(),
+            filesystem: rotational(),
+            bandwidth,
+            ..RadosSpec::default()
+        };
+        let cluster = SimRados::new(&env, spec);
+        let store = cluster.client().store();
+        let len = 4 << 20;
+        let first = took(&env, &store, "a", write(0, len, 1)).await;
+        // To the primary, and then to the two others from one port.
+        let least = Duration::from_secs_f64(3.0 * len as f64 / 125e6);
+        assert!(first > least && first < least * 2, "{first:?} for {least:?}");
+        env.sleep(Duration::from_secs(6)).await;
+        let servers: Vec<_> = (0..3).map(|server| cluster.server(server)).collect();
+        let len = len as u64;
+        for server in &servers {
+            assert!((len..len + 2000).contains(&server.received), "{server:?}");
+            assert_eq!((server.journal.write_bytes, server.journal.read_bytes), (len + 4096, 0));
+            assert_eq!(server.filesystem.write_bytes, len);
+            // A rotational disk writes some 200 MB/s.
+            let takes = Duration::from_millis(20)..Duration::from_millis(80);
+            assert!(takes.contains(&server.journal.busy), "{server:?}");
+            assert!(takes.contains(&server.filesystem.busy), "{server:?}");
+        }
+        let sent: u64 = servers.iter().map(|server| server.sent).sum();
+        assert!((2 * len..2 * len + 2000).contains(&sent), "{servers:?}");
+        // The primary answers a read, which takes its port and the client's.
+        let begun = env.now();
+        assert_eq!(store.read("a", 0, len as usize).await.unwrap().len() as u64, len);
+        assert!(env.now().since(begun) > Duration::from_secs_f64(len as f64 / 125e6));
+        let read: u64 = (0..3).map(|server| cluster.server(server).filesystem.read_bytes).sum();
+        assert_eq!(read, len);
     });
 }

@@ -235,8 +235,17 @@ impl<'a> Reader<'a> {
             let at = (offset - start) as usize;
             return Ok(bytes.slice(at..at + len as usize));
         }
-        let ahead = len.max(AHEAD).min(room);
-        let bytes = self.direct(offset, ahead).await?;
+        // The part that the buffer has is not read again: a rotational disk would have to turn once more.
+        let part = self.buffer.take().and_then(|(start, bytes)| {
+            let at = usize::try_from(offset.checked_sub(start)?).ok()?;
+            (at < bytes.len()).then(|| bytes.slice(at..))
+        });
+        let part = part.unwrap_or_default();
+        let there = part.len() as u64;
+        assert!(there < len, "a part that is there in whole is not read");
+        let ahead = (len - there).max(AHEAD).min(room - there);
+        let more = self.direct(offset + there, ahead).await?;
+        let bytes = if part.is_empty() { more } else { Bytes::from([part, more].concat()) };
         self.buffer = Some((offset, bytes.clone()));
         Ok(bytes.slice(..len as usize))
     }

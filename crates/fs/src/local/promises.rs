@@ -13,14 +13,14 @@ use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::room::{Promises, Room, RoomShare};
 
-/// What a session is promised at most.
-const MOST: Room = Room { blocks: 4096, inodes: 4096, places: 3 * 4096, bytes: 1 << 20 };
+/// What a session is promised at most, where the shares below let it: so much may wait at its client, in a journal, before the next change needs a call.
+const MOST: Room = Room { blocks: 1 << 18, inodes: 1 << 16, places: 3 << 16, bytes: 1 << 24 };
 /// A promise takes at most one in so many of the free blocks, or of what a quota leaves.
 const SHARE: u64 = 4;
 /// The same for blocks of metadata, of which a promise needs far more than its changes will take.
 const SHARE_OF_PAGES: u64 = 2;
 /// The smallest part of [`MOST`] that is promised.
-const LEAST_PART: u64 = 1024;
+const LEAST_PART: u64 = 1 << 14;
 /// Blocks of metadata that no promise takes: for records of sessions, of removals, and for changes that are made again.
 const SPARE_PAGES: u64 = 16;
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_cluster::client::{Client, journal};
 use thalweg_env::Env;
-use thalweg_fs::{Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
+use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node, OpenFlags, WriteAt, WriteHow};
 use thalweg_sim::rados::{ServerTally, SimRados};
 use tokio::sync::Semaphore;
 
@@ -142,6 +142,9 @@ fn combine(
     all
 }
 
+const WRITING: OpenFlags =
+    OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
+
 /// A client with a journal, and the page cache of its machine.
 struct Journaled {
     client: Client,
@@ -172,7 +175,10 @@ impl Subject for Journaled {
 
     async fn write(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
         let data = vec![Bytes::from(vec![1; len])];
+        // A program opens a file to write it, by which that becomes the client's own.
+        let handle = self.client.open(&Caller::default(), file, WRITING).await?.handle;
         self.client.write(file, WriteAt::Offset(offset), data, WriteHow::default()).await?;
+        self.client.release(file, handle).await;
         let (size, end) = {
             let mut sizes = self.sizes.lock();
             let size = sizes.entry(file).or_default();

@@ -184,6 +184,9 @@ impl From<OpenError> for Failure {
             OpenError::Attach(AttachError::Lost(_) | AttachError::Ended) => {
                 Failure { number: libc::ENOTCONN, text: error.to_string() }
             }
+            OpenError::Attach(AttachError::Keeper { .. }) => {
+                Failure { number: libc::EACCES, text: error.to_string() }
+            }
             OpenError::Attach(AttachError::Journal(_) | AttachError::Pending { .. }) => {
                 Failure { number: libc::EIO, text: error.to_string() }
             }

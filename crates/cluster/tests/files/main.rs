@@ -38,6 +38,7 @@ mod own_locks;
 mod own_names;
 mod pages;
 mod peer;
+mod positions;
 mod pressure;
 mod quotas;
 mod recover;

@@ -63,7 +63,7 @@ fn a_client_that_is_sending_is_not_evicted() {
         one.client.reference(file);
         one.client.sync_all().await.unwrap();
         // What it makes takes longer than three leases to send.
-        let bytes = 6 << 20;
+        let bytes = 2 << 20;
         let bandwidth = bytes / (3 * LEASE.as_secs());
         let link = LinkSpec { bandwidth, ..LinkSpec::of(Duration::from_millis(1)) };
         scene.network.set_links(&one.host, &scene.server, link);

@@ -155,16 +155,19 @@ impl FsState {
             Some(external_contents) => Some(self.external_blocks(external_contents).await?.1),
             None => None,
         };
+        let own = self.rooms.promised(session, VOLUME);
         let mut accounts = self.rooms.accounts.lock();
         let (sum, taken) = (accounts.sum(VOLUME), accounts.taken(VOLUME));
         let freed = accounts.freed(VOLUME);
         let blocks =
             external_contents.unwrap_or_else(|| self.space.free().saturating_sub(freed.blocks));
-        let blocks = blocks.saturating_sub(sum.blocks + taken.blocks) / SHARE;
+        // What it has counts for its share: otherwise it would come to have almost all, part by part.
+        let others = sum.blocks.saturating_sub(own.blocks) + taken.blocks;
+        let blocks = (blocks.saturating_sub(others) / SHARE).saturating_sub(own.blocks);
         let (free, _) = accounts.metadata();
-        let before = accounts.pages_of_others(Room::NONE);
-        let left = free.saturating_sub(before + SPARE_PAGES) / SHARE_OF_PAGES;
-        let fits = |room: &Room| accounts.pages_of_others(*room).saturating_sub(before) <= left;
+        let others = accounts.pages_without(own);
+        let share = free.saturating_sub(others + SPARE_PAGES) / SHARE_OF_PAGES;
+        let fits = |room: &Room| accounts.pages_of_others(*room).saturating_sub(others) <= share;
         let parts = std::iter::successors(Some(1), |part| Some(2 * part));
         let mut parts = parts.take_while(|part| *part <= LEAST_PART).map(|part| wanted.part(part));
         let room = parts.find(fits).unwrap_or_default();

@@ -153,6 +153,14 @@ impl Accounts {
         (free, self.all_pages.saturating_sub(free))
     }
 
+    /// Blocks of metadata that are not for a session which is promised this: because of promises to others, of calls under way, and of
+    /// what a crash may bring back.
+    pub(super) fn pages_without(&self, own: Room) -> u64 {
+        let (_, in_use) = self.metadata();
+        let promised = pages(self.sum(VOLUME).checked_sub(own).unwrap_or_default(), in_use);
+        promised + self.taken(VOLUME).pages + self.freed(VOLUME).pages
+    }
+
     /// Blocks of metadata that are not for a call: because of promises, with `more`, of calls under way, and of what a crash may
     /// bring back.
     pub(super) fn pages_of_others(&self, more: Room) -> u64 {

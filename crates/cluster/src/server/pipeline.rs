@@ -116,10 +116,10 @@ fn lacks_room(error: &FsError) -> bool {
     matches!(error, FsError::NoSpace | FsError::QuotaExceeded)
 }
 
-/// Whether a call may be made again after it has found no room: it has changed nothing.
+/// Whether a call may be made again after it has found no room: it has changed nothing, or what it has copied it copies again.
 fn may_repeat(ctx: &RequestContext<'_>, request: &Request, payload: usize) -> bool {
     let is_whole = match request {
-        Request::Batch { .. } | Request::Copy { .. } => false,
+        Request::Batch { .. } => false,
         Request::Write { at: WriteAt::End, .. } => payload <= WHOLE_APPEND,
         _ => true,
     };

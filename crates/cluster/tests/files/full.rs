@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{self, Client};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::{
     AttributeChange, Caller, Change, Cookie, Filesystem, FsError, Ino, Invalidation, LockOwner,
@@ -393,4 +393,34 @@ fn the_room_of_removed_files_is_free_at_once() {
             assert_eq!(fs.status().lost, 0);
         });
     }
+}
+
+/// A copy that finds no room is made again when the clients have returned what they do not use.
+#[test]
+fn a_copy_finds_the_room_that_others_were_promised() {
+    const LEN: u64 = 1 << 20;
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let owner = scene.client("owner").await;
+        alone(&owner.client, "d").await;
+        let options = client::Options { exclusive: None, ..patient() };
+        let other = scene.client_with(visitor("other"), options).await.unwrap();
+        let (from, to) = (
+            make(&other.client, Ino::ROOT, "from", Node::File).await,
+            make(&other.client, Ino::ROOT, "to", Node::File).await,
+        );
+        let data = vec![Bytes::from(vec![1; LEN as usize])];
+        other.client.write(from, WriteAt::Offset(0), data, WriteHow::default()).await.unwrap();
+        let mut at = 0;
+        loop {
+            let copied = other.client.copy((from, 0), (to, at), LEN).await;
+            if is_refused(&copied) {
+                break;
+            }
+            assert_eq!(copied.unwrap(), LEN);
+            at += LEN;
+        }
+        let free = scene.files.statistics().await.unwrap().free * 4096;
+        assert!(free < LEN, "{free} bytes are free");
+    });
 }

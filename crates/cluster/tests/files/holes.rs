@@ -68,3 +68,30 @@ fn what_is_stored_of_an_own_file_is_known_without_calls() {
         });
     }
 }
+
+/// A hole that another client has made since is known when the file is the client's own again.
+#[test]
+fn a_file_that_was_anothers_meanwhile_may_have_holes() {
+    run(2, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machines = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&machines.0.client, &machines.1.client);
+        let file = make(a, Ino::ROOT, "f", Node::File).await;
+        a.reference(file);
+        let handle = a.open(&Caller::default(), file, WRITING).await.unwrap().handle;
+        let data = || vec![Bytes::from(vec![1; 3 * 4096])];
+        a.write(file, WriteAt::Offset(0), data(), WriteHow::default()).await.unwrap();
+        a.release(file, handle).await;
+        b.find(Ino::ROOT, b"f").await.unwrap();
+        b.reference(file);
+        b.allocate(file, 4096, 4096, Allocation::Punch).await.unwrap();
+        // So long that the file may be a client's own again.
+        env.sleep(EXPIRE).await;
+        a.open(&Caller::default(), file, WRITING).await.unwrap();
+        a.write(file, WriteAt::End, data(), WriteHow::default()).await.unwrap();
+        let shown = a.attributes(file).await.unwrap().attributes.stored;
+        a.sync(file, false).await.unwrap();
+        let stored = scene.files.attributes(file).await.unwrap().attributes.stored;
+        assert_eq!((shown, stored), (5 * 4096, 5 * 4096));
+    });
+}

@@ -187,7 +187,7 @@ fn a_file_without_a_name_is_at_the_server_while_it_is_open() {
 /// A mount that was cut off writes back what it had, goes on with its journal, and has lost nothing.
 #[test]
 fn a_mount_that_was_cut_off_loses_nothing_and_syncs_here_again() {
-    for restarts in [false, true] {
+    for (restarts, calls_meanwhile) in [(false, false), (true, false), (false, true)] {
         run(1, move |env| async move {
             let mut scene = Scene::durable(&env).await;
             let mut machine = Journaled::new(&scene, "a").await;
@@ -202,7 +202,13 @@ fn a_mount_that_was_cut_off_loses_nothing_and_syncs_here_again() {
             if restarts {
                 scene.crash(Shape::Nothing).await;
             }
+            // A call sends what waits first: that is under way when the session ends.
+            let caller = client.clone();
+            let calling =
+                calls_meanwhile.then(|| env.spawn(async move { caller.statistics().await }));
+            env.sleep(LEASE).await;
             come_back(&scene, &client).await;
+            drop(calling);
             let visitor = scene.client("other").await;
             assert_eq!(text_at(&visitor.client, "d/file").await.as_deref(), Some("new"));
             assert_eq!((lists(&client).await.len(), client.status().lost), (0, 0));

@@ -13,16 +13,20 @@ use crate::failure::{Failure, Outcome, explain_journal};
 /// Bytes of a new journal.
 pub(crate) const USUAL_SIZE: u64 = 2 << 30;
 
-/// Opens a journal for a mount; a file that is absent is made.
+/// Opens a journal for a mount; a file that is absent is made. The size is that of a new one: a mount in fstab names it each time.
 pub(crate) async fn open(env: &Env, path: &Path, size: Option<u64>) -> Outcome<DeviceRef> {
     if !path.exists() {
         return create(env, path, size.unwrap_or(USUAL_SIZE)).await;
     }
-    if size.is_some() {
-        return Err(Failure::new(format!("{} is there already", path.display()))
-            .help("leave journal_size= out, or name a new file"));
+    let device = device(env, path, Access::Exclusive).await?;
+    let there = device.geometry().size;
+    if size.is_some_and(|size| size != there) {
+        tracing::warn!(
+            bytes = there,
+            "journal_size= is about a new journal; this one keeps its size"
+        );
     }
-    device(env, path, Access::Exclusive).await
+    Ok(device)
 }
 
 /// Makes a journal of a new file, or of the device that is there; all content of that is lost.

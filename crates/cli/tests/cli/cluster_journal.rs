@@ -108,7 +108,7 @@ fn what_is_no_journal_is_refused() {
     };
     let at = |path: &Path| format!("journal_dev={}", path.display());
     refused(&at(&data), "holds no journal");
-    refused(&format!("{},journal_size=1M", at(&data)), "is there already");
+    refused(&format!("{},journal_size=1M", at(&data)), "holds no journal");
     refused(&format!("{},journal_size=64K", at(&empty)), "too small");
     refused("commit=5", "are about a journal");
     refused("on_conflict=copy", "are about a journal");
@@ -117,7 +117,8 @@ fn what_is_no_journal_is_refused() {
     assert!(!empty.exists() && fs::read(&data).unwrap() == vec![b'x'; 4 << 20]);
     // Made on purpose, it overwrites the file.
     good(thalweg(["cluster", "journal", "create"]).arg(&data));
-    good(scene.mount_command("one", "/").args(["-o", &at(&data)]));
+    let options = format!("{},journal_size=8M", at(&data));
+    good(scene.mount_command("one", "/").args(["-o", &options]));
     let mut twice = scene.with("one", &["cluster", "journal", "create"]);
     let said = bad(twice.arg(&data), 1);
     assert!(said.contains("in use by another process"), "{said}");

@@ -38,8 +38,8 @@ pub(crate) struct Keep {
     keys: KeysFolder,
     /// The folder for the copies, which is made if it is absent
     folder: PathBuf,
-    /// Where to listen: on every address of the host
-    #[arg(long, value_name = "HOST:PORT", default_value_t = usual_address(), hide_default_value = true)]
+    /// Where to listen
+    #[arg(long, value_name = "HOST:PORT", default_value_t = usual_address())]
     listen: String,
     /// Memory for the copies of clients that ask for some in memory; when it is full, their fsync waits for the server
     #[arg(long, value_name = "SIZE", default_value = "1G")]

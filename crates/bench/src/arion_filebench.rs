@@ -19,15 +19,13 @@
 //! | `below_aim` | the figures that miss their aims |
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use rand::RngExt;
-use rand_distr::{Distribution, Gamma};
 use thalweg_env::{Env, Rng};
-use thalweg_fs::Ino;
 use thalweg_sim::rados::ServerTally;
 
+use crate::arion_files::{File, FileSet, size};
 use crate::arion_machines::{ARION, Machines, System, since};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
@@ -208,19 +206,10 @@ impl Seen {
     }
 }
 
-struct File {
-    directory: Ino,
-    name: String,
-    ino: Ino,
-    size: u64,
-}
-
 struct Server {
     machines: Machines,
-    directories: Vec<Ino>,
-    files: Mutex<Vec<File>>,
-    /// Names so far, and rounds.
-    counts: Mutex<(u64, u64)>,
+    files: FileSet,
+    rounds: AtomicU64,
 }
 
 impl Server {
@@ -230,16 +219,8 @@ impl Server {
         }
     }
 
-    /// Takes a file that no other thread uses meanwhile.
-    fn take(&self, rng: &mut Rng) -> Option<File> {
-        let mut files = self.files.lock();
-        let count = files.len();
-        (count > 0).then(|| files.swap_remove(rng.random_range(0..count)))
-    }
-
     async fn append(&self, file: &mut File, rng: &mut Rng) -> Result<(), BenchError> {
-        let bytes = Gamma::new(1.5, MEAN / 1.5).map_or(MEAN, |gamma| gamma.sample(rng));
-        let len = (bytes as usize).max(1);
+        let len = size(MEAN, rng);
         self.machines.subject.write(file.ino, file.size, len).await.map_err(failed)?;
         file.size += len as u64;
         Ok(())
@@ -254,15 +235,7 @@ impl Server {
     }
 
     async fn make(&self, rng: &mut Rng) -> Result<File, BenchError> {
-        let number = {
-            let mut counts = self.counts.lock();
-            counts.0 += 1;
-            counts.0
-        };
-        let directory = self.directories[number as usize % self.directories.len()];
-        let name = format!("f{number}");
-        let ino = self.machines.subject.create(directory, &name).await.map_err(failed)?;
-        let mut file = File { directory, name, ino, size: 0 };
+        let mut file = self.files.make(&*self.machines.subject).await?;
         self.append(&mut file, rng).await?;
         Ok(file)
     }
@@ -270,27 +243,27 @@ impl Server {
     /// A round of the mail server.
     async fn mail(&self, rng: &mut Rng) -> Result<(), BenchError> {
         self.operations(1).await;
-        if let Some(file) = self.take(rng) {
+        if let Some(file) = self.files.take(rng) {
             let subject = &self.machines.subject;
             subject.unlink(file.directory, &file.name, file.ino).await.map_err(failed)?;
         }
         self.operations(4).await;
         let made = self.make(rng).await?;
         self.sync(&made).await?;
-        self.files.lock().push(made);
+        self.files.put(made);
         self.operations(5).await;
-        if let Some(mut file) = self.take(rng) {
+        if let Some(mut file) = self.files.take(rng) {
             self.read(&file).await?;
             self.append(&mut file, rng).await?;
             self.sync(&file).await?;
-            self.files.lock().push(file);
+            self.files.put(file);
         }
         self.operations(3).await;
-        if let Some(file) = self.take(rng) {
+        if let Some(file) = self.files.take(rng) {
             self.read(&file).await?;
-            self.files.lock().push(file);
+            self.files.put(file);
         }
-        self.counts.lock().1 += 1;
+        self.rounds.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -298,18 +271,13 @@ impl Server {
 async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<Seen, BenchError> {
     let machines = Machines::start(&env, system, 1.0).await?;
     let count = ((FILES * scale) as u64).max(4 * THREADS as u64);
-    let mut directories = Vec::new();
-    for number in 0..(count as usize).div_ceil(WIDTH) {
-        let made = machines.subject.make_directory(&format!("d{number}")).await;
-        directories.push(made.map_err(failed)?);
-    }
-    let (files, counts) = Default::default();
-    let server = Arc::new(Server { machines, directories, files, counts });
+    let files = FileSet::new(&*machines.subject, (count as usize).div_ceil(WIDTH)).await?;
+    let server = Arc::new(Server { machines, files, rounds: AtomicU64::new(0) });
     if load == Load::Mail {
         let mut rng = env.rng();
         for _ in 0..count {
             let made = server.make(&mut rng).await?;
-            server.files.lock().push(made);
+            server.files.put(made);
         }
     }
     let subject = &server.machines.subject;
@@ -329,10 +297,10 @@ async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<See
                     }
                 }
                 Load::Creates => {
-                    while server.counts.lock().0 < count {
+                    while server.files.made() < count {
                         server.operations(MADE as usize).await;
                         server.make(&mut rng).await?;
-                        server.counts.lock().1 += 1;
+                        server.rounds.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             }
@@ -344,7 +312,7 @@ async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<See
     let servers = since(server.machines.servers(), before);
     subject.drain().await.map_err(failed)?;
     let drained = since(server.machines.servers(), before);
-    let rounds = server.counts.lock().1;
+    let rounds = server.rounds.load(Ordering::Relaxed);
     let each = if load == Load::Mail { ROUND } else { MADE };
     let busy = |span: Duration| span.as_secs_f64() / seconds / 3.0;
     Ok(Seen {

@@ -23,11 +23,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rand::RngExt;
-use rand_distr::{Distribution, Exp, Gamma};
+use rand_distr::{Distribution, Exp};
 use thalweg_env::{Env, Rng, Time};
-use thalweg_fs::Ino;
 
+use crate::arion_files::{File, FileSet, size};
 use crate::arion_machines::{ARION, Machines, System};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
@@ -108,42 +107,18 @@ struct Seen {
     looks: Vec<(f64, f64)>,
 }
 
-#[derive(Clone)]
-struct File {
-    directory: Ino,
-    name: String,
-    ino: Ino,
-    size: u64,
-}
-
 struct Server {
     machines: Machines,
-    directories: Vec<Ino>,
-    files: Mutex<Vec<File>>,
-    /// Names so far, loops, and bytes that were written.
-    counts: Mutex<(u64, u64, u64)>,
+    files: FileSet,
+    /// Loops, and bytes that were written.
+    counts: Mutex<(u64, u64)>,
 }
 
 impl Server {
-    /// Takes a file that no other thread uses meanwhile.
-    fn take(&self, rng: &mut Rng) -> Option<File> {
-        let mut files = self.files.lock();
-        let count = files.len();
-        (count > 0).then(|| files.swap_remove(rng.random_range(0..count)))
-    }
-
     async fn make(&self, rng: &mut Rng) -> Result<(), BenchError> {
-        let number = {
-            let mut counts = self.counts.lock();
-            counts.0 += 1;
-            counts.0
-        };
-        let directory = self.directories[number as usize % self.directories.len()];
-        let name = format!("f{number}");
-        let ino = self.machines.subject.create(directory, &name).await.map_err(failed)?;
-        let mut file = File { directory, name, ino, size: 0 };
+        let mut file = self.files.make(&*self.machines.subject).await?;
         self.append(&mut file, size(FILE, rng)).await?;
-        self.files.lock().push(file);
+        self.files.put(file);
         Ok(())
     }
 
@@ -152,7 +127,7 @@ impl Server {
             let len = (bytes - start).min(IO);
             self.machines.subject.write(file.ino, file.size, len).await.map_err(failed)?;
             file.size += len as u64;
-            self.counts.lock().2 += len as u64;
+            self.counts.lock().1 += len as u64;
         }
         Ok(())
     }
@@ -163,46 +138,35 @@ impl Server {
         machines.operation().await;
         self.make(rng).await?;
         machines.operation().await;
-        if let Some(mut file) = self.take(rng) {
+        if let Some(mut file) = self.files.take(rng) {
             self.append(&mut file, size(APPEND, rng)).await?;
-            self.files.lock().push(file);
+            self.files.put(file);
         }
         machines.operation().await;
-        if let Some(file) = self.take(rng) {
+        if let Some(file) = self.files.take(rng) {
             for start in (0..file.size).step_by(IO) {
                 let len = (file.size - start).min(IO as u64) as usize;
                 subject.read(file.ino, start, len).await.map_err(failed)?;
             }
-            self.files.lock().push(file);
+            self.files.put(file);
         }
         machines.operation().await;
-        if let Some(file) = self.take(rng) {
+        if let Some(file) = self.files.take(rng) {
             subject.unlink(file.directory, &file.name, file.ino).await.map_err(failed)?;
         }
         // Attributes are cached, or the client's own.
         machines.operation().await;
-        self.counts.lock().1 += 1;
+        self.counts.lock().0 += 1;
         Ok(())
     }
-}
-
-/// Bytes with this mean.
-fn size(mean: f64, rng: &mut Rng) -> usize {
-    let bytes = Gamma::new(1.5, mean / 1.5).map_or(mean, |gamma| gamma.sample(rng));
-    (bytes as usize).max(1)
 }
 
 async fn measure(env: Env, system: System, scale: f64) -> Result<Seen, BenchError> {
     let machines = Machines::start(&env, system, 1.0).await?;
     let mut rng = env.rng();
     let count = ((FILES * scale) as usize).max(THREADS + 1);
-    let mut directories = Vec::new();
-    for number in 0..count.div_ceil(WIDTH) {
-        let made = machines.subject.make_directory(&format!("d{number}")).await;
-        directories.push(made.map_err(failed)?);
-    }
-    let (files, counts) = Default::default();
-    let server = Arc::new(Server { machines, directories, files, counts });
+    let files = FileSet::new(&*machines.subject, count.div_ceil(WIDTH)).await?;
+    let server = Arc::new(Server { machines, files, counts: Mutex::default() });
     for _ in 0..count {
         server.make(&mut rng).await?;
     }
@@ -225,14 +189,14 @@ async fn measure(env: Env, system: System, scale: f64) -> Result<Seen, BenchErro
     });
     let threads = threads.collect();
     let looks = look(&env, &server, (begun, end), &mut rng).await?;
-    let (_, loops, written) = *server.counts.lock();
+    let (loops, written) = *server.counts.lock();
     all(threads).await?;
     let seconds = SECONDS as f64;
     let vulnerable = looks.iter().map(|(_, bytes)| bytes).sum::<f64>() / looks.len() as f64;
     Ok(Seen {
         vulnerable,
-        written_per_second: (written - before.2) as f64 / seconds,
-        loops: (loops - before.1) as f64 / seconds,
+        written_per_second: (written - before.1) as f64 / seconds,
+        loops: (loops - before.0) as f64 / seconds,
         looks,
     })
 }

@@ -53,6 +53,7 @@
 //! The names of a simulated pool of files, then their number. Every other lock is held alone, for a few statements.
 
 pub mod arion_filebench;
+mod arion_files;
 pub mod arion_fs;
 pub mod arion_fsync;
 mod arion_machines;

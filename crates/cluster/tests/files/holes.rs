@@ -5,6 +5,7 @@ use thalweg_cluster::client::Client;
 use thalweg_fs::{Allocation, Caller, Filesystem, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::run;
 
+use crate::full::alone;
 use crate::scene::*;
 
 /// How much is stored of a file is exact, also between a change and its batch. The server is asked once whether a file has holes.
@@ -76,13 +77,13 @@ fn a_file_that_was_anothers_meanwhile_may_have_holes() {
         let scene = Scene::durable(&env).await;
         let machines = (scene.client("a").await, scene.client("b").await);
         let (a, b) = (&machines.0.client, &machines.1.client);
-        let file = make(a, Ino::ROOT, "f", Node::File).await;
+        let directory = alone(a, "d").await;
+        let file = make(a, directory, "f", Node::File).await;
         a.reference(file);
-        let handle = a.open(&Caller::default(), file, WRITING).await.unwrap().handle;
         let data = || vec![Bytes::from(vec![1; 3 * 4096])];
         a.write(file, WriteAt::Offset(0), data(), WriteHow::default()).await.unwrap();
-        a.release(file, handle).await;
-        b.find(Ino::ROOT, b"f").await.unwrap();
+        b.find(Ino::ROOT, b"d").await.unwrap();
+        b.find(directory, b"f").await.unwrap();
         b.reference(file);
         b.allocate(file, 4096, 4096, Allocation::Punch).await.unwrap();
         // So long that the file may be a client's own again.

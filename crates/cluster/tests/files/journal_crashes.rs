@@ -313,6 +313,21 @@ pub(crate) struct Tally {
     pub(crate) unsent: usize,
 }
 
+/// Lives so many lives, and sums up what happened.
+pub(crate) fn live_all(count: u64, live: impl Fn(u64) -> Tally) -> Tally {
+    let mut all = Tally::default();
+    for seed in campaign::seeds(count) {
+        let Tally { syncs, client_crashes, server_crashes, taken_back, unsent } = live(seed);
+        all.syncs += syncs;
+        all.client_crashes += client_crashes;
+        all.server_crashes += server_crashes;
+        all.taken_back += taken_back;
+        all.unsent += unsent;
+    }
+    println!("{all:?}");
+    all
+}
+
 fn summary(state: &State) -> Vec<(String, usize)> {
     state.iter().map(|(name, content)| (name.clone(), len_of(content))).collect()
 }
@@ -463,14 +478,7 @@ fn live(seed: u64, rounds: usize) -> Tally {
 
 #[test]
 fn what_was_synced_survives_and_others_see_a_prefix() {
-    let (mut syncs, mut crashes, mut taken_back, mut unsent) = (0, 0, 0, 0);
-    for seed in campaign::seeds(40) {
-        let tally = live(seed, 4);
-        syncs += tally.syncs;
-        crashes += tally.client_crashes + tally.server_crashes;
-        taken_back += tally.taken_back;
-        unsent += tally.unsent;
-    }
-    println!("{syncs} syncs, {crashes} crashes, {unsent} unsent changes, {taken_back} taken back");
-    assert!(syncs > 100 && crashes > 100 && unsent > 100 && taken_back > 0);
+    let all = live_all(40, |seed| live(seed, 4));
+    let crashes = all.client_crashes + all.server_crashes;
+    assert!(all.syncs > 100 && crashes > 100 && all.unsent > 100 && all.taken_back > 0);
 }

@@ -7,10 +7,10 @@ use rand::RngExt;
 use thalweg_cluster::client::AttachError;
 use thalweg_env::Rng;
 use thalweg_fs::Filesystem;
-use thalweg_sim::{campaign, run};
+use thalweg_sim::run;
 
 use crate::journal::Journaled;
-use crate::journal_crashes::{Tally, begin, bystander, check, found, left};
+use crate::journal_crashes::{Tally, begin, bystander, check, found, left, live_all};
 use crate::keeper_node::KeeperNode;
 use crate::scene::*;
 
@@ -136,14 +136,7 @@ fn live(seed: u64, rounds: usize) -> Tally {
 
 #[test]
 fn what_was_synced_survives_the_loss_of_a_client_with_its_journal() {
-    let (mut syncs, mut crashes, mut taken_back, mut unsent) = (0, 0, 0, 0);
-    for seed in campaign::seeds(30) {
-        let tally = live(seed, 3);
-        syncs += tally.syncs;
-        crashes += tally.client_crashes + tally.server_crashes;
-        taken_back += tally.taken_back;
-        unsent += tally.unsent;
-    }
-    println!("{syncs} syncs, {crashes} crashes, {unsent} unsent changes, {taken_back} taken back");
-    assert!(syncs > 100 && crashes > 60 && unsent > 50 && taken_back > 0);
+    let all = live_all(30, |seed| live(seed, 3));
+    let crashes = all.client_crashes + all.server_crashes;
+    assert!(all.syncs > 100 && crashes > 60 && all.unsent > 50 && all.taken_back > 0);
 }

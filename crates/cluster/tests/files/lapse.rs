@@ -11,6 +11,13 @@ use crate::full::alone;
 use crate::journal::{Journaled, begin, find};
 use crate::scene::*;
 
+/// Another client, which waits for the lapse, and then reads what the server has of the file of one that is away.
+async fn meets_old(scene: &Scene) -> Machine {
+    let visitor = scene.client("other").await;
+    assert_eq!(text_at(&visitor.client, "d/file").await.as_deref(), Some("old"));
+    visitor
+}
+
 /// Another client has read a file that the journal replaces by a rename.
 #[test]
 fn a_file_that_others_have_used_is_not_replaced() {
@@ -54,9 +61,8 @@ fn what_the_client_has_made_is_its_own_at_the_next_server_too() {
                 env.sleep(2 * EXPIRE).await;
             }
             scene.crash(Shape::Nothing).await;
-            let visitor = scene.client("other").await;
+            let visitor = meets_old(&scene).await;
             let other = &visitor.client;
-            assert_eq!(text_at(other, "d/file").await.as_deref(), Some("old"));
             scene.crash(Shape::Nothing).await;
             let again = machine.mount(&scene, true).await.unwrap();
             assert_eq!(text_at(other, "d/file").await.as_deref(), Some("old"));
@@ -72,8 +78,7 @@ fn the_next_server_knows_of_the_lapse() {
         let mut scene = Scene::durable(&env).await;
         let mut machine = Journaled::new(&scene, "a").await;
         away(&scene, &mut machine).await;
-        let visitor = scene.client("other").await;
-        assert_eq!(text_at(&visitor.client, "d/file").await.as_deref(), Some("old"));
+        let _visitor = meets_old(&scene).await;
         scene.crash(Shape::Nothing).await;
         assert_eq!(scene.service.status().lapsed_journals, 1);
     });
@@ -141,8 +146,7 @@ fn copies_survive_the_server_once_the_journal_is_mounted() {
         let mut scene = Scene::durable(&env).await;
         let mut machine = Journaled::new(&scene, "a").await;
         away(&scene, &mut machine).await;
-        let visitor = scene.client("other").await;
-        assert_eq!(text_at(&visitor.client, "d/file").await.as_deref(), Some("old"));
+        let visitor = meets_old(&scene).await;
         drop(machine.mount(&scene, true).await.unwrap());
         machine.crash(Shape::Nothing);
         visitor.process.kill();

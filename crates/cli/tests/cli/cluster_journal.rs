@@ -23,6 +23,11 @@ impl Foreground {
         started
     }
 
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: the process is a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0);
+    }
+
     /// As with `kill -9`.
     pub(crate) fn kill(mut self, scene: &Scene, name: &str) {
         self.0.kill().unwrap();
@@ -39,7 +44,7 @@ impl Drop for Foreground {
 }
 
 /// The first mount of a client with a new journal; the journal, and a directory that it has made.
-fn first_mount(scene: &Scene) -> (Foreground, PathBuf, PathBuf) {
+pub(crate) fn first_mount(scene: &Scene) -> (Foreground, PathBuf, PathBuf) {
     let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
     let journal = scene.home.path("journal");
     let options = format!("journal_dev={},journal_size=16M", journal.display());

@@ -1,39 +1,20 @@
 //! A client that stands still for longer than its lease, and goes on.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
-use std::process::Child;
+use std::os::unix::fs::FileExt;
 
 use crate::cluster::Scene;
+use crate::cluster_journal::{Foreground, first_mount};
 use crate::files::{text, wait_until};
-
-/// The process of a mount. It is killed when this is dropped.
-struct Foreground(Child);
-
-impl Foreground {
-    fn signal(&self, signal: i32) {
-        // SAFETY: the process is a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0);
-    }
-}
-
-impl Drop for Foreground {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::run::{good, json, thalweg};
 
 #[test]
 fn a_client_that_stands_still_is_evicted_and_goes_on() {
     let Some(scene) = Scene::with_mounts() else { return };
     let token = scene.token_with("still", &["--path", "/", "--rw", "--squash", "none"]);
     let mut mount = scene.mount_command("still", "/");
-    let still = Foreground(mount.args(["--foreground", "--token", &token]).spawn().unwrap());
+    let still = Foreground::start(&scene, mount.args(["--token", &token]), "still");
     let (mine, other) = (scene.home.path("mnt-still"), scene.mount("other", "/", "--rw"));
-    let device = |path: &Path| fs::metadata(path).unwrap().dev();
-    wait_until(|| device(&mine) != device(&scene.home.path(".")));
 
     let file = File::create(mine.join("file")).unwrap();
     file.write_all_at(b"durable", 0).unwrap();
@@ -65,4 +46,42 @@ fn a_client_that_stands_still_is_evicted_and_goes_on() {
         let output = scene.umount(name, &[]);
         assert!(output.status.success(), "{output:?}");
     }
+}
+
+/// With a journal it writes back what no other client has used, makes copies of the rest, and goes on with the journal.
+#[test]
+fn a_client_with_a_journal_that_stood_still_goes_on_with_it() {
+    let Some(scene) = Scene::with_mounts() else { return };
+    let (still, _journal, mine) = first_mount(&scene);
+    let other = scene.mount("other", "/", "--rw");
+    let put = |name: &str, what: &str| {
+        let file = File::create(mine.join(name)).unwrap();
+        file.write_all_at(what.as_bytes(), 0).unwrap();
+        file.sync_all().unwrap();
+    };
+    ["apart", "read"].iter().for_each(|name| put(name, "before"));
+    good(thalweg(["wait", "--for", "server"]).arg(mine.join("read")));
+    ["apart", "read", "new"].iter().for_each(|name| put(name, "after"));
+    still.signal(libc::SIGSTOP);
+    let seen = fs::read_to_string(other.join("d/read"));
+    still.signal(libc::SIGCONT);
+    assert_eq!(seen.unwrap(), "before");
+    let shown = scene.home.path("mnt-one").display().to_string();
+    let pending = || json(&mut thalweg(["cluster", "pending", "--json", &shown]));
+    let sets = || json(&mut thalweg(["cluster", "conflicts", "list", "--json", &shown]));
+    wait_until(|| sets().as_array().is_some_and(|sets| !sets.is_empty()));
+    let sets = sets();
+    let entries = sets[0]["entries"].as_array().unwrap();
+    let paths: Vec<_> = entries.iter().map(|it| it["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["/d/read", "/d/new"], "{sets}");
+    assert!(sets[0]["why"].as_str().unwrap().contains("another client"), "{sets}");
+    assert_eq!(
+        (text(&other.join("d/apart")), text(&mine.join("read"))),
+        ("after".into(), "before".into())
+    );
+    put("later", "in the journal");
+    let pending = pending();
+    assert!(pending["pending"]["journal"]["session"].is_string(), "{pending}");
+    assert!(scene.umount("one", &[]).status.success());
+    assert_eq!(text(&other.join("d/later")), "in the journal");
 }

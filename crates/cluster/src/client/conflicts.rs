@@ -82,6 +82,14 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     path
 }
 
+/// Why a server has refused a change of a journal, for people.
+fn reason(why: &FsError) -> String {
+    match why {
+        FsError::Stale => "another client has used the file, or it is gone".to_owned(),
+        why => why.to_string(),
+    }
+}
+
 impl<'a> Keeper<'a> {
     pub(super) fn new(
         client: &'a Client,
@@ -101,7 +109,7 @@ impl<'a> Keeper<'a> {
             format: FORMAT,
             name,
             time: rest.time(),
-            why: why.to_string(),
+            why: reason(why),
             changes: rest.count(),
             entries: Vec::with_capacity(rest.files()),
         };

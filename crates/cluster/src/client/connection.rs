@@ -153,9 +153,15 @@ impl Connections {
         if had_journal {
             self.base.queue.interrupt_journal();
         }
-        tracing::error!(
-            "the server has ended the session of this client: open files are stale, and locks are lost"
-        );
+        // A journal that is written back keeps what it has, and no program has used its session.
+        let is_recovered = self.base.queue.is_recovered();
+        if is_recovered {
+            tracing::warn!("the server has ended the session of the journal");
+        } else {
+            tracing::error!(
+                "the server has ended the session of this client: open files are stale, and locks are lost"
+            );
+        }
         // Nothing is delegated from here on, so no mutation is made any more.
         let inodes = self.base.cache.end_session();
         let (kept, mutations) = self.base.queue.end_session();
@@ -171,7 +177,7 @@ impl Connections {
         let mut changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
         changed.extend(&inodes_changed);
         self.base.losses.add_all(unsent + answered, inodes_changed);
-        if answered + unsent > 0 {
+        if answered + unsent > 0 && !is_recovered {
             changed.sort_unstable();
             changed.dedup();
             let ours = |ino: &Ino| self.base.session.ours(*ino).0;

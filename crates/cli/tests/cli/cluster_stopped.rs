@@ -59,7 +59,8 @@ fn a_client_with_a_journal_that_stood_still_goes_on_with_it() {
         file.write_all_at(what.as_bytes(), 0).unwrap();
         file.sync_all().unwrap();
     };
-    ["apart", "read"].iter().for_each(|name| put(name, "before"));
+    // After a few names the directory is the client's own.
+    ["apart", "second", "third", "read"].iter().for_each(|name| put(name, "before"));
     good(thalweg(["wait", "--for", "server"]).arg(mine.join("read")));
     ["apart", "read", "new"].iter().for_each(|name| put(name, "after"));
     still.signal(libc::SIGSTOP);

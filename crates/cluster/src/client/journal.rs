@@ -148,7 +148,7 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
 /// A journal that was opened, and what it has.
 pub(super) struct FoundJournal {
     log: LogRecovery,
-    /// Whose it is, and the positions of its mutations.
+    /// The session that it is of, and the positions of its mutations.
     pub(super) chain: Chain,
     pub(super) runs: Vec<Run>,
 }

@@ -33,6 +33,7 @@ pub mod locks;
 pub mod mutation;
 pub mod node;
 pub mod payload;
+pub mod ranges;
 pub mod room;
 pub mod session_table;
 

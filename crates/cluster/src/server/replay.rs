@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet};
+use thalweg_fs::ranges::Ranges;
 use thalweg_fs::session_table::{SlotRecord, SupersededCall};
 use thalweg_fs::{
     Answer, AttributeChange, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
@@ -28,7 +29,6 @@ use super::context::RequestContext;
 use super::session::Session;
 use crate::protocol::{self, CallEffect, SLOTS, decode_list};
 pub(super) use replacement::Replacement;
-use replacement::Written;
 
 /// A call: its session, and its number.
 type Number = (u64, u64);
@@ -69,7 +69,7 @@ struct ReplayedCalls {
 struct File {
     calls: usize,
     /// What was written since this server started.
-    written: Arc<AsyncMutex<Written>>,
+    written: Arc<AsyncMutex<Ranges>>,
 }
 
 /// The turn of a call to replace bytes of a file that has such calls: one at a time.
@@ -77,9 +77,9 @@ struct Turn<'a> {
     replay: &'a Replay,
     ctx: &'a RequestContext<'a>,
     ino: Ino,
-    written: OwnedMutexGuard<Written>,
+    written: OwnedMutexGuard<Ranges>,
     /// What will have been written after it.
-    next: Written,
+    next: Ranges,
     /// The calls that it leaves nothing of, with their sessions.
     superseded: Vec<(Arc<Session>, SlotRecord)>,
 }
@@ -128,12 +128,7 @@ impl ReplayedCalls {
     }
 
     /// The other calls of which nothing is left once these bytes of the file were written.
-    fn covered(
-        &self,
-        file: Ino,
-        own: Number,
-        written: &Written,
-    ) -> Vec<(Arc<Session>, SlotRecord)> {
+    fn covered(&self, file: Ino, own: Number, written: &Ranges) -> Vec<(Arc<Session>, SlotRecord)> {
         let covered = self.by_number.iter().filter_map(|(number, effect)| match effect {
             ReplayEffect::Replaced { ino, range, session, record }
                 if *ino == file && *number != own && written.gaps(range.clone()).is_empty() =>
@@ -460,8 +455,8 @@ mod tests {
         add(&mut calls, &one, 3, (FILE, 4..8));
         add(&mut calls, &two, 7, (FILE, 4..10));
         add(&mut calls, &two, 8, (Ino(6), 4..8));
-        let mut written = Written::default();
-        let superseded = |written: &Written, own| {
+        let mut written = Ranges::default();
+        let superseded = |written: &Ranges, own| {
             let covered = calls.covered(FILE, own, written).into_iter();
             covered.map(|(session, record)| (session.serial, record.number)).collect::<Vec<_>>()
         };

@@ -9,6 +9,7 @@ use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{Damage, How, check_with};
 use thalweg_fs::local::{self, Atime, LocalFs, Options};
+use thalweg_fs::mutation::coalesce::Coalesced;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
     AttributeChange, Attributes, Contents, Cookie, Filesystem, FsError, Ino, Kind, NewNode, Node,
@@ -32,13 +33,15 @@ struct Maker {
     names: BTreeMap<(Ino, Bytes), Ino>,
     /// Inodes that stay when they have no names.
     held: BTreeSet<Ino>,
+    /// The clock is never set back: the last time.
+    steady: Option<Timestamp>,
 }
 
 impl Maker {
     fn new(env: &Env, root: Attributes, next: u64, leaves_holes: bool) -> Maker {
         let (rng, nodes) = (env.rng(), BTreeMap::from([(ROOT, root)]));
         let (bytes, names, held) = Default::default();
-        Maker { rng, nodes, bytes, next, leaves_holes, names, held }
+        Maker { rng, nodes, bytes, next, leaves_holes, names, held, steady: None }
     }
 
     /// Programs use some of the inodes that there are, and that the next mutations make: these ones from now on.
@@ -56,6 +59,13 @@ impl Maker {
     }
 
     fn time(&mut self) -> Timestamp {
+        if let Some(last) = &mut self.steady {
+            let on = [0, 1_000, 400_000_000][self.rng.random_range(0..3)];
+            *last = Timestamp::of_nanos(
+                last.seconds as u64 * 1_000_000_000 + u64::from(last.nanos) + on,
+            );
+            return *last;
+        }
         // Clocks stand still, and are set back.
         let seconds = 1_000 + self.rng.random_range(0..3);
         Timestamp { seconds, nanos: self.rng.random_range(0..3) * 499_999_999 }
@@ -319,7 +329,22 @@ fn mutations_of_names_come_to_what_calls_come_to() {
     }
 }
 
-async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
+/// What is left of mutations, whose bytes are elsewhere meanwhile.
+fn coalesced(mutations: &[Mutation]) -> Vec<Mutation> {
+    let mut some = mutations.to_vec();
+    let with_lengths = mutations.iter().map(|it| (it, it.kind.data_len() as u64));
+    let coalesced = Coalesced::of(with_lengths);
+    for (index, mutation) in some.iter_mut().enumerate() {
+        if let MutationKind::Write { data, .. } = &mut mutation.kind
+            && !coalesced.keeps_bytes(index)
+        {
+            *data = Bytes::new();
+        }
+    }
+    coalesced.apply(&some)
+}
+
+async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>, coalesces: bool) {
     let (volume, _) = volume(env, BLOCKS);
     match &contents {
         Some(contents) => {
@@ -340,11 +365,15 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>) {
     }
     let root = attributes(&fs, ROOT).await;
     let mut maker = Maker::new(env, root, numbers.start, leaves_holes);
+    maker.steady = coalesces.then_some(root.changed);
     for _ in 0..8 {
-        maker.hold().iter().for_each(|ino| fs.reference(*ino));
+        if !coalesces {
+            maker.hold().iter().for_each(|ino| fs.reference(*ino));
+        }
         let count = maker.rng.random_range(1..60);
         let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
-        fs.apply(&mutations, &[], 0).await.unwrap();
+        let sent = if coalesces { coalesced(&mutations) } else { mutations };
+        fs.apply(&sent, &[], 0).await.unwrap();
         for (ino, foreseen) in &maker.nodes {
             let found = attributes(&fs, *ino).await;
             let foreseen = Attributes { stored: found.stored, ..*foreseen };
@@ -384,7 +413,20 @@ fn events_come_to_what_was_foreseen() {
                 0 => None,
                 _ => Some(SimContents::new(&env)),
             };
-            apply_some(&env, contents).await;
+            apply_some(&env, contents, false).await;
+        });
+    }
+}
+
+#[test]
+fn coalesced_mutations_come_to_what_was_foreseen() {
+    for seed in campaign::seeds(40) {
+        run(seed, |env| async move {
+            let contents: Option<Arc<dyn Contents>> = match seed % 2 {
+                0 => None,
+                _ => Some(SimContents::new(&env)),
+            };
+            apply_some(&env, contents, true).await;
         });
     }
 }

@@ -66,13 +66,17 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
     /// [`FsError::NoSpace`], and those of the store.
     async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError>;
 
-    /// As [`Contents::write`], of a file of which nothing is stored, as far as the caller knows.
+    /// Makes writes in their order, each an offset and buffers: those to one object together, and objects at the same time. With
+    /// `is_first`, nothing of the file is stored, as far as the caller knows.
     ///
     /// # Errors
     /// As for [`Contents::write`].
-    async fn write_first(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
-        self.write(ino, offset, data).await
-    }
+    async fn write_all(
+        &self,
+        ino: Ino,
+        writes: &[(u64, Vec<Bytes>)],
+        is_first: bool,
+    ) -> Result<(), FsError>;
 
     /// Makes writes in their order, each an offset and buffers, and has the file end with `size_record`, behind which none of them goes.
     /// The last bytes and the size record are stored together, after everything else.

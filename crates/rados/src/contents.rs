@@ -37,8 +37,13 @@ impl Contents for FileObjects {
         Ok(FileObjects::write(self, ino.0, offset, data).await?)
     }
 
-    async fn write_first(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
-        Ok(FileObjects::write_first(self, ino.0, offset, data).await?)
+    async fn write_all(
+        &self,
+        ino: Ino,
+        writes: &[(u64, Vec<Bytes>)],
+        is_first: bool,
+    ) -> Result<(), FsError> {
+        Ok(FileObjects::write_all(self, ino.0, writes, is_first).await?)
     }
 
     async fn write_with_size_record(

@@ -185,7 +185,7 @@ impl RadosDevice {
     }
 
     async fn write_now(&self, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
-        self.writable()?.write(offset, data, false).await
+        self.writable()?.write(offset, data).await
     }
 
     async fn grow(&self, size: Option<u64>) -> Result<u64, ObjectError> {

@@ -110,21 +110,24 @@ impl FileObjects {
     /// [`ObjectError::Fenced`] when an object has a newer epoch; any other but [`ObjectError::NotFound`].
     pub async fn write(&self, inode: u64, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
         self.check(inode, offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
-        self.file(inode).write(offset, data, false).await
+        self.file(inode).write(offset, data).await
     }
 
-    /// As [`FileObjects::write`], with fewer requests if the objects are absent.
+    /// Makes writes in their order, each an offset and buffers. Those to one object are made together, and objects are changed at the
+    /// same time; with `is_first`, with fewer requests if these are absent.
     ///
     /// # Errors
     /// As for [`FileObjects::write`].
-    pub async fn write_first(
+    pub async fn write_all(
         &self,
         inode: u64,
-        offset: u64,
-        data: &[Bytes],
+        writes: &[(u64, Vec<Bytes>)],
+        is_first: bool,
     ) -> Result<(), ObjectError> {
-        self.check(inode, offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
-        self.file(inode).write(offset, data, true).await
+        for (offset, data) in writes {
+            self.check(inode, *offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
+        }
+        self.file(inode).write_all(writes, is_first).await
     }
 
     /// Makes writes in their order, each an offset and buffers, and has the file end with `size_record`, behind which none of them goes.

@@ -1,5 +1,7 @@
 //! Ranges of bytes on objects of one size, under a fence.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
 use thalweg_store::device::AlignedBuf;
@@ -45,18 +47,36 @@ pub(crate) struct Striped<'a> {
 }
 
 impl Striped<'_> {
-    /// Writes buffer after buffer at `offset`. The objects are thought to be `absent`.
-    pub(crate) async fn write(
-        &self,
-        offset: u64,
-        data: &[Bytes],
-        absent: bool,
-    ) -> Result<(), ObjectError> {
+    /// Writes buffer after buffer at `offset`.
+    pub(crate) async fn write(&self, offset: u64, data: &[Bytes]) -> Result<(), ObjectError> {
         let len = data.iter().map(|buffer| buffer.len() as u64).sum();
         let requests = parts(self.unit, offset, len).map(|part| async move {
             let data = slice(data, part.start, part.len);
-            self.write_one(part.object, &[Step::Write { offset: part.offset, data }], absent).await
+            self.write_one(part.object, &[Step::Write { offset: part.offset, data }], false).await
         });
+        each(requests).await
+    }
+
+    /// Makes writes in their order, each an offset and buffers: those to one object in one change. The objects are thought to be `absent`.
+    pub(crate) async fn write_all(
+        &self,
+        writes: &[(u64, Vec<Bytes>)],
+        absent: bool,
+    ) -> Result<(), ObjectError> {
+        let mut objects = BTreeMap::<u64, Vec<Step>>::new();
+        for (offset, data) in writes {
+            let len = data.iter().map(|buffer| buffer.len() as u64).sum();
+            for part in parts(self.unit, *offset, len) {
+                let data = slice(data, part.start, part.len);
+                objects
+                    .entry(part.object)
+                    .or_default()
+                    .push(Step::Write { offset: part.offset, data });
+            }
+        }
+        let requests = objects
+            .into_iter()
+            .map(|(object, steps)| async move { self.write_one(object, &steps, absent).await });
         each(requests).await
     }
 
@@ -85,7 +105,7 @@ impl Striped<'_> {
             let len: usize = data.iter().map(Bytes::len).sum();
             let before = usize::try_from(start.saturating_sub(*offset)).unwrap_or(len).min(len);
             if before > 0 {
-                self.write(*offset, &slice(data, 0, before), false).await?;
+                self.write(*offset, &slice(data, 0, before)).await?;
             }
             if before < len {
                 let offset = offset + before as u64 - start;

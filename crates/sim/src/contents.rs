@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::try_join_all;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
@@ -27,7 +28,8 @@ type Key = (Ino, u64);
 /// A change of one object.
 #[derive(Clone, Debug)]
 enum ObjectChange {
-    Write { at: usize, data: Bytes },
+    /// In their order, each a place and bytes.
+    Writes(Vec<(usize, Bytes)>),
     Zero(Range<usize>),
     Cut(usize),
     Remove,
@@ -72,10 +74,12 @@ impl std::fmt::Debug for SimContents {
 
 fn apply(objects: &mut BTreeMap<Key, Vec<u8>>, key: Key, change: &ObjectChange) {
     match change {
-        ObjectChange::Write { at, data } => {
+        ObjectChange::Writes(writes) => {
             let object = objects.entry(key).or_default();
-            object.resize(object.len().max(at + data.len()), 0);
-            object[*at..at + data.len()].copy_from_slice(data);
+            for (at, data) in writes {
+                object.resize(object.len().max(at + data.len()), 0);
+                object[*at..at + data.len()].copy_from_slice(data);
+            }
         }
         ObjectChange::Zero(range) => {
             if let Some(object) = objects.get_mut(&key) {
@@ -147,7 +151,7 @@ impl SimContents {
         {
             let mut state = copy.state.lock();
             for (key, data) in &objects {
-                let change = ObjectChange::Write { at: 0, data: data.clone().into() };
+                let change = ObjectChange::Writes(vec![(0, data.clone().into())]);
                 state.log.push(Logged { key: *key, change, begun: 0, ended: Some(0) });
             }
             state.objects = objects;
@@ -237,10 +241,30 @@ impl Contents for SimContents {
     async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
         let mut data = Bytes::from(data.concat());
         for (number, range) in parts(offset..offset + data.len() as u64) {
-            let change = ObjectChange::Write { at: range.start, data: data.split_to(range.len()) };
+            let change = ObjectChange::Writes(vec![(range.start, data.split_to(range.len()))]);
             self.change((ino, number), change).await?;
         }
         Ok(())
+    }
+
+    async fn write_all(
+        &self,
+        ino: Ino,
+        writes: &[(u64, Vec<Bytes>)],
+        _is_first: bool,
+    ) -> Result<(), FsError> {
+        let mut objects = BTreeMap::<u64, Vec<(usize, Bytes)>>::new();
+        for (offset, data) in writes {
+            let mut data = Bytes::from(data.concat());
+            for (number, range) in parts(*offset..offset + data.len() as u64) {
+                let write = (range.start, data.split_to(range.len()));
+                objects.entry(number).or_default().push(write);
+            }
+        }
+        let changes = objects
+            .into_iter()
+            .map(|(number, writes)| self.change((ino, number), ObjectChange::Writes(writes)));
+        try_join_all(changes).await.map(drop)
     }
 
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError> {

@@ -46,14 +46,8 @@ impl Storing {
         let Storing { reached, runs, made } = self;
         let (contents, made) = (&*reached.contents, &made);
         let files = runs.into_iter().map(|(ino, runs)| async move {
-            for (number, Run { offset, data, .. }) in runs.into_iter().enumerate() {
-                if number == 0 && made.contains(&ino) {
-                    contents.write_first(ino, offset, &data).await?;
-                } else {
-                    contents.write(ino, offset, &data).await?;
-                }
-            }
-            Ok(())
+            let writes: Vec<_> = runs.into_iter().map(Run::into_write).collect();
+            contents.write_all(ino, &writes, made.contains(&ino)).await
         });
         stream::iter(files).buffer_unordered(FILES_AT_ONCE).try_collect().await
     }

@@ -115,14 +115,8 @@ impl LocalFs {
                 } else {
                     self.prepare_old(external_contents, ino, &runs, cover).await?
                 }
-                for (number, run) in runs.iter().enumerate() {
-                    if is_new && number == 0 {
-                        external_contents.contents.write_first(ino, run.offset, &run.data).await?
-                    } else {
-                        external_contents.contents.write(ino, run.offset, &run.data).await?
-                    }
-                }
-                Ok(())
+                let writes: Vec<_> = runs.into_iter().map(Run::into_write).collect();
+                external_contents.contents.write_all(ino, &writes, is_new).await
             }
         });
         stream::iter(storing).buffer_unordered(FILES_AT_ONCE).try_collect::<()>().await

@@ -18,6 +18,13 @@ pub struct Run {
     pub data: Vec<Bytes>,
 }
 
+impl Run {
+    /// Where it is written, and its bytes.
+    pub fn into_write(self) -> (u64, Vec<Bytes>) {
+        (self.offset, self.data)
+    }
+}
+
 /// The runs of each file, in the order in which they were written.
 pub type Runs = BTreeMap<Ino, Vec<Run>>;
 

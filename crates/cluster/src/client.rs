@@ -3,7 +3,7 @@
 //! A [`Client`] is a [`Filesystem`](thalweg_fs::Filesystem) that asks three questions at each call:
 //!
 //! - cached? `cache`: what may be used without a call, under the lease of the `session`;
-//! - delegated? `delegation`: what this client changes by itself. `queue` has these mutations, and `writeback` sends them; `local` gets what such
+//! - delegated? `delegation`: what this client changes by itself. `queue` has these mutations, and `writeback` sends them, `batch` by batch, with the `sender`; `local` gets what such
 //!   changes need: inode `numbers`, `room`; `direct_io` stores bytes of files past the server, within `write_bounds` and with `size_records`;
 //! - else a call: `stages`, each behind what it depends on, made by `rpc` on as many connections as it takes.
 //!
@@ -17,6 +17,7 @@
 
 pub mod address;
 mod base;
+mod batch;
 mod cache;
 mod cached;
 mod call_numbers;
@@ -57,6 +58,7 @@ mod renames;
 mod replay_log;
 mod room;
 mod rpc;
+mod sender;
 mod server_calls;
 mod session;
 mod size_records;

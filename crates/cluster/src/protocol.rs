@@ -51,7 +51,7 @@ pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 15 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -68,6 +68,12 @@ pub const MAX_CLAIMS: usize = 16384;
 pub const MAX_MUTATIONS: usize = 2048;
 /// Most inode numbers in an [`Answer::Numbers`].
 pub const MAX_NUMBERS: u64 = 4096;
+/// Most mutations of a batch that is [staged](Request::Stage).
+pub const MAX_STAGED_MUTATIONS: usize = 1 << 19;
+/// Most inodes that a staged batch makes.
+pub const MAX_STAGED_INODES: usize = 1 << 16;
+/// Most bytes of a staged batch.
+pub const MAX_STAGED: usize = 64 << 20;
 /// Most recalls that one [`Request::Batch`] releases.
 pub const MAX_RELEASES: usize = 64;
 /// Most quotas that the changes of one [`Request::Batch`] count for, and the volume.
@@ -130,6 +136,14 @@ pub enum Request {
     Room {
         quota: u64,
     },
+    /// The payload is a part of the mutations of a later [`Request::Batch`] of a client with a journal. Parts of another batch are
+    /// dropped. [`Answer::Done`], or [`Answer::Unstaged`] if the server has no room for it.
+    Stage {
+        /// The first position of the batch.
+        batch: u64,
+        /// Counted from 0 on.
+        part: u32,
+    },
     /// The payload is a list of [`Mutation`](thalweg_fs::mutation::Mutation)s in directories that are delegated to the client, in
     /// their order. [`Answer::Made`].
     Batch {
@@ -143,6 +157,9 @@ pub enum Request {
         /// Of a client with a journal: the first and the last position there. The first one follows the last one of the batch
         /// before. A batch that the server has already is answered and not applied again.
         positions: Option<(u64, u64)>,
+        /// The list was sent before, in so many parts ([`Request::Stage`]), and the payload is a list of the inodes that it makes,
+        /// each with whether that is a directory. [`Answer::Unstaged`] if the server does not have all parts. 0: the payload is the list.
+        staged: u32,
     },
     /// The client reads and writes contents itself from now on ([`Answer::Attached::contents`]), with this address at their
     /// store; with an empty one, it does not any more. The store refuses an earlier address of the session when this is answered.
@@ -471,6 +488,8 @@ pub enum Answer {
         /// Shows to the next server that they are the client's.
         inode_token: u64,
     },
+    /// Parts of a batch are not there, and nothing was done.
+    Unstaged,
     /// The mutations count. The payload is a list of numbers: for each inode that they made, what [`Reply::inode_token`] is for one. The
     /// client may cache its attributes, and that a new directory holds what the client has made there.
     Made,

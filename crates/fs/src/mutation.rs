@@ -158,6 +158,16 @@ impl MutationKind {
         }
     }
 
+    /// The inode that it makes, and whether that is a directory.
+    pub fn made_node(&self) -> Option<(Ino, bool)> {
+        match self {
+            MutationKind::Create { number, new, .. } => {
+                Some((*number, new.node == Node::Directory))
+            }
+            _ => None,
+        }
+    }
+
     /// The inode that loses a name to it, and perhaps its last one.
     pub fn unlinked(&self) -> Option<Ino> {
         match self {

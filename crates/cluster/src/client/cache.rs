@@ -213,8 +213,8 @@ impl Cache {
                 content: node.cached.content,
                 delegation,
             };
-            // The server does not know yet what this client has made by itself.
-            let is_told = stamp > 0 || own.unsent() == 0;
+            // The server does not know yet what this client has made by itself, and never knows what was gone before it was sent.
+            let is_told = stamp > 0 || own.unsent() == 0 && !node.cached.is_removed;
             let is_known = is_told && (stamp > 0 || held != Grants::default());
             let inode_token = node.cached.inode_token;
             is_known.then_some(Reclaim { ino, stamp, inode_token, held })

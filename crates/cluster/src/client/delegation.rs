@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_env::Time;
+use thalweg_env::{HashMap, Time};
 use thalweg_fs::filesystem::{MAX_FILE, MAX_LINKS, MAX_NAME};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::{Room, blocks_of};
@@ -365,7 +365,7 @@ impl ClientBase {
         &self,
         (mutations, charges): (&[Mutation], &[Charge]),
         stamp: u64,
-        inode_tokens: &[u64],
+        inode_tokens: &HashMap<Ino, u64>,
     ) {
         let (last, removed) = self.queue.remove(mutations, stamp, inode_tokens);
         self.numbers.sent(last);
@@ -389,7 +389,7 @@ impl ClientBase {
             let is_news = |ino: &Ino| error.is_none_or(|it| self.losses.add(*ino, it, bytes));
             wrong.extend(kind.inodes().filter(is_news));
         }
-        let (last, removed) = self.queue.remove(batch, 0, &[]);
+        let (last, removed) = self.queue.remove(batch, 0, &HashMap::default());
         self.numbers.sent(last);
         let inodes = batch.iter().flat_map(|mutation| mutation.kind.inodes());
         inodes.for_each(|ino| self.begin_revoke_all_of(ino));

@@ -49,6 +49,11 @@ impl DirtyLimit {
         self.bytes() / 2 * 3
     }
 
+    /// What the link carries in a second.
+    pub(super) fn rate(&self) -> u64 {
+        self.rate.load(Ordering::Relaxed)
+    }
+
     /// A batch with so many bytes took so long.
     pub(super) fn sent(&self, bytes: usize, took: Duration) {
         if bytes < LEAST_MEASURED {

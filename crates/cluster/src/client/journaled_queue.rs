@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use thalweg_env::Time;
+use thalweg_env::{HashMap, Time};
 use thalweg_fs::Timestamp;
 use thalweg_store::journal::log::RecordPlace;
 
@@ -49,6 +49,11 @@ impl WritebackQueue {
         self.spilled.fetch_add(freed as u64, Ordering::Relaxed);
         let before = self.bytes.fetch_sub(freed, Ordering::Relaxed);
         assert!(before >= freed, "more bytes are spilled than were queued");
+    }
+
+    /// Bytes that the link carries in a second.
+    pub(super) fn rate(&self) -> u64 {
+        self.limit.rate()
     }
 
     /// A batch with so many bytes took so long.
@@ -184,7 +189,7 @@ impl WritebackQueue {
         self.leave(count, skipped.iter().map(|waiting| waiting.record.bytes()).sum());
         let mutations: Vec<_> =
             skipped.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect();
-        self.remove(&mutations, 0, &[]);
+        self.remove(&mutations, 0, &HashMap::default());
     }
 
     /// What the server does not have.

@@ -9,8 +9,8 @@ use thalweg_store::journal::JournalError;
 use thalweg_store::journal::log::RecordPlace;
 
 use super::base::ClientBase;
+use super::batch::{Batch, SpilledWrite};
 use super::journal::ClientJournal;
-use super::queue::{Batch, SpilledWrite};
 use super::rpc::Rpc;
 
 /// Where mutations are durable after a commit.
@@ -100,13 +100,17 @@ impl Journaling {
         }
     }
 
-    /// Reads those bytes of a batch that only the journal has.
+    /// Reads bytes of a batch that only the journal has.
     ///
     /// # Errors
     /// They cannot be read.
-    pub(super) async fn load(&self, batch: &mut Batch) -> Result<(), FsError> {
+    pub(super) async fn load(
+        &self,
+        batch: &mut Batch,
+        spilled: impl Iterator<Item = SpilledWrite>,
+    ) -> Result<(), FsError> {
         let mut records = SpilledRecords::new(&self.base);
-        for SpilledWrite { index, number, place } in std::mem::take(&mut batch.spilled) {
+        for SpilledWrite { index, number, place, .. } in spilled {
             let found = records.get(number, place).await?;
             let ino = batch.mutations[index].kind.ino();
             let found = found.filter(|it| it.kind.ino() == ino).ok_or_else(|| damaged(place))?;

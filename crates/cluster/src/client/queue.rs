@@ -11,21 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use thalweg_env::Time;
+use thalweg_env::{HashMap, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Ino, Timestamp};
-use thalweg_store::journal::log::RecordPlace;
 
+use super::batch::{BATCH_BYTES, Batch, BatchLimit, SpilledWrite, Taking};
 use super::dirty_limit::DirtyLimit;
 use super::inodes::{Inodes, Stripe};
 use super::overlay::{MAX_SEARCHED, OwnSteps};
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
-use super::user::{self, User};
-use crate::protocol::{MAX_MUTATIONS, MAX_RELEASES, MAX_SHARES};
+use super::user;
+use crate::protocol::{MAX_RELEASES, MAX_SHARES};
 
-/// Bytes of mutations in one call at most, about.
-const BATCH_BYTES: usize = 512 << 10;
 /// Mutations that wait when the next batch is sent.
 const FULL: u64 = 512;
 /// Mutations that wait before their makers wait too, and their bytes.
@@ -43,29 +41,6 @@ pub(super) struct Growth {
     pub(super) writes: Vec<(u64, Vec<Bytes>)>,
     /// The number of mutations that wait, all of which are about these writes or stored ones.
     pub(super) mutations: usize,
-}
-
-/// Mutations of one user that are sent together.
-pub(super) struct Batch {
-    pub(super) mutations: Vec<Mutation>,
-    pub(super) charges: Vec<Charge>,
-    pub(super) user: User,
-    /// No name changes and no file becomes longer, so that bytes may be stored before or after.
-    pub(super) only_replaces: bool,
-    /// With it the server has all mutations up to this one.
-    pub(super) last: u64,
-    pub(super) releases: Vec<u64>,
-    /// Those of the mutations whose bytes are in the journal alone.
-    pub(super) spilled: Vec<SpilledWrite>,
-}
-
-/// A mutation of a batch whose bytes are in the journal alone.
-pub(super) struct SpilledWrite {
-    /// The mutation in the batch.
-    pub(super) index: usize,
-    pub(super) number: u64,
-    /// The record of the journal.
-    pub(super) place: RecordPlace,
 }
 
 #[derive(Default)]
@@ -305,32 +280,31 @@ impl WritebackQueue {
     }
 
     /// Takes the next batch: mutations of one user. The caller sends one at a time.
-    pub(super) fn take_batch(&self) -> Batch {
+    pub(super) fn take_batch(&self, limit: &BatchLimit) -> Batch {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
         let journaled = self.journaled.load(Ordering::Acquire);
         let Collected { waiting, done, releases, sending, .. } = &mut *collected;
-        let (mut bytes, mut data_bytes, mut taken) = (0, 0, Vec::<Waiting>::new());
+        let (mut taking, mut data_bytes, mut taken) = (Taking::default(), 0, Vec::<Waiting>::new());
         let (mut in_memory, mut spilled) = (0, Vec::new());
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
         let user = waiting.front().and_then(|first| first.user.clone());
         while let Some(next) = waiting.front() {
             let is_new = !quotas.contains(&next.quota);
-            let fits = taken.is_empty() || bytes + next.record.sent_bytes() <= BATCH_BYTES;
             // One share is the volume's.
             let has_share = !is_new || quotas.len() < MAX_SHARES - 1;
-            let is_last = taken.len() == MAX_MUTATIONS || next.number > journaled;
-            if is_last || next.user != user || !fits || !has_share {
+            let is_last = taken.len() == limit.mutations || next.number > journaled;
+            if is_last || next.user != user || !has_share || !taking.add(&next.record, limit) {
                 break;
             }
             if is_new {
                 quotas.push(next.quota);
             }
-            bytes += next.record.sent_bytes();
             in_memory += next.record.bytes();
             data_bytes += next.record.data_bytes();
             if let Some(place) = next.record.spilled_to() {
-                spilled.push(SpilledWrite { index: taken.len(), number: next.number, place });
+                let (index, len) = (taken.len(), next.record.data_bytes());
+                spilled.push(SpilledWrite { index, number: next.number, len, place });
             }
             taken.extend(waiting.pop_front());
         }
@@ -342,6 +316,7 @@ impl WritebackQueue {
         let releases = done.map(|(recall, _)| *recall).collect();
         drop(collected);
         self.leave(taken.len(), in_memory);
+        let bytes = taking.bytes;
         let before = self.spilled.fetch_sub((bytes - in_memory) as u64, Ordering::Relaxed);
         assert!(before >= (bytes - in_memory) as u64, "more bytes are read back than were spilled");
         // Decoded without the lock.
@@ -353,7 +328,8 @@ impl WritebackQueue {
             (mutation, Charge { quota, room })
         });
         let (mutations, charges) = parts.unzip();
-        Batch { mutations, charges, user, only_replaces, last, releases, spilled }
+        let bytes = data_bytes as usize;
+        Batch { mutations, charges, user, only_replaces, last, bytes, releases, spilled }
     }
 
     /// Mutations do not wait any more.
@@ -366,18 +342,19 @@ impl WritebackQueue {
         }
     }
 
-    /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what they made; or they are lost. The
+    /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what it has made; or they are lost. The
     /// number of the last one, and the inodes without names that they were the last ones of.
     pub(super) fn remove(
         &self,
         mutations: &[Mutation],
         stamp: u64,
-        inode_tokens: &[u64],
+        inode_tokens: &HashMap<Ino, u64>,
     ) -> (u64, Vec<Ino>) {
-        let (mut inode_tokens, mut removed) = (inode_tokens.iter(), Vec::new());
+        let mut removed = Vec::new();
         for Mutation { kind, .. } in mutations {
             for ino in kind.inodes() {
-                let token = if kind.made() == Some(ino) { inode_tokens.next() } else { None };
+                let made = (kind.made() == Some(ino)).then_some(ino);
+                let token = made.and_then(|ino| inode_tokens.get(&ino));
                 let known = self.inodes.with(ino, |node| {
                     node.delegation.sent();
                     if node.cached.is_removed && node.delegation.unsent() == 0 {

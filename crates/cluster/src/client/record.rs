@@ -1,16 +1,17 @@
 //! A mutation in the queue of those that the server does not have.
 
+use std::ops::Range;
+
 use bytes::Bytes;
-use thalweg_fs::Timestamp;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::Room;
-
+use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
 use super::user::User;
 
 /// Bytes that a mutation takes beside names and data, about.
-const MUTATION_BYTES: usize = 128;
+pub(super) const MUTATION_BYTES: usize = 128;
 /// A write of fewer bytes keeps them in memory.
 const LEAST_SPILLED: usize = 256;
 
@@ -108,6 +109,21 @@ impl Record {
             Record::Bytes(record) => record.mutation.kind.data_len() as u64,
             Record::Spilled(record) => u64::from(record.len),
             Record::Small(_) => 0,
+        }
+    }
+
+    /// The bytes of a file that it writes, and does not clear privileges by that.
+    pub(super) fn write_range(&self) -> Option<(Ino, Range<u64>)> {
+        let (kind, len) = match self {
+            Record::Bytes(record) => (&record.mutation.kind, self.data_bytes()),
+            Record::Spilled(record) => (&record.parts.mutation.kind, u64::from(record.len)),
+            Record::Small(_) => return None,
+        };
+        match kind {
+            MutationKind::Write { ino, offset, clear_suid: false, .. } => {
+                Some((*ino, *offset..offset.saturating_add(len)))
+            }
+            _ => None,
         }
     }
 

@@ -5,26 +5,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_env::{HashSet, Time};
-use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_env::{HashMap, Time};
 use thalweg_fs::{FsError, Ino};
 
 use super::base::ClientBase;
-use super::call_numbers::Slot;
+use super::batch::{Batch, Part};
 use super::direct_io::DirectIo;
 use super::error::LinkError;
 use super::journaling::{Committed, Journaling};
-use super::queue::Batch;
-use super::room::{Charge, shares_of};
-use super::rpc::{Outgoing, Rpc};
-use super::user::User;
-use crate::protocol::{Answer, JournalState, Needs, Reply, Request, decode_list};
+use super::rpc::Rpc;
+use super::sender::BatchSender;
+use crate::protocol::{JournalState, Needs, Reply, Request};
 
 /// The right to send the next batch.
 pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
-
-/// Mutations of one batch, each with what it takes.
-type Part<'a> = (&'a [Mutation], &'a [Charge]);
 
 /// The time between two looks for mutations that have waited for long enough, at least.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -34,6 +28,7 @@ pub(super) struct Writeback {
     rpc: Arc<Rpc>,
     direct_io: Arc<DirectIo>,
     journaling: Journaling,
+    sender: BatchSender,
     /// One batch at a time, so that they count in their order.
     sending: Arc<tokio::sync::Mutex<()>>,
     /// Why the server has refused a mutation of a journal that is written back: none behind it is sent.
@@ -45,8 +40,9 @@ pub(super) struct Writeback {
 impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
+        let sender = BatchSender::new(base.clone(), rpc.clone());
         let (sending, refused, is_set_aside) = Default::default();
-        Writeback { base, rpc, direct_io, journaling, sending, refused, is_set_aside }
+        Writeback { base, rpc, direct_io, journaling, sender, sending, refused, is_set_aside }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -274,14 +270,10 @@ impl Writeback {
         }
         self.rpc.limit_uncommitted().await?;
         self.journaling.before_send().await?;
-        let mut batch = self.base.queue.take_batch();
+        let mut batch = self.base.queue.take_batch(&self.sender.limit());
         let syncs = sync.is_some_and(|last| batch.last >= last);
         if batch.mutations.is_empty() {
             return Ok(false);
-        }
-        if let Err(error) = self.journaling.load(&mut batch).await {
-            self.lose((&batch.mutations, &batch.charges), batch.last, &error);
-            return Err(error);
         }
         match self.store_bytes(&mut batch, syncs).await {
             Ok(true) => return Ok(syncs),
@@ -291,36 +283,36 @@ impl Writeback {
                 return Err(error);
             }
         }
-        let mut position = batch.last - batch.mutations.len() as u64;
-        let bytes = batch.mutations.iter().map(|it| it.kind.data_len()).sum();
+        let before = batch.last - batch.mutations.len() as u64;
+        let bytes = batch.bytes;
         let begun = self.base.now();
-        let mut parts = vec![(batch.mutations, batch.charges)];
-        let mut is_whole = true;
-        while let Some((mut part, mut charges)) = parts.pop() {
+        let (mut parts, mut position, mut is_whole) =
+            (vec![0..batch.mutations.len()], before, true);
+        while let Some(part) = parts.pop() {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
             let how = (syncs && parts.is_empty(), releases);
-            let last = position + part.len() as u64;
-            let Err(error) = self.send_part((&part, &charges), &batch.user, last, how).await else {
+            let last = before + part.end as u64;
+            let Err(error) = self.sender.send(&mut batch, &part, last, how).await else {
                 position = last;
                 continue;
             };
             is_whole = false;
             // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
             if part.len() > 1 && error.may_divide() {
-                let half = part.len() / 2;
-                parts.push((part.split_off(half), charges.split_off(half)));
-                parts.push((part, charges));
+                let half = part.start + part.len() / 2;
+                parts.push(half..part.end);
+                parts.push(part.start..half);
                 continue;
             }
             if self.base.queue.is_recovered() {
                 let error = self.refused.get_or_init(|| error).clone();
                 return Err(error);
             }
-            self.lose((&part, &charges), batch.last, &error);
+            self.lose(batch.part(&part), batch.last, &error);
             position = last;
             if !error.may_divide() {
-                for (part, charges) in parts.iter().rev() {
-                    self.lose((part, charges), batch.last, &error);
+                for part in parts.iter().rev() {
+                    self.lose(batch.part(part), batch.last, &error);
                 }
                 return Err(error);
             }
@@ -328,7 +320,7 @@ impl Writeback {
         if is_whole {
             self.base.queue.sent(bytes, self.base.now().since(begun));
         } else {
-            self.pass_refused(position).await?;
+            self.sender.pass_refused(position).await?;
         }
         Ok(syncs && is_whole)
     }
@@ -347,14 +339,14 @@ impl Writeback {
         let generation = storing.reached.generation;
         let part = (&*mutations, &*batch.charges);
         let (stored, sent) = if batch.only_replaces {
-            let sending = self.send_call(part, &batch.user, None, (syncs, Vec::new()), |_, _| {});
+            let sending = self.sender.replace(part, &batch.user, syncs);
             futures::future::join(storing.store(), sending).await
         } else {
             (storing.store().await, Err(FsError::Conflict))
         };
         match (stored, sent) {
             (Ok(()), Ok(())) => {
-                self.base.complete(part, 0, &[]);
+                self.base.complete(part, 0, &HashMap::default());
                 Ok(true)
             }
             (Ok(()), Err(_)) => {
@@ -366,88 +358,6 @@ impl Writeback {
                 Ok(false)
             }
         }
-    }
-
-    /// Sends mutations of one user in one call.
-    async fn send_part(
-        &self,
-        part: Part<'_>,
-        user: &User,
-        last: u64,
-        how: (bool, Vec<u64>),
-    ) -> Result<(), FsError> {
-        assert!(!part.0.is_empty() && part.0.len() == part.1.len(), "each mutation has a charge");
-        let (mutations, charges): (Arc<[Mutation]>, Arc<[Charge]>) = (part.0.into(), part.1.into());
-        let made = mutations.iter().filter(|mutation| mutation.kind.made().is_some()).count();
-        let is_complete = Arc::new(AtomicBool::new(false));
-        let (completes, base) = (is_complete.clone(), self.base.clone());
-        let receive = move |reply: &Reply, payload: &Bytes| {
-            if reply.answer == Answer::Made
-                && let Ok(inode_tokens) = decode_list::<u64>(payload, made)
-                && inode_tokens.len() == made
-            {
-                base.complete((&mutations, &charges), reply.stamp, &inode_tokens);
-                completes.store(true, Ordering::Relaxed);
-            }
-        };
-        // What was lost before it has positions, too.
-        let positions = self.positions(last)?;
-        self.send_call(part, user, positions, how, receive).await?;
-        self.base.queue.reach(last);
-        if is_complete.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
-        Err(LinkError::Unexpected.into())
-    }
-
-    /// The positions in the journal of a batch whose last mutation has this number.
-    fn positions(&self, last: u64) -> Result<Option<(u64, u64)>, FsError> {
-        let first = self.base.queue.reached() + 1;
-        let journal = self.base.journal.live();
-        let position = |number| journal.as_ref().map_or(number, |it| it.position(number));
-        if position(last) == 0 {
-            // It was made in a session that has ended.
-            return Err(LinkError::Evicted.into());
-        }
-        Ok(self.base.session.has_journal().then_some((position(first), position(last))))
-    }
-
-    /// The server has refused mutations up to this one: its record of the session gets their positions, so that none is ever missing
-    /// there but at a server that has lost something. The journal keeps them until then.
-    async fn pass_refused(&self, last: u64) -> Result<(), FsError> {
-        if !self.base.session.has_journal() || self.base.queue.reached() >= last {
-            return Ok(());
-        }
-        let positions = self.positions(last)?;
-        self.send_call((&[], &[]), &None, positions, (false, Vec::new()), |_, _| {}).await?;
-        self.base.queue.reach(last);
-        Ok(())
-    }
-
-    async fn send_call(
-        &self,
-        (part, charges): Part<'_>,
-        user: &User,
-        positions: Option<(u64, u64)>,
-        (sync, releases): (bool, Vec<u64>),
-        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
-    ) -> Result<(), FsError> {
-        let named: HashSet<Ino> = part.iter().flat_map(|it| it.kind.inodes()).collect();
-        let mut named: Vec<Ino> = named.into_iter().collect();
-        named.sort_unstable();
-        let now = self.base.now();
-        for mutation in part {
-            if let MutationKind::Write { ino, .. } = &mutation.kind {
-                self.base.bounds.stored_by_server(*ino, now);
-            }
-        }
-        let payload = postcard::to_allocvec(part).map_err(|_| LinkError::Unexpected)?;
-        let charged = shares_of(charges);
-        let request = Request::Batch { sync, charged, releases, positions };
-        let mut call = Outgoing::with(request, vec![payload.into()], user.clone());
-        (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
-        self.rpc.make(call, then, std::future::pending()).await.map(drop)
     }
 
     /// A part of a batch does not count, whose last mutation has this number.

@@ -231,6 +231,7 @@ impl Request {
             Request::Flush { ino, .. }
             | Request::Lock { ino, .. }
             | Request::Unlock { ino, .. } => Footprint::once(&[*ino]),
+            Request::Stage { .. } => Footprint::reads(&[]).needs(Needs::Nothing),
             Request::Batch { .. } => Footprint::changes(&[]),
             // Zeros may follow, and the last page has other bytes behind its end.
             Request::SetAttributes { ino, change } if change.size.is_some() => {

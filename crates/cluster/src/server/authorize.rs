@@ -105,6 +105,7 @@ impl Authorize {
             | Request::Batch { .. }
             // Of a client, not of one of its users.
             | session_request!()
+            | Request::Stage { .. }
             | Request::Reserve
             | Request::Room { .. }
             | Request::ReachContents { .. }

@@ -33,8 +33,9 @@ pub(super) async fn carry_out(
         Request::RequestDelegation { ino } => delegations::request(op, *ino).await,
         Request::Reserve => delegations::reserve_numbers(ctx).await,
         Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
-        Request::Batch { sync, charged, positions, .. } => {
-            batch::apply(op, &payload, *sync, charged, *positions).await
+        Request::Stage { batch, part } => Ok(batch::stage(op, (*batch, *part), payload)),
+        Request::Batch { sync, charged, positions, staged, .. } => {
+            batch::apply(op, (&payload, *staged), *sync, charged, *positions).await
         }
         Request::ReachContents { address } => content::reach_contents(op, address).await,
         Request::ExtendWriteBound { ino, end } => content::extend_write_bound(op, *ino, *end).await,
@@ -109,7 +110,7 @@ pub(super) async fn response_of(
 ) -> Answered {
     let op = Op { ctx, stages };
     match request {
-        Request::Batch { .. } => batch::made_before(payload),
+        Request::Batch { staged, .. } => batch::made_before(payload, *staged),
         Request::Create { .. } => {
             let made = attributes::attributes(op, Ino(outcome)).await?;
             Ok(Response { wants: Default::default(), ..made })

@@ -152,8 +152,8 @@ pub(super) async fn replay(
     }
     let request = &match request {
         // The end of the recovery makes it durable.
-        Request::Batch { charged, positions, .. } => {
-            Request::Batch { sync: false, charged, releases: Vec::new(), positions }
+        Request::Batch { charged, positions, staged, .. } => {
+            Request::Batch { sync: false, charged, releases: Vec::new(), positions, staged }
         }
         Request::Write { ino, how, .. } => {
             Request::Write { ino, at: WriteAt::Offset(before.outcome), how }

@@ -4,6 +4,7 @@ mod handles;
 mod journal;
 mod known_inodes;
 mod reply_cache;
+mod staged;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
 pub(super) use reply_cache::Admission;
 use reply_cache::ReplyCache;
+use staged::Staged;
+pub(super) use staged::StagingRoom;
 
 /// Most calls of a session that wait for levels beside its other calls.
 const MAX_LEVEL_WAITS: usize = 1 << 12;
@@ -50,6 +53,7 @@ pub(super) struct Session {
     pub(super) replies: ReplyCache<(Channel, u64)>,
     pub(super) handles: Handles,
     pub(super) journal: SessionJournal,
+    pub(super) staged: Staged,
     state: Mutex<SessionState>,
     /// Held from where an answer is granted something until it is queued, and before a call of the server is sent. So an
     /// invalidation is sent behind the answer that it takes back.
@@ -123,6 +127,7 @@ impl Session {
             replies: ReplyCache::default(),
             handles: Handles::default(),
             journal,
+            staged: Staged::default(),
             state: Mutex::new(state),
             answer_order: Mutex::default(),
             moved: Notify::new(),

@@ -20,6 +20,7 @@ use super::options::Options;
 use super::recall::Recall;
 use super::replay::Replay;
 use super::room::Room;
+use super::session::StagingRoom;
 use super::sessions::Sessions;
 
 #[derive(Debug)]
@@ -42,6 +43,7 @@ pub(super) struct Stages {
     pub(super) room: Room,
     pub(super) grace_period: Arc<GracePeriod>,
     pub(super) moves: Moves,
+    pub(super) staging_room: StagingRoom,
 }
 
 /// A call that is carried out, and the stages that it uses.
@@ -80,6 +82,7 @@ impl Stages {
             room,
             grace_period,
             moves,
+            staging_room: StagingRoom::default(),
         }
     }
 }

@@ -65,6 +65,7 @@ Detach [] Session Named
 Forget [] Session Named
 Cancel [] Session Named
 Reserve [] Once Nothing
+Stage [] Any Nothing
 Room [] Once Nothing
 ReachContents [] Any Named
 SyncAll [] Any Everything

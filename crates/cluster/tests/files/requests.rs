@@ -10,7 +10,7 @@ use thalweg_fs::{
 use crate::scene::new;
 
 /// The last kind of request. A new kind does not compile before it is counted here, and then [`every`] lacks it.
-const LAST: usize = 48;
+const LAST: usize = 49;
 
 fn kind(request: &Request) -> usize {
     match request {
@@ -63,6 +63,7 @@ fn kind(request: &Request) -> usize {
         Request::Unlock { .. } => 46,
         Request::ConflictingLock { .. } => 47,
         Request::Path { .. } => 48,
+        Request::Stage { .. } => 49,
     }
 }
 
@@ -92,6 +93,7 @@ fn about_sessions(ino: Ino) -> Vec<Request> {
         Request::Forget,
         Request::Cancel(1),
         Request::Reserve,
+        Request::Stage { batch: 1, part: 0 },
         Request::Room { quota: 0 },
         Request::ReachContents { address: String::new() },
         Request::SyncAll,
@@ -158,7 +160,13 @@ fn about_files(ino: Ino) -> Vec<Request> {
 
 /// A batch of nothing more than what its payload says.
 pub(crate) fn batch_request() -> Request {
-    Request::Batch { sync: false, charged: Vec::new(), releases: Vec::new(), positions: None }
+    Request::Batch {
+        sync: false,
+        charged: Vec::new(),
+        releases: Vec::new(),
+        positions: None,
+        staged: 0,
+    }
 }
 
 /// A request of each kind, and of some kinds several, about a directory and a file `f` in it.

@@ -8,57 +8,93 @@ use smallvec::SmallVec;
 use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::RoomShare;
-use thalweg_fs::{Filesystem, FsError, Ino, Node, Rename};
+use thalweg_fs::{Filesystem, FsError, Ino, Rename};
 
 use super::super::context::RequestContext;
 use super::super::counters::add;
 use super::super::room::check_shares;
-use super::super::session::BatchPosition;
+use super::super::session::{BatchPosition, Session};
 use super::{Answered, Op, Response};
-use crate::protocol::{Answer, MAX_MUTATIONS, RemovedInode, changed_by_mutations, decode_list};
+use crate::protocol::{
+    Answer, MAX_MUTATIONS, MAX_STAGED_INODES, MAX_STAGED_MUTATIONS, RemovedInode,
+    changed_by_mutations, decode_list,
+};
+
+/// Inodes that are made, each with whether it is a directory.
+type Made = Vec<(Ino, bool)>;
 
 fn decode(payload: &[u8]) -> Result<Vec<Mutation>, FsError> {
     decode_list(payload, MAX_MUTATIONS)
 }
 
+fn made_by(mutations: &[Mutation]) -> Made {
+    mutations.iter().filter_map(|mutation| mutation.kind.made_node()).collect()
+}
+
 /// What the client is told when its mutations count.
-fn made_by(mutations: &[Mutation]) -> Response {
-    let made = mutations.iter().filter_map(|mutation| match &mutation.kind {
-        MutationKind::Create { number, new, .. } => Some((*number, new.node == Node::Directory)),
-        MutationKind::SetAttributes { .. }
-        | MutationKind::Write { .. }
-        | MutationKind::Stored { .. }
-        | MutationKind::Unlink { .. }
-        | MutationKind::RemoveDirectory { .. }
-        | MutationKind::Link { .. }
-        | MutationKind::Rename { .. } => None,
-    });
-    Response { made: made.collect(), ..Response::of(Answer::Made) }
+fn response_of(made: Made) -> Response {
+    Response { made, ..Response::of(Answer::Made) }
+}
+
+/// What a batch makes, from its payload.
+fn made_of(payload: &[u8], staged: u32) -> Result<Made, FsError> {
+    match staged {
+        0 => Ok(made_by(&decode(payload)?)),
+        _ => decode_list(payload, MAX_STAGED_INODES),
+    }
 }
 
 /// The response to a batch that the server before this one has carried out without answering it.
-pub(super) fn made_before(payload: &[u8]) -> Answered {
-    Ok(made_by(&decode(payload)?))
+pub(super) fn made_before(payload: &[u8], staged: u32) -> Answered {
+    Ok(response_of(made_of(payload, staged)?))
+}
+
+/// Keeps a part of a batch that is to come.
+pub(super) fn stage(Op { ctx, stages }: Op<'_>, part: (u64, u32), payload: Bytes) -> Response {
+    let is_kept = ctx.session.journal.is_kept()
+        && ctx.session.staged.put(part, payload, &stages.staging_room);
+    Response::of(if is_kept { Answer::Done } else { Answer::Unstaged })
+}
+
+/// The mutations of a staged batch, which make these inodes; `None` if the server lacks parts of it.
+fn unstage(
+    session: &Session,
+    (first, staged): (u64, u32),
+    made: &Made,
+) -> Result<Option<Vec<Mutation>>, FsError> {
+    let Some(bytes) = session.staged.take(first, staged) else { return Ok(None) };
+    let mutations: Vec<Mutation> = decode_list(&bytes, MAX_STAGED_MUTATIONS)?;
+    if made_by(&mutations) != *made {
+        return Err(FsError::Invalid("a batch makes other inodes than it says"));
+    }
+    Ok(Some(mutations))
 }
 
 /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
 pub(super) async fn apply(
     op: Op<'_>,
-    payload: &Bytes,
+    (payload, staged): (&Bytes, u32),
     sync: bool,
     charged: &[RoomShare],
     positions: Option<(u64, u64)>,
 ) -> Answered {
     let Op { ctx, stages } = op;
     check_shares(charged)?;
-    let mutations = decode(payload)?;
+    let made = made_of(payload, staged)?;
     let position = match ctx.session.journal.begin(positions).await? {
         BatchPosition::Applied => {
             // It may not be durable yet.
             ctx.depend();
-            return Ok(made_by(&mutations));
+            return Ok(response_of(made));
         }
         BatchPosition::Next(position) => position,
+    };
+    let mutations = match positions.filter(|_| staged > 0) {
+        None => decode(payload)?,
+        Some((first, _)) => match unstage(ctx.session, (first, staged), &made)? {
+            Some(mutations) => mutations,
+            None => return Ok(Response::of(Answer::Unstaged)),
+        },
     };
     ctx.session.may_make(&mutations, ctx.is_replay())?;
     ctx.session.journal.check_unused(&mutations)?;
@@ -82,13 +118,13 @@ pub(super) async fn apply(
     position.applied();
     add(&ctx.session.counters.batches, 1);
     ctx.session.use_numbers(mutations.iter().filter_map(|it| it.kind.made()));
-    // A client that was away does not make its batches again at another server: it has to come back there first.
-    if sync || ctx.session.journal.has_returned() {
+    // A client does not keep a staged batch for the next server. One that was away does not make its batches again at another server: it has to come back there first.
+    if sync || staged > 0 || ctx.session.journal.has_returned() {
         ctx.depend();
     }
     notify_of_names(op, &mutations).await;
     let room_for = charged.iter().map(|share| share.quota).collect();
-    Ok(Response { room_for, referenced: unlinked.release(), ..made_by(&mutations) })
+    Ok(Response { room_for, referenced: unlinked.release(), ..response_of(made) })
 }
 
 /// The mutations that are about something. A client with a journal may have changed bytes or attributes of an open file after it has

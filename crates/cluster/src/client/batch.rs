@@ -1,0 +1,137 @@
+//! A batch: mutations of one user that are sent together, and how many these are.
+
+use std::ops::Range;
+
+use thalweg_env::HashMap;
+use thalweg_fs::Ino;
+use thalweg_fs::mutation::Mutation;
+use thalweg_fs::mutation::coalesce::Coalesced;
+use thalweg_fs::ranges::Ranges;
+use thalweg_store::journal::log::RecordPlace;
+
+use super::record::{MUTATION_BYTES, Record};
+use super::room::Charge;
+use super::user::User;
+use crate::protocol::{MAX_MUTATIONS, MAX_STAGED, MAX_STAGED_INODES};
+
+/// Bytes of mutations in one message at most, about.
+pub(super) const BATCH_BYTES: usize = 512 << 10;
+/// Of a batch that is staged: half of what may be, since mutations take more than they are counted for.
+pub(super) const MOST_STAGED: usize = MAX_STAGED / 2;
+
+/// Mutations of one batch, each with what it takes.
+pub(super) type Part<'a> = (&'a [Mutation], &'a [Charge]);
+
+/// Mutations of one user that are sent together.
+pub(super) struct Batch {
+    pub(super) mutations: Vec<Mutation>,
+    pub(super) charges: Vec<Charge>,
+    pub(super) user: User,
+    /// No name changes and no file becomes longer, so that bytes may be stored before or after.
+    pub(super) only_replaces: bool,
+    /// With it the server has all mutations up to this one.
+    pub(super) last: u64,
+    /// Bytes of files that its mutations write.
+    pub(super) bytes: usize,
+    pub(super) releases: Vec<u64>,
+    /// Those of the mutations whose bytes are in the journal alone, in their order.
+    pub(super) spilled: Vec<SpilledWrite>,
+}
+
+/// How much a batch takes.
+#[derive(Clone, Copy)]
+pub(super) struct BatchLimit {
+    pub(super) mutations: usize,
+    /// Bytes, about.
+    bytes: usize,
+    /// Bytes that others replace are not sent.
+    is_coalesced: bool,
+}
+
+impl BatchLimit {
+    /// Of a batch in one message.
+    pub(super) const MESSAGE: BatchLimit =
+        BatchLimit { mutations: MAX_MUTATIONS, bytes: BATCH_BYTES, is_coalesced: false };
+
+    /// Of a batch that is staged with so many bytes, if that is worth while.
+    pub(super) fn staged(bytes: usize, is_coalesced: bool) -> BatchLimit {
+        let bytes = bytes.clamp(BATCH_BYTES, MOST_STAGED);
+        BatchLimit { mutations: MAX_STAGED_INODES, bytes, is_coalesced }
+    }
+}
+
+/// What a batch has of a limit.
+#[derive(Default)]
+pub(super) struct Taking {
+    /// Bytes of all that was taken, and what is sent of them.
+    pub(super) bytes: usize,
+    sent: usize,
+    written: HashMap<Ino, Ranges>,
+}
+
+impl Taking {
+    /// Counts a mutation, if it is the first one or within the limit.
+    pub(super) fn add(&mut self, record: &Record, limit: &BatchLimit) -> bool {
+        if self.bytes > 0 && self.sent >= limit.bytes {
+            return false;
+        }
+        let all = record.sent_bytes();
+        let sent = match record.write_range().filter(|_| limit.is_coalesced) {
+            Some((ino, range)) => match self.written.entry(ino).or_default().add(range) {
+                0 => 0,
+                new => MUTATION_BYTES + new as usize,
+            },
+            None if self.bytes > 0 && self.sent + all > limit.bytes => return false,
+            None => all,
+        };
+        self.sent += sent;
+        self.bytes += all;
+        true
+    }
+}
+
+/// A mutation of a batch whose bytes are in the journal alone.
+#[derive(Clone, Copy)]
+pub(super) struct SpilledWrite {
+    /// The mutation in the batch.
+    pub(super) index: usize,
+    pub(super) number: u64,
+    /// Bytes.
+    pub(super) len: u64,
+    /// The record of the journal.
+    pub(super) place: RecordPlace,
+}
+
+impl Batch {
+    /// A part, with what each mutation takes.
+    pub(super) fn part(&self, part: &Range<usize>) -> Part<'_> {
+        (&self.mutations[part.clone()], &self.charges[part.clone()])
+    }
+
+    /// The mutations of a part whose bytes are in the journal alone.
+    fn spilled_in(&self, part: &Range<usize>) -> Range<usize> {
+        let at = |index| self.spilled.partition_point(|it| it.index < index);
+        at(part.start)..at(part.end)
+    }
+
+    /// What is left of a part that is applied as one transaction.
+    pub(super) fn coalesced(&self, part: &Range<usize>) -> Coalesced {
+        let mutations = &self.mutations[part.clone()];
+        let mut lens: Vec<u64> = mutations.iter().map(|it| it.kind.data_len() as u64).collect();
+        for spilled in &self.spilled[self.spilled_in(part)] {
+            lens[spilled.index - part.start] = spilled.len;
+        }
+        Coalesced::of(mutations.iter().zip(lens))
+    }
+
+    /// Takes out those of a part whose bytes are wanted, and in the journal alone.
+    pub(super) fn take_spilled(
+        &mut self,
+        part: &Range<usize>,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Vec<SpilledWrite> {
+        let range = self.spilled_in(part);
+        let is_wanted = |it: &mut SpilledWrite| is_wanted(it.index - part.start);
+        self.spilled.extract_if(range, is_wanted).collect()
+    }
+}

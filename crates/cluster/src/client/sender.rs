@@ -1,0 +1,248 @@
+//! Sends parts of batches: in one message, or staged in several ones before.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use thalweg_env::HashSet;
+use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::{Action, Failure, FsError, Ino};
+
+use super::base::ClientBase;
+use super::batch::{BATCH_BYTES, Batch, BatchLimit, MOST_STAGED, Part};
+use super::call_numbers::Slot;
+use super::error::LinkError;
+use super::journaling::Journaling;
+use super::room::shares_of;
+use super::rpc::{Outgoing, Rpc};
+use super::user::User;
+use crate::protocol::{
+    Answer, MAX_MUTATIONS, MAX_PAYLOAD, Reply, Request, decode_list, encode_list,
+};
+
+/// Parts of a batch that are under way at once.
+const PARTS_AT_ONCE: usize = 4;
+/// How often a batch is staged that the server has not kept.
+const ATTEMPTS: usize = 3;
+
+/// The server has not kept the parts of a batch: smaller ones may be.
+#[derive(Debug, thiserror::Error)]
+#[error("the server has no room for a batch of {0} bytes")]
+struct NotStaged(usize);
+
+/// What is sent of a part of a batch.
+struct Message<'a> {
+    mutations: &'a [Mutation],
+    /// What all mutations of the part take.
+    part: Part<'a>,
+    user: &'a User,
+    positions: Option<(u64, u64)>,
+    /// The answer comes when everything is durable.
+    sync: bool,
+    releases: Vec<u64>,
+}
+
+pub(super) struct BatchSender {
+    base: Arc<ClientBase>,
+    rpc: Arc<Rpc>,
+    journaling: Journaling,
+    /// Bytes of a staged batch: fewer when the server does not take so many.
+    most_staged: AtomicUsize,
+}
+
+impl BatchSender {
+    pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>) -> BatchSender {
+        let journaling = Journaling::new(base.clone(), rpc.clone());
+        BatchSender { base, rpc, journaling, most_staged: AtomicUsize::new(MOST_STAGED) }
+    }
+
+    /// How much the next batch takes: with a journal, what the link carries in a second.
+    pub(super) fn limit(&self) -> BatchLimit {
+        if !self.base.session.has_journal() {
+            return BatchLimit::MESSAGE;
+        }
+        let carried = usize::try_from(self.base.queue.rate()).unwrap_or(usize::MAX);
+        let most = self.most_staged.load(Ordering::Relaxed);
+        BatchLimit::staged(carried.min(most), self.coalesces())
+    }
+
+    /// Whether parts of batches are coalesced. What is left of a name that came and went is a change of its directory, which would be
+    /// a conflict where other clients have used that.
+    fn coalesces(&self) -> bool {
+        self.base.session.has_journal() && self.base.session.info().used.is_empty()
+    }
+
+    /// Sends mutations of a batch, the last of which has this number, in one transaction.
+    pub(super) async fn send(
+        &self,
+        batch: &mut Batch,
+        part: &Range<usize>,
+        last: u64,
+        (sync, releases): (bool, Vec<u64>),
+    ) -> Result<(), FsError> {
+        let coalesced = self.coalesces().then(|| batch.coalesced(part));
+        let keeps_bytes = |index| coalesced.as_ref().is_none_or(|it| it.keeps_bytes(index));
+        let spilled = batch.take_spilled(part, keeps_bytes);
+        self.journaling.load(batch, spilled.into_iter()).await?;
+        let whole = &batch.mutations[part.clone()];
+        let mutations = match &coalesced {
+            Some(coalesced) => coalesced.apply(whole),
+            None => whole.to_vec(),
+        };
+        // What was lost before it has positions, too.
+        let positions = self.positions(last)?;
+        let (part, user) = (batch.part(part), &batch.user);
+        let message = Message { mutations: &mutations, part, user, positions, sync, releases };
+        let sent = self.send_message(message).await;
+        if let Err(FsError::Store(failure)) = &sent
+            && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
+        {
+            let less = (self.most_staged.load(Ordering::Relaxed) / 2).max(BATCH_BYTES);
+            self.most_staged.store(less, Ordering::Relaxed);
+        }
+        sent?;
+        self.base.queue.reach(last);
+        Ok(())
+    }
+
+    /// Sends mutations in one call, behind those that stage them if they are many.
+    async fn send_message(&self, message: Message<'_>) -> Result<(), FsError> {
+        let Message { mutations, part, .. } = &message;
+        assert!(!part.0.is_empty() && part.0.len() == part.1.len(), "each mutation has a charge");
+        let made: Vec<Ino> = mutations.iter().filter_map(|it| it.kind.made()).collect();
+        let is_complete = Arc::new(AtomicBool::new(false));
+        let (completes, base) = (is_complete.clone(), self.base.clone());
+        let (whole, charges): (Arc<[Mutation]>, Arc<[_]>) = (part.0.into(), part.1.into());
+        let receive = move |reply: &Reply, payload: &Bytes| {
+            if reply.answer == Answer::Made
+                && let Ok(inode_tokens) = decode_list::<u64>(payload, made.len())
+                && inode_tokens.len() == made.len()
+            {
+                let inode_tokens = made.iter().copied().zip(inode_tokens).collect();
+                base.complete((&whole, &charges), reply.stamp, &inode_tokens);
+                completes.store(true, Ordering::Relaxed);
+            }
+        };
+        let payload = postcard::to_allocvec(mutations).map_err(|_| LinkError::Unexpected)?;
+        let payload = Bytes::from(payload);
+        let is_one = payload.len() <= MAX_PAYLOAD && mutations.len() <= MAX_MUTATIONS;
+        if is_one || message.positions.is_none() {
+            self.send_call(&message, 0, payload, receive).await?;
+        } else {
+            self.send_staged(&message, payload, receive).await?;
+        }
+        if is_complete.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Without the inode tokens this client could not reclaim after a restart of the server what it has made.
+        Err(LinkError::Unexpected.into())
+    }
+
+    /// Stages mutations, which are encoded, and sends the batch.
+    async fn send_staged(
+        &self,
+        message: &Message<'_>,
+        encoded: Bytes,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<(), FsError> {
+        let batch = message.positions.map_or(0, |(first, _)| first);
+        let parts: Vec<(u32, Bytes)> = (0..encoded.len())
+            .step_by(MAX_PAYLOAD)
+            .map(|at| encoded.slice(at..encoded.len().min(at + MAX_PAYLOAD)))
+            .zip(0..)
+            .map(|(bytes, part)| (part, bytes))
+            .collect();
+        let staged = u32::try_from(parts.len()).expect("a batch has few parts");
+        let made = message.mutations.iter().filter_map(|it| it.kind.made_node());
+        let made = encode_list(&made.collect::<Vec<(Ino, bool)>>());
+        // A server that begins meanwhile has none of the parts.
+        for _ in 0..ATTEMPTS {
+            let staging = stream::iter(parts.clone()).map(|(part, bytes)| {
+                let call = Outgoing::with(Request::Stage { batch, part }, vec![bytes], None);
+                self.rpc.make(call, |_, _| {}, std::future::pending())
+            });
+            let answers: Vec<(Reply, Bytes)> =
+                staging.buffered(PARTS_AT_ONCE).try_collect().await?;
+            if answers.iter().any(|(reply, _)| reply.answer != Answer::Done) {
+                continue;
+            }
+            let answer = self.send_call(message, staged, made.clone(), then.clone()).await?;
+            if answer != Answer::Unstaged {
+                return Ok(());
+            }
+        }
+        Err(FsError::Store(Failure::new(Action::Divide, NotStaged(encoded.len()))))
+    }
+
+    /// Sends mutations that only replace bytes, which this client stores itself.
+    pub(super) async fn replace(
+        &self,
+        part: Part<'_>,
+        user: &User,
+        sync: bool,
+    ) -> Result<(), FsError> {
+        let (mutations, positions, releases) = (part.0, None, Vec::new());
+        let message = Message { mutations, part, user, positions, sync, releases };
+        let payload = postcard::to_allocvec(mutations).map_err(|_| LinkError::Unexpected)?;
+        self.send_call(&message, 0, payload.into(), |_, _| {}).await.map(drop)
+    }
+
+    /// The positions in the journal of a batch whose last mutation has this number.
+    fn positions(&self, last: u64) -> Result<Option<(u64, u64)>, FsError> {
+        let first = self.base.queue.reached() + 1;
+        let journal = self.base.journal.live();
+        let position = |number| journal.as_ref().map_or(number, |it| it.position(number));
+        if position(last) == 0 {
+            // It was made in a session that has ended.
+            return Err(LinkError::Evicted.into());
+        }
+        Ok(self.base.session.has_journal().then_some((position(first), position(last))))
+    }
+
+    /// The server has refused mutations up to this one: its record of the session gets their positions, so that none is ever missing
+    /// there but at a server that has lost something. The journal keeps them until then.
+    pub(super) async fn pass_refused(&self, last: u64) -> Result<(), FsError> {
+        if !self.base.session.has_journal() || self.base.queue.reached() >= last {
+            return Ok(());
+        }
+        let positions = self.positions(last)?;
+        let message = Message {
+            mutations: &[],
+            part: (&[], &[]),
+            user: &None,
+            positions,
+            sync: false,
+            releases: Vec::new(),
+        };
+        self.send_call(&message, 0, encode_list::<Mutation>(&[]), |_, _| {}).await?;
+        self.base.queue.reach(last);
+        Ok(())
+    }
+
+    async fn send_call(
+        &self,
+        message: &Message<'_>,
+        staged: u32,
+        payload: Bytes,
+        then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
+    ) -> Result<Answer, FsError> {
+        let Message { mutations, part, user, positions, sync, releases } = message;
+        let named: HashSet<Ino> = mutations.iter().flat_map(|it| it.kind.inodes()).collect();
+        let mut named: Vec<Ino> = named.into_iter().collect();
+        named.sort_unstable();
+        let now = self.base.now();
+        for mutation in *mutations {
+            if let MutationKind::Write { ino, .. } = &mutation.kind {
+                self.base.bounds.stored_by_server(*ino, now);
+            }
+        }
+        let (charged, positions, releases) = (shares_of(part.1), *positions, releases.clone());
+        let request = Request::Batch { sync: *sync, charged, releases, positions, staged };
+        let mut call = Outgoing::with(request, vec![payload], (*user).clone());
+        (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
+        let (reply, _) = self.rpc.make(call, then, std::future::pending()).await?;
+        Ok(reply.answer)
+    }
+}

@@ -1,0 +1,120 @@
+//! Parts of a large batch, which a client sends before the batch itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::protocol::MAX_STAGED;
+
+/// Bytes of a permit of [`StagingRoom`].
+const UNIT: usize = 4096;
+/// Most bytes that are staged for all clients together.
+const MAX_STAGED_OF_ALL: usize = 4 * MAX_STAGED;
+
+/// The memory that what all clients stage takes.
+#[derive(Clone, Debug)]
+pub(in crate::server) struct StagingRoom(Arc<Semaphore>);
+
+impl Default for StagingRoom {
+    fn default() -> StagingRoom {
+        StagingRoom(Arc::new(Semaphore::new(MAX_STAGED_OF_ALL / UNIT)))
+    }
+}
+
+#[derive(Debug)]
+struct Part {
+    bytes: Bytes,
+    _room: OwnedSemaphorePermit,
+}
+
+/// The parts of the last batch of a session, by their numbers.
+#[derive(Debug, Default)]
+pub(in crate::server) struct Staged(Mutex<Batch>);
+
+#[derive(Debug, Default)]
+struct Batch {
+    number: u64,
+    parts: BTreeMap<u32, Part>,
+    len: usize,
+}
+
+impl Staged {
+    /// Keeps a part of a batch, and drops those of other batches; whether there is room for it.
+    pub(in crate::server) fn put(
+        &self,
+        (batch, part): (u64, u32),
+        bytes: Bytes,
+        room: &StagingRoom,
+    ) -> bool {
+        let mut staged = self.0.lock();
+        if staged.number != batch {
+            *staged = Batch { number: batch, ..Batch::default() };
+        }
+        let before = staged.parts.remove(&part);
+        staged.len -= before.map_or(0, |before| before.bytes.len());
+        let units = u32::try_from(bytes.len().div_ceil(UNIT)).unwrap_or(u32::MAX);
+        if staged.len + bytes.len() > MAX_STAGED {
+            return false;
+        }
+        let Ok(_room) = room.0.clone().try_acquire_many_owned(units) else { return false };
+        staged.len += bytes.len();
+        staged.parts.insert(part, Part { bytes, _room });
+        true
+    }
+
+    /// The bytes of a batch that was staged in so many parts; `None` if some are missing.
+    pub(in crate::server) fn take(&self, batch: u64, parts: u32) -> Option<Vec<u8>> {
+        let staged = std::mem::take(&mut *self.0.lock());
+        let is_whole = staged.number == batch && staged.parts.keys().copied().eq(0..parts);
+        is_whole.then(|| {
+            let mut bytes = Vec::with_capacity(staged.len);
+            staged.parts.into_values().for_each(|part| bytes.extend_from_slice(&part.bytes));
+            bytes
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_all_its_parts_or_none() {
+        let (staged, room) = (Staged::default(), StagingRoom::default());
+        let put = |batch, part, bytes: &'static [u8]| {
+            assert!(staged.put((batch, part), Bytes::from_static(bytes), &room));
+        };
+        assert_eq!(staged.take(7, 1), None);
+        put(7, 1, b"c");
+        assert_eq!(staged.take(7, 2), None, "the first part is missing");
+        put(7, 1, b"c");
+        put(7, 0, b"x");
+        put(7, 0, b"ab");
+        assert_eq!(staged.take(7, 2), Some(b"abc".to_vec()));
+        assert_eq!(staged.take(7, 2), None, "they are gone");
+        put(7, 0, b"ab");
+        put(8, 1, b"c");
+        assert_eq!(staged.take(7, 1), None, "another batch has begun");
+    }
+
+    #[test]
+    fn what_is_staged_is_bounded() {
+        let room = StagingRoom::default();
+        let part = Bytes::from(vec![1; 1 << 20]);
+        let fill = || {
+            let staged = Staged::default();
+            let parts =
+                (0..).take_while(|part_number| staged.put((1, *part_number), part.clone(), &room));
+            let len = parts.count() << 20;
+            (staged, len)
+        };
+        let all: Vec<(Staged, usize)> = (0..5).map(|_| fill()).collect();
+        let lens: Vec<usize> = all.iter().map(|(_, len)| *len).collect();
+        assert_eq!(lens, [MAX_STAGED, MAX_STAGED, MAX_STAGED, MAX_STAGED, 0]);
+        drop(all);
+        assert_eq!(fill().1, MAX_STAGED, "their room is free again");
+    }
+}

@@ -40,6 +40,8 @@ pub(super) struct Cache {
     pub(super) gone: Notify,
     /// The server asks for inodes that are not used.
     pub(super) pressed: Notify,
+    /// A change by a call has ended.
+    changed: Notify,
 }
 
 impl Cache {
@@ -50,7 +52,22 @@ impl Cache {
             forgotten: Mutex::default(),
             gone: Notify::new(),
             pressed: Notify::new(),
+            changed: Notify::new(),
         }
+    }
+
+    /// Waits for the call that changes an inode of this client alone; whether there was one.
+    pub(super) async fn wait_for_change(&self, ino: Ino) -> bool {
+        let changed = self.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        let has_one = self
+            .inodes
+            .is(ino, |node| node.delegation.grant().is_some() && node.cached.is_changing());
+        if has_one {
+            changed.await;
+        }
+        has_one
     }
 
     pub(super) fn attributes(&self, ino: Ino) -> Option<Answer> {
@@ -382,5 +399,6 @@ impl Drop for ChangeGuard {
             let known = self.cache.inodes.with(ino, |node| node.cached.end_change());
             assert!(known.is_some(), "an inode that changes is known");
         }
+        self.cache.changed.notify_waiters();
     }
 }

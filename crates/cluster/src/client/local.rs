@@ -11,6 +11,9 @@ use crate::protocol::{Answer, Reply, Request};
 /// A directory that was refused is not asked for again within this part of a lease.
 const REFUSED: u32 = 10;
 
+/// How many calls that change an inode a change waits for before it becomes one.
+const MAX_WAITS: usize = 8;
+
 /// Bytes of a write at most that are copied under the lock of its file.
 const SMALL_WRITE: usize = 16 << 10;
 
@@ -55,6 +58,15 @@ impl Stages {
         change: impl Fn() -> Local<T>,
     ) -> Result<Option<T>, FsError> {
         self.complete_attributes(ino).await?;
+        // A call would be one more that keeps others from changing it without one.
+        for _ in 0..MAX_WAITS {
+            match change() {
+                Local::NeedsCall if self.base.cache.wait_for_change(ino).await => {}
+                Local::Made(made) => return Ok(Some(made)),
+                Local::NeedsCall | Local::NoRoom(_) => break,
+            }
+            self.complete_attributes(ino).await?;
+        }
         let room = &self.base.room;
         let quota = match change() {
             Local::Made(made) => return Ok(Some(made)),

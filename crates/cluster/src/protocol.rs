@@ -74,6 +74,8 @@ pub const MAX_STAGED_MUTATIONS: usize = 1 << 19;
 pub const MAX_STAGED_INODES: usize = 1 << 16;
 /// Most bytes of a staged batch.
 pub const MAX_STAGED: usize = 64 << 20;
+/// Most numbers in [`Request::Batch`] of inodes that are not made.
+pub const MAX_SPENT: usize = 64;
 /// Most recalls that one [`Request::Batch`] releases.
 pub const MAX_RELEASES: usize = 64;
 /// Most quotas that the changes of one [`Request::Batch`] count for, and the volume.
@@ -160,6 +162,9 @@ pub enum Request {
         /// The list was sent before, in so many parts ([`Request::Stage`]), and the payload is a list of the inodes that it makes,
         /// each with whether that is a directory. [`Answer::Unstaged`] if the server does not have all parts. 0: the payload is the list.
         staged: u32,
+        /// Numbers of inodes that were made and removed before they were sent: the highest one of each reservation. At most
+        /// [`MAX_SPENT`].
+        spent: Vec<Ino>,
     },
     /// The client reads and writes contents itself from now on ([`Answer::Attached::contents`]), with this address at their
     /// store; with an empty one, it does not any more. The store refuses an earlier address of the session when this is answered.

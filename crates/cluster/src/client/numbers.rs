@@ -6,6 +6,8 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use thalweg_fs::Ino;
 
+use crate::protocol::MAX_SPENT;
+
 /// Numbers that are left when the client reserves further ones.
 const FEW_NUMBERS: u64 = 1024;
 
@@ -68,6 +70,20 @@ impl InodeNumbers {
             // A later one is in use: no inode gets this one.
             None => {}
         }
+    }
+
+    /// Of numbers that no inode gets, the highest ones of their reservations.
+    pub(super) fn highest_of(&self, gone: impl Iterator<Item = Ino>) -> Vec<Ino> {
+        let ranges = self.ranges.lock();
+        let mut highest = vec![0; ranges.len()];
+        for Ino(number) in gone {
+            let is_of =
+                |it: &ReservedNumbers| (it.reservation.first..it.left.start).contains(&number);
+            if let Some(at) = ranges.iter().position(is_of) {
+                highest[at] = number.max(highest[at]);
+            }
+        }
+        highest.into_iter().filter(|number| *number > 0).take(MAX_SPENT).map(Ino).collect()
     }
 
     /// The server has the mutations up to this one.

@@ -42,6 +42,8 @@ struct Message<'a> {
     /// The answer comes when everything is durable.
     sync: bool,
     releases: Vec<u64>,
+    /// Numbers of inodes that are not made.
+    spent: Vec<Ino>,
 }
 
 pub(super) struct BatchSender {
@@ -94,7 +96,10 @@ impl BatchSender {
         // What was lost before it has positions, too.
         let positions = self.positions(last)?;
         let (part, user) = (batch.part(part), &batch.user);
-        let message = Message { mutations: &mutations, part, user, positions, sync, releases };
+        let gone = coalesced.as_ref().into_iter().flat_map(|it| it.gone());
+        let spent = self.base.numbers.highest_of(gone);
+        let message =
+            Message { mutations: &mutations, part, user, positions, sync, releases, spent };
         let sent = self.send_message(message).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
@@ -183,8 +188,9 @@ impl BatchSender {
         user: &User,
         sync: bool,
     ) -> Result<(), FsError> {
-        let (mutations, positions, releases) = (part.0, None, Vec::new());
-        let message = Message { mutations, part, user, positions, sync, releases };
+        let (mutations, positions) = (part.0, None);
+        let (releases, spent) = Default::default();
+        let message = Message { mutations, part, user, positions, sync, releases, spent };
         let payload = postcard::to_allocvec(mutations).map_err(|_| LinkError::Unexpected)?;
         self.send_call(&message, 0, payload.into(), |_, _| {}).await.map(drop)
     }
@@ -215,6 +221,7 @@ impl BatchSender {
             positions,
             sync: false,
             releases: Vec::new(),
+            spent: Vec::new(),
         };
         self.send_call(&message, 0, encode_list::<Mutation>(&[]), |_, _| {}).await?;
         self.base.queue.reach(last);
@@ -228,7 +235,7 @@ impl BatchSender {
         payload: Bytes,
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<Answer, FsError> {
-        let Message { mutations, part, user, positions, sync, releases } = message;
+        let Message { mutations, part, user, positions, sync, releases, spent } = message;
         let named: HashSet<Ino> = mutations.iter().flat_map(|it| it.kind.inodes()).collect();
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();
@@ -239,7 +246,8 @@ impl BatchSender {
             }
         }
         let (charged, positions, releases) = (shares_of(part.1), *positions, releases.clone());
-        let request = Request::Batch { sync: *sync, charged, releases, positions, staged };
+        let (sync, spent) = (*sync, spent.clone());
+        let request = Request::Batch { sync, charged, releases, positions, staged, spent };
         let mut call = Outgoing::with(request, vec![payload], (*user).clone());
         (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
         let (reply, _) = self.rpc.make(call, then, std::future::pending()).await?;

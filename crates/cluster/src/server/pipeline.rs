@@ -152,8 +152,9 @@ pub(super) async fn replay(
     }
     let request = &match request {
         // The end of the recovery makes it durable.
-        Request::Batch { charged, positions, staged, .. } => {
-            Request::Batch { sync: false, charged, releases: Vec::new(), positions, staged }
+        Request::Batch { charged, positions, staged, spent, .. } => {
+            let releases = Vec::new();
+            Request::Batch { sync: false, charged, releases, positions, staged, spent }
         }
         Request::Write { ino, how, .. } => {
             Request::Write { ino, at: WriteAt::Offset(before.outcome), how }

@@ -4,6 +4,7 @@ mod handles;
 mod journal;
 mod known_inodes;
 mod reply_cache;
+mod reserved_numbers;
 mod staged;
 
 use std::ops::Range;
@@ -29,6 +30,7 @@ use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
 pub(super) use reply_cache::Admission;
 use reply_cache::ReplyCache;
+use reserved_numbers::ReservedNumbers;
 use staged::Staged;
 pub(super) use staged::StagingRoom;
 
@@ -76,8 +78,8 @@ pub(super) struct SessionState {
     uncommitted: u64,
     /// Recalls of the room that the client was promised.
     pub(super) room_recalls: u64,
-    /// Inode numbers that are reserved for the client, and whether no inode ever had them.
-    numbers: Vec<(Range<u64>, bool)>,
+    /// Inode numbers that are reserved for the client.
+    numbers: ReservedNumbers,
     /// By slots, the last calls that the server before this one has recorded.
     pub(super) recorded: HashMap<u16, SlotRecord>,
     /// By numbers, what calls have come to that were made again here, until the client knows that it has reclaimed everything:
@@ -113,7 +115,7 @@ impl Session {
             known: KnownInodes::new(root, limit),
             uncommitted: 0,
             room_recalls: 0,
-            numbers: Vec::new(),
+            numbers: ReservedNumbers::default(),
             recorded: HashMap::default(),
             replayed: None,
         };
@@ -275,10 +277,9 @@ impl Session {
 
     /// Inode numbers are the client's; with `is_new`, no inode ever had one.
     pub(super) fn add_numbers(&self, numbers: Range<u64>, is_new: bool) {
-        assert!(numbers.start <= numbers.end, "a range of inode numbers ends before it begins");
         let mut state = self.state.lock();
         if !state.has_ended {
-            state.numbers.push((numbers, is_new));
+            state.numbers.add(numbers, is_new);
         }
     }
 
@@ -299,9 +300,7 @@ impl Session {
                 }
             }
             let Some(new) = new else { continue };
-            let mut numbers = state.numbers.iter();
-            let is_reserved = numbers.any(|(range, _)| range.contains(&new.0));
-            if !is_replay && !is_reserved && !self.journal.has_made(new) {
+            if !is_replay && !state.numbers.has(new.0) && !self.journal.has_made(new) {
                 return Err(FsError::Invalid("the inode number is not the client's"));
             }
             made.insert(new);
@@ -309,14 +308,10 @@ impl Session {
         Ok(())
     }
 
-    /// Inodes have got these numbers of the client's, which does not use them or lower ones of their ranges again.
+    /// Inodes have got these numbers of the client's, which does not use them again.
     pub(super) fn use_numbers(&self, used: impl Iterator<Item = Ino>) {
         let mut state = self.state.lock();
-        for Ino(number) in used {
-            let range = state.numbers.iter_mut().find(|(range, _)| range.contains(&number));
-            range.into_iter().for_each(|(range, _)| range.start = number + 1);
-        }
-        state.numbers.retain(|(range, _)| !range.is_empty());
+        used.for_each(|Ino(number)| state.numbers.use_up_to(number));
     }
 
     pub(super) fn generation(&self, ino: Ino) -> u64 {
@@ -366,12 +361,11 @@ impl Session {
             if std::mem::replace(&mut state.has_ended, true) {
                 return None;
             }
-            let numbers = std::mem::take(&mut state.numbers).into_iter();
             SessionResources {
                 channel: state.channel.take(),
                 files: self.handles.end(),
                 inodes: state.known.clear(),
-                numbers: numbers.filter(|(_, is_new)| *is_new).map(|(it, _)| it).collect(),
+                numbers: state.numbers.take_unused(),
                 heard: state.heard,
                 has_journal: self.journal.is_kept(),
             }

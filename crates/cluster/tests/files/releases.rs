@@ -113,8 +113,14 @@ fn a_batch_that_fails_releases_nothing_and_only_its_own_recall_is_released() {
             let mutations = [Mutation { time: Timestamp::default(), kind }];
             let payload = postcard::to_allocvec(&mutations[..]).unwrap();
             let (charged, releases) = (Vec::new(), releases.to_vec());
-            let request =
-                Request::Batch { sync: false, charged, releases, positions: None, staged: 0 };
+            let request = Request::Batch {
+                sync: false,
+                charged,
+                releases,
+                positions: None,
+                staged: 0,
+                spent: Vec::new(),
+            };
             from.ask_for((number, None), request, payload).await
         };
         let (client, ino) = (honest.client.clone(), dir.ino);

@@ -166,6 +166,7 @@ pub(crate) fn batch_request() -> Request {
         releases: Vec::new(),
         positions: None,
         staged: 0,
+        spent: Vec::new(),
     }
 }
 

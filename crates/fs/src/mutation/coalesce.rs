@@ -68,9 +68,9 @@ impl Coalesced {
         !matches!(self.rests[index], Rest::Times(_))
     }
 
-    /// Whether an inode is not made that a mutation would make.
-    pub fn is_gone(&self, ino: Ino) -> bool {
-        self.gone.contains(&ino)
+    /// The inodes that are not made.
+    pub fn gone(&self) -> impl Iterator<Item = Ino> {
+        self.gone.iter().copied()
     }
 
     /// What is left of the mutations, which have their bytes as far as these are [kept](Self::keeps_bytes).

@@ -16,7 +16,7 @@ use super::super::room::check_shares;
 use super::super::session::{BatchPosition, Session};
 use super::{Answered, Op, Response};
 use crate::protocol::{
-    Answer, MAX_MUTATIONS, MAX_STAGED_INODES, MAX_STAGED_MUTATIONS, RemovedInode,
+    Answer, MAX_MUTATIONS, MAX_SPENT, MAX_STAGED_INODES, MAX_STAGED_MUTATIONS, RemovedInode,
     changed_by_mutations, decode_list,
 };
 
@@ -75,11 +75,14 @@ pub(super) async fn apply(
     op: Op<'_>,
     (payload, staged): (&Bytes, u32),
     sync: bool,
-    charged: &[RoomShare],
+    (charged, spent): (&[RoomShare], &[Ino]),
     positions: Option<(u64, u64)>,
 ) -> Answered {
     let Op { ctx, stages } = op;
     check_shares(charged)?;
+    if spent.len() > MAX_SPENT {
+        return Err(FsError::Invalid("too many inode numbers"));
+    }
     let made = made_of(payload, staged)?;
     let position = match ctx.session.journal.begin(positions).await? {
         BatchPosition::Applied => {
@@ -117,7 +120,8 @@ pub(super) async fn apply(
     }
     position.applied();
     add(&ctx.session.counters.batches, 1);
-    ctx.session.use_numbers(mutations.iter().filter_map(|it| it.kind.made()));
+    let used = mutations.iter().filter_map(|it| it.kind.made());
+    ctx.session.use_numbers(used.chain(spent.iter().copied()));
     // A client does not keep a staged batch for the next server. One that was away does not make its batches again at another server: it has to come back there first.
     if sync || staged > 0 || ctx.session.journal.has_returned() {
         ctx.depend();

@@ -13,6 +13,8 @@ use crate::protocol::{Answer, Changed, MAX_NUMBERS};
 
 /// Ranges of inode numbers that a client has at most.
 const MAX_RANGES: usize = 4;
+/// Of a client with a journal, where many new inodes wait.
+const MAX_JOURNALED_RANGES: usize = 40;
 /// The list from which new inodes in a directory get theirs.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
@@ -69,7 +71,8 @@ async fn hold(ctx: &RequestContext<'_>, held: Held) -> Result<(), FsError> {
 
 pub(super) async fn reserve_numbers(ctx: &RequestContext<'_>) -> Answered {
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
-    if ctx.session.ranges() >= MAX_RANGES {
+    let most = if ctx.session.journal.is_kept() { MAX_JOURNALED_RANGES } else { MAX_RANGES };
+    if ctx.session.ranges() >= most {
         return Err(FsError::Invalid("the client has many inode numbers"));
     }
     let Range { start: first, end } = table.reserve_numbers(MAX_NUMBERS).await?;

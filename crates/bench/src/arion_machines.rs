@@ -74,6 +74,8 @@ impl Machines {
                 let options = thalweg_cluster::client::Options {
                     writeback: expire.min(Duration::from_secs(60)),
                     expire,
+                    // The hard limit of a client without a journal.
+                    memory: (memory / 5) as usize,
                     ..journaled(drive)
                 };
                 let client = site.site.connect(env, "journaled", options).await?;

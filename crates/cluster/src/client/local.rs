@@ -21,6 +21,8 @@ impl Stages {
     /// Has what names need that are made in a directory without the server: the delegation, after so many names that were made by
     /// calls, and inode numbers.
     pub(super) async fn prepare_names(&self, directory: Ino, after: u32) -> Result<(), FsError> {
+        // Before a call that makes a name, everything is sent that waits, which may be much with a journal.
+        let after = if self.base.queue.has_journal() { 0 } else { after };
         if self.base.wants_delegation(directory, after) {
             self.request_delegation(directory).await?;
         }

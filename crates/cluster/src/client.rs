@@ -20,6 +20,8 @@ mod base;
 mod cache;
 mod cached;
 mod call_numbers;
+mod conflict_plan;
+mod conflict_rule;
 mod conflicts;
 mod connection;
 mod content;
@@ -63,12 +65,16 @@ mod size_records;
 mod stages;
 mod takeover;
 mod user;
+mod write_around;
 mod write_bounds;
 mod writeback;
 
 pub use copies::{CopyReport, CopyState, KeeperTarget};
 pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
-pub use options::{OnConflict, Options, Recover, UnknownOnConflict, UnknownRecover};
+pub use options::{
+    ConflictScope, OnConflict, Options, Recover, UnknownConflictScope, UnknownOnConflict,
+    UnknownRecover,
+};
 pub use pending::{Changes, MountedJournal, PendingReport};
 pub use takeover::{TakenOver, take_over};

@@ -29,6 +29,7 @@ mod footprint;
 pub mod keep;
 mod lists;
 mod notices;
+mod used;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -49,9 +50,10 @@ pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
+pub use used::UsedInode;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 15 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -380,6 +382,8 @@ pub struct JournalState {
     pub applied: u64,
     /// It expects the client to reclaim what it held.
     pub expected: bool,
+    /// The client was away for so long that other clients went on.
+    pub returned: bool,
 }
 
 /// A server's answer.

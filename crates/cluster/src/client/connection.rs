@@ -25,7 +25,7 @@ use super::size_records::SizeRecords;
 use super::writeback::Writeback;
 use crate::protocol::{
     Answer, Call, HELLO, JournalMount, MAX_CLAIMS, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request,
-    decode_list, encode_list,
+    UsedInode, decode_list, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -114,7 +114,7 @@ impl Connections {
                 _ => AttachError::lost("its answer does not fit the call"),
             });
         };
-        let used: Vec<(Ino, bool)> =
+        let used: Vec<UsedInode> =
             decode_list(&used, MAX_CLAIMS).map_err(|error| AttachError::lost(error.to_string()))?;
         if !self.base.session.fits(squash) {
             let why = "its users act as others now; unmount it, and mount it again";
@@ -134,6 +134,7 @@ impl Connections {
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
             session.used = used.into();
+            session.has_returned = state.returned;
             session.journal = journal.map(|_| JournalMount::Incarnation(state.incarnation));
             // A new server counts once it has what was reclaimed.
             session.server = if is_new { session.server } else { server };

@@ -147,7 +147,11 @@ impl WritebackQueue {
             for JournaledMutation { mutation, blocks, quota } in mutations {
                 number += 1;
                 for ino in mutation.kind.inodes() {
-                    self.inodes.with_new(ino, |node| node.delegation.changed());
+                    self.inodes.with_new(ino, |node| {
+                        node.delegation.changed();
+                        // Conflict copies are found by the session that has made it, also when the server has all changes of it.
+                        node.cached.references += 1;
+                    });
                 }
                 // What grows is known to the server, which alone stores bytes beside a journal.
                 let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));

@@ -3,19 +3,23 @@
 //! The session goes on with the next incarnation of its client, which the server counts. Another client that wants a delegated file waits for that as
 //! for any recall. Nothing of the journal is forgotten before the server has all of it, so a crash at any point repeats this.
 //!
-//! If the client was away for so long that other clients went on, the server refuses changes of what they have used. Write-back stops at
-//! the first of these, and the rest becomes a set of conflict copies.
+//! If the client was away for so long that other clients went on, the server refuses changes of what they have used. These are skipped, with
+//! all behind the first one or with what depends on them ([`conflict_rule`](super::conflict_rule)), and become a set of conflict copies.
+//! Which ones is on record at the server before it passes one ([`conflict_plan`](super::conflict_plan)); the copies come when it has
+//! all others.
 
 use std::sync::Arc;
 
-use thalweg_env::Env;
 use thalweg_env::connection::Connector;
-use thalweg_fs::FsError;
+use thalweg_env::{Env, HashMap};
+use thalweg_fs::{FsError, Ino};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::JournalError;
 use uuid::Uuid;
 
 use super::base::ClientBase;
+use super::conflict_plan::PlanFile;
+use super::conflict_rule::{ConflictRule, skipped_of};
 use super::conflicts::{Keeper, is_conflict};
 use super::copies::CopyError;
 use super::error::AttachError;
@@ -25,7 +29,10 @@ use super::journal::{ClientJournal, FoundJournal};
 use super::journal_slot::{Kept, Reopen};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
-use crate::protocol::{Answer, JournalMount, Request};
+use super::write_around::{Refused, pass_skipped, write_around};
+use super::writeback::SendGuard;
+use crate::protocol::{Answer, JournalMount, Request, UsedInode};
+use crate::ranges::Ranges;
 
 impl Client {
     /// Connects, and begins a session. The journal of an earlier mount is written back first.
@@ -150,9 +157,9 @@ async fn begin_empty(
 pub(super) struct Resumed {
     /// Its session goes on; `None` if that has ended. Then the journal has nothing, or it is a copy.
     pub(super) stages: Option<Stages>,
-    /// Changes that the server did not have.
+    /// Changes that the server did not have, and has now.
     pub(super) written: u64,
-    /// Those of them that other clients have made impossible.
+    /// Changes that other clients have made impossible.
     pub(super) set_aside: u64,
 }
 
@@ -169,8 +176,8 @@ pub(super) async fn resume(
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
     base.queue.recover(first, runs);
-    let stages = match Stages::start(env, connector.clone(), base).await {
-        Ok(stages) => stages,
+    let (stages, turn) = match Stages::start_held(env, connector.clone(), base).await {
+        Ok(started) => started,
         Err(AttachError::Ended) if mutations == 0 || is_copy => return Ok(Resumed::default()),
         Err(AttachError::Ended) => {
             let why = "the server has ended the session that made them".to_owned();
@@ -193,19 +200,8 @@ pub(super) async fn resume(
         );
         return Err(pending(why));
     }
-    let mut set_aside = 0;
-    if let Err(error) = stages.writeback.send(true).await {
-        match stages.writeback.refused().filter(|(error, _)| is_conflict(error)) {
-            Some((why, reached)) if options.on_conflict != OnConflict::Refuse => {
-                let again = FoundJournal::open(env, found.device()).await;
-                let runs = again.map_err(AttachError::journal)?.runs;
-                let rest = Rest::of(runs, (reached + 1).saturating_sub(first));
-                set_aside = rest.count() as u64;
-                keep_rest(env, connector, &stages, rest, &why).await?;
-            }
-            _ => return Err(pending(error.to_string())),
-        }
-    }
+    let mut resumption = Resumption { env, connector, stages: &stages, session, mutations };
+    let skipped = resumption.write_back(found, turn).await?;
     if let Some(error) = stages.base.losses.first() {
         return Err(pending(error.to_string()));
     }
@@ -215,40 +211,140 @@ pub(super) async fn resume(
         Err(error) => return Err(pending(error.to_string())),
     }
     tracing::info!(mutations, "the journal was written back");
-    let written = found.chain.next.saturating_sub(first.max(reached + 1));
-    Ok(Resumed { stages: Some(stages), written, set_aside })
+    let begin = first.max(reached + 1);
+    let written = found.chain.next.saturating_sub(begin) - skipped.count_from(begin);
+    Ok(Resumed { stages: Some(stages), written, set_aside: skipped.count_from(0) })
 }
 
-/// Other clients have made the rest of a journal impossible: keeps it in conflict copies, or drops it.
-async fn keep_rest(
-    env: &Env,
-    connector: &Arc<dyn Connector>,
-    journaled: &Stages,
-    rest: Rest,
-    why: &FsError,
-) -> Result<(), AttachError> {
-    journaled.writeback.set_aside();
-    let options = &journaled.base.options;
-    let (changes, files) = (rest.count(), rest.files());
-    if options.on_conflict == OnConflict::Discard {
-        tracing::error!(changes, files, %why, "changes of the journal are discarded, which others have made impossible");
-        return Ok(());
+/// A journal while it is written back.
+struct Resumption<'a> {
+    env: &'a Env,
+    connector: &'a Arc<dyn Connector>,
+    /// Of the session of the journal.
+    stages: &'a Stages,
+    session: Uuid,
+    mutations: usize,
+}
+
+impl Resumption<'_> {
+    fn pending(&self, why: impl ToString) -> AttachError {
+        AttachError::Pending { mutations: self.mutations, why: why.to_string() }
     }
-    let used = journaled.base.session.info().used;
-    let used = used.iter().copied().collect();
-    let base = ClientBase::new(env, Options { exclusive: None, ..options.clone() });
-    let client = Client::of(Stages::start(env, connector.clone(), base).await?);
-    let kept = Keeper::new(&client, journaled, &used, &options.host).keep(rest, why).await;
-    client.close().await;
-    let set = kept.map_err(|error| {
-        let why = format!("no conflict copies can be made: {error}");
-        AttachError::Pending { mutations: changes, why }
-    })?;
-    tracing::warn!(
-        set = set.name, changes, files, %why,
-        "others have used what the journal is about: the rest of it is in conflict copies"
-    );
-    Ok(())
+
+    /// Sends what the journal has, and sets aside what others have made impossible; the positions of that.
+    async fn write_back(
+        &mut self,
+        found: &FoundJournal,
+        turn: SendGuard,
+    ) -> Result<Ranges, AttachError> {
+        let Stages { writeback, base, .. } = self.stages;
+        let plan = PlanFile::new(self.stages, self.session);
+        let mut before = Ranges::default();
+        if self.mutations > 0 {
+            before = plan.load().await.map_err(|error| self.pending(error))?;
+        }
+        if !before.is_empty() {
+            if base.options.on_conflict == OnConflict::Refuse {
+                return Err(self.pending("other clients have used what some of them change"));
+            }
+            return self.write_around(found, (before, None), turn).await;
+        }
+        drop(turn);
+        let Err(error) = writeback.send(true).await else { return Ok(before) };
+        let refused = writeback.refused().filter(|(error, _)| is_conflict(error));
+        let Some((why, reached)) = refused else { return Err(self.pending(error)) };
+        if base.options.on_conflict == OnConflict::Refuse {
+            return Err(self.pending(error));
+        }
+        before.add(reached + 1..reached + 2);
+        let turn = writeback.hold().await;
+        self.write_around(found, (before, Some(why)), turn).await
+    }
+
+    /// Writes the journal back around the mutations that conflict, and makes conflict copies of these; their positions. Some of these are
+    /// known: they were skipped `before` a crash, or the server has refused one.
+    async fn write_around(
+        &mut self,
+        found: &FoundJournal,
+        (mut before, mut why): (Ranges, Option<FsError>),
+        turn: SendGuard,
+    ) -> Result<Ranges, AttachError> {
+        let Stages { writeback, base, .. } = self.stages;
+        let again = FoundJournal::open(self.env, found.device()).await;
+        let again = again.map_err(AttachError::journal)?;
+        let (runs, first, last) = (again.runs, again.chain.first, again.chain.next - 1);
+        let info = base.session.info();
+        let used: HashMap<_, _> = info.used.iter().map(|it| (it.ino, it.clone())).collect();
+        // What other clients want meanwhile they get at once, and the server refuses changes of it. If it did not know of the client's
+        // absence, they would miss these.
+        let turn = if info.has_returned {
+            writeback.set_aside();
+            drop(turn);
+            None
+        } else {
+            Some(turn)
+        };
+        let plan = PlanFile::new(self.stages, self.session);
+        let (mut reached, mut recorded) = (writeback.reached(), Ranges::default());
+        let skipped = loop {
+            let rule = ConflictRule::new(base.options.conflict, &used);
+            let skipped = skipped_of(rule, (&runs, first), reached, &before);
+            // Before the server passes one of them.
+            if skipped != recorded {
+                plan.save(&skipped).await.map_err(|error| self.pending(error))?;
+                recorded = skipped.clone();
+            }
+            match write_around(self.stages, (&runs, first), reached, &skipped).await {
+                Ok(all) => {
+                    reached = all;
+                    break skipped;
+                }
+                Err(Refused { position, error }) if is_conflict(&error) => {
+                    (reached, before) = (position - 1, skipped);
+                    before.add(position..position + 1);
+                    why.get_or_insert(error);
+                }
+                Err(Refused { error, .. }) => return Err(self.pending(error)),
+            }
+        };
+        writeback.set_aside();
+        drop(turn);
+        let rest = Rest::of(runs, |number| skipped.contains(first + number));
+        let why = why.unwrap_or(FsError::Stale);
+        self.keep_rest(rest, &used, &why).await?;
+        pass_skipped(self.stages, reached, last).await.map_err(|error| self.pending(error))?;
+        plan.remove().await.map_err(|error| self.pending(error))?;
+        Ok(skipped)
+    }
+
+    /// Keeps in conflict copies what other clients have made impossible, or drops it.
+    async fn keep_rest(
+        &self,
+        rest: Rest,
+        used: &HashMap<Ino, UsedInode>,
+        why: &FsError,
+    ) -> Result<(), AttachError> {
+        let options = &self.stages.base.options;
+        let (changes, files) = (rest.count(), rest.files());
+        if options.on_conflict == OnConflict::Discard {
+            tracing::error!(changes, files, %why, "changes of the journal are discarded, which others have made impossible");
+            return Ok(());
+        }
+        let base = ClientBase::new(self.env, Options { exclusive: None, ..options.clone() });
+        let client = Client::of(Stages::start(self.env, self.connector.clone(), base).await?);
+        let keeper = Keeper::new(&client, self.stages, used, &options.host);
+        let kept = keeper.keep(rest, why).await;
+        client.close().await;
+        let set = kept.map_err(|error| {
+            let why = format!("no conflict copies can be made: {error}");
+            AttachError::Pending { mutations: changes, why }
+        })?;
+        tracing::warn!(
+            set = set.name, changes, files, %why,
+            "others have used what the journal is about: that is in conflict copies"
+        );
+        Ok(())
+    }
 }
 
 impl AttachError {

@@ -11,7 +11,7 @@ use thalweg_fs::{Ino, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
-use crate::protocol::JournalMount;
+use crate::protocol::{JournalMount, UsedInode};
 
 /// What the server has said of a session, and this client of itself.
 #[derive(Clone, Debug)]
@@ -30,8 +30,10 @@ pub(super) struct SessionInfo {
     pub(super) server: Uuid,
     /// How the client mounts its journal, if it has one.
     pub(super) journal: Option<JournalMount>,
-    /// Of a journal whose client was away: the inodes that other clients have used, and whether they have changed each.
-    pub(super) used: Arc<[(Ino, bool)]>,
+    /// Of a journal whose client was away: the inodes that other clients have used.
+    pub(super) used: Arc<[UsedInode]>,
+    /// Its client was away, and other clients went on.
+    pub(super) has_returned: bool,
 }
 
 /// The clocks when a change is made: that of the environment, and what programs see.
@@ -61,6 +63,7 @@ impl Session {
             server: Uuid::nil(),
             journal: None,
             used: Arc::default(),
+            has_returned: false,
         };
         Session {
             env: env.clone(),

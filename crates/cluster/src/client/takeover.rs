@@ -55,6 +55,5 @@ pub async fn take_over(
     };
     sealed.forget().await.map_err(AttachError::journal)?;
     stages.connections.close().await;
-    let written = written.saturating_sub(set_aside);
     Ok(TakenOver { session: Some(session), written, set_aside, ..nothing })
 }

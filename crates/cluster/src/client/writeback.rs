@@ -108,7 +108,6 @@ impl Writeback {
 
     /// The mutations of a journal that the server does not have are given up: other clients get what they are about without them.
     pub(super) fn set_aside(&self) {
-        assert!(self.is_refused(), "a journal is set aside that can be written back");
         self.is_set_aside.store(true, Ordering::Relaxed);
     }
 
@@ -425,7 +424,7 @@ impl Writeback {
         Ok(())
     }
 
-    async fn send_call(
+    pub(super) async fn send_call(
         &self,
         (part, charges): Part<'_>,
         user: &User,

@@ -85,12 +85,10 @@ impl Handler for Connection {
         if let Request::Attach { session, resumes, journal } = call.request {
             let pending = pending_of(&payload)?;
             let (answer, used) = match self.attach(session, resumes, journal, pending).await {
-                Ok(session) => {
-                    (self.attached(&session), used_meanwhile(&self.stages, &session).await)
-                }
+                Ok(session) => (self.attached(&session), used_meanwhile(&session)),
                 Err(refused) => (refused, Vec::new()),
             };
-            // A client that hears of some only takes the others for changed.
+            // Of the others the client learns when it is refused.
             let used = &used[..used.len().min(MAX_CLAIMS)];
             self.channel.answer(id, &plain(answer), &[encode_list(used)]);
             return Ok(());
@@ -173,6 +171,7 @@ impl Connection {
             incarnation: session.journal.info().map_or(0, |info| info.incarnation),
             applied: session.journal.applied(),
             expected: self.stages.grace_period.expects(session.serial),
+            returned: session.journal.has_returned(),
         };
         let table = files.session_table();
         Answer::Attached {

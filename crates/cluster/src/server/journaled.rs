@@ -9,13 +9,13 @@
 
 use std::sync::Arc;
 
-use thalweg_fs::{FsError, Ino};
+use thalweg_fs::FsError;
 
 use super::base::resolve;
 use super::session::{JournalInfo, Presence, Session};
 use super::session_record::encode;
 use super::stages::Stages;
-use crate::protocol::JournalMount;
+use crate::protocol::{JournalMount, UsedInode};
 
 /// A client attaches a session again that goes on, perhaps after a reboot. Whether it may: an earlier incarnation may not, which is
 /// another mount of the same journal or of a copy; nor may one that has not rebooted since the journal has lapsed, since it has
@@ -74,15 +74,11 @@ pub(super) async fn take_over(
     Ok(true)
 }
 
-/// What a client that was away is to know: the inodes that other clients have used meanwhile, and whether they have changed each.
-pub(super) async fn used_meanwhile(stages: &Stages, session: &Session) -> Vec<(Ino, bool)> {
+/// What a client that was away is to know: the inodes that other clients have used meanwhile.
+pub(super) fn used_meanwhile(session: &Session) -> Vec<UsedInode> {
     if !session.journal.has_returned() {
         return Vec::new();
     }
-    let mut used = Vec::new();
-    for (ino, before) in session.journal.used() {
-        let now = stages.files.attributes(ino).await;
-        used.push((ino, now.map_or(true, |now| now.attributes.changed != before)));
-    }
-    used
+    let used = session.journal.used().into_iter();
+    used.map(|(ino, changed)| UsedInode { ino, changed, written: None }).collect()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{self, AttachError, Client, journal};
+use thalweg_cluster::client::{self, AttachError, Client, ConflictScope, OnConflict, journal};
 use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_env::Env;
 use thalweg_fs::{AttributeChange, Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
@@ -29,6 +29,9 @@ pub(crate) struct Journaled {
     device: DeviceRef,
     /// Where copies of the journal are.
     pub(crate) keepers: Vec<client::KeeperTarget>,
+    /// What becomes of changes that others have made impossible, and which those are.
+    pub(crate) on_conflict: OnConflict,
+    pub(crate) conflict: ConflictScope,
 }
 
 impl Journaled {
@@ -38,7 +41,8 @@ impl Journaled {
         let device = recorder.device("client-journal", Geometry { size: SIZE, sector: 512 });
         journal::create(&env, &device).await.unwrap();
         let (host, process) = (scene.admit(visitor(name)), env.node());
-        Journaled { env, host, process, recorder, device, keepers: Vec::new() }
+        let (keepers, on_conflict, conflict) = Default::default();
+        Journaled { env, host, process, recorder, device, keepers, on_conflict, conflict }
     }
 
     /// The machine is lost with its journal; another one takes its place, which has an empty one.
@@ -82,7 +86,9 @@ impl Journaled {
         // So that most of what waits is in the journal alone.
         let memory = 64 << 10;
         let keepers = self.keepers.clone();
+        let (on_conflict, conflict) = (self.on_conflict, self.conflict);
         let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
+        let options = client::Options { on_conflict, conflict, ..options };
         let connector = Box::new(self.host.connector(&scene.server, PORT));
         let env = self.process.env().clone();
         async move { Client::connect(&env, connector, options).await }

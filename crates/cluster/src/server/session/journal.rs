@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thalweg_env::HashMap;
-use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::mutation::Mutation;
 use thalweg_fs::session_table::Held;
 use thalweg_fs::{FsError, Ino, Timestamp};
 use tokio::sync::MutexGuard;
@@ -168,20 +168,8 @@ impl SessionJournal {
     /// have seen is no such inode where names change in it: the inodes behind these are.
     pub(in crate::server) fn check_unused(&self, mutations: &[Mutation]) -> Result<(), FsError> {
         let used = self.used.lock();
-        let is_used = |ino: &Ino| used.contains_key(ino);
-        let conflicts = |Mutation { kind, .. }: &Mutation| match kind {
-            MutationKind::Create { .. } => false,
-            MutationKind::SetAttributes { ino, .. }
-            | MutationKind::Write { ino, .. }
-            | MutationKind::Stored { ino, .. }
-            | MutationKind::Unlink { ino, .. }
-            | MutationKind::RemoveDirectory { ino, .. }
-            | MutationKind::Link { ino, .. } => is_used(ino),
-            MutationKind::Rename { ino, there, .. } => {
-                is_used(ino) || there.as_ref().is_some_and(is_used)
-            }
-        };
-        if mutations.iter().any(conflicts) { Err(FsError::Stale) } else { Ok(()) }
+        let mut subjects = mutations.iter().flat_map(|mutation| mutation.kind.subjects());
+        if subjects.any(|ino| used.contains_key(&ino)) { Err(FsError::Stale) } else { Ok(()) }
     }
 
     /// The last position that was applied.

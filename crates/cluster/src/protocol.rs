@@ -50,7 +50,7 @@ pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
-pub use used::UsedInode;
+pub use used::{UsedInode, conflicts_with};
 
 /// The first bytes that each side sends.
 pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
@@ -184,6 +184,8 @@ pub enum Request {
     Path {
         ino: Ino,
     },
+    /// Of a client with a journal that was away. [`Answer::Bytes`]: a list of [`UsedInode`], after their owners have sent what they made.
+    UsedMeanwhile,
     Attributes {
         ino: Ino,
         /// The client's caller has pages of the file. The answer comes when it has dropped those that were changed before.
@@ -382,7 +384,7 @@ pub struct JournalState {
     pub applied: u64,
     /// It expects the client to reclaim what it held.
     pub expected: bool,
-    /// The client was away for so long that other clients went on.
+    /// The client was away, and other clients went on.
     pub returned: bool,
 }
 

@@ -44,6 +44,11 @@ impl Ranges {
         self.0.is_empty()
     }
 
+    /// How many ranges.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// In their order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
         self.0.iter().map(|(start, end)| *start..*end)

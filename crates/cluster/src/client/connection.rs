@@ -24,8 +24,7 @@ use super::session::SessionInfo;
 use super::size_records::SizeRecords;
 use super::writeback::Writeback;
 use crate::protocol::{
-    Answer, Call, HELLO, JournalMount, MAX_CLAIMS, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request,
-    UsedInode, decode_list, encode_list,
+    Answer, Call, HELLO, JournalMount, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -92,7 +91,7 @@ impl Connections {
         let pending = encode_list(&self.base.call_numbers.resume());
         let sent = self.base.now();
         let answered = channel.call::<_, Reply>(&call, &[pending]).await;
-        let (Reply { answer, .. }, used) = answered.map_err(AttachError::lost)?;
+        let (Reply { answer, .. }, _) = answered.map_err(AttachError::lost)?;
         let Answer::Attached {
             root,
             lease,
@@ -114,8 +113,6 @@ impl Connections {
                 _ => AttachError::lost("its answer does not fit the call"),
             });
         };
-        let used: Vec<UsedInode> =
-            decode_list(&used, MAX_CLAIMS).map_err(|error| AttachError::lost(error.to_string()))?;
         if !self.base.session.fits(squash) {
             let why = "its users act as others now; unmount it, and mount it again";
             let refused = io::Error::new(io::ErrorKind::PermissionDenied, why);
@@ -133,7 +130,6 @@ impl Connections {
             session.lease = Duration::from_millis(u64::from(lease));
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
-            session.used = used.into();
             session.has_returned = state.returned;
             session.journal = journal.map(|_| JournalMount::Incarnation(state.incarnation));
             // A new server counts once it has what was reclaimed.

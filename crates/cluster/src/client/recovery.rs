@@ -31,7 +31,7 @@ use super::options::{OnConflict, Options};
 use super::stages::Stages;
 use super::write_around::{Refused, pass_skipped, write_around};
 use super::writeback::SendGuard;
-use crate::protocol::{Answer, JournalMount, Request, UsedInode};
+use crate::protocol::{Answer, JournalMount, MAX_CLAIMS, Request, UsedInode, decode_list};
 use crate::ranges::Ranges;
 
 impl Client {
@@ -252,17 +252,16 @@ impl Resumption<'_> {
         drop(turn);
         let Err(error) = writeback.send(true).await else { return Ok(before) };
         let refused = writeback.refused().filter(|(error, _)| is_conflict(error));
-        let Some((why, reached)) = refused else { return Err(self.pending(error)) };
+        let Some((why, _)) = refused else { return Err(self.pending(error)) };
         if base.options.on_conflict == OnConflict::Refuse {
             return Err(self.pending(error));
         }
-        before.add(reached + 1..reached + 2);
         let turn = writeback.hold().await;
         self.write_around(found, (before, Some(why)), turn).await
     }
 
     /// Writes the journal back around the mutations that conflict, and makes conflict copies of these; their positions. Some of these are
-    /// known: they were skipped `before` a crash, or the server has refused one.
+    /// known: they were skipped `before` a crash.
     async fn write_around(
         &mut self,
         found: &FoundJournal,
@@ -273,11 +272,9 @@ impl Resumption<'_> {
         let again = FoundJournal::open(self.env, found.device()).await;
         let again = again.map_err(AttachError::journal)?;
         let (runs, first, last) = (again.runs, again.chain.first, again.chain.next - 1);
-        let info = base.session.info();
-        let used: HashMap<_, _> = info.used.iter().map(|it| (it.ino, it.clone())).collect();
         // What other clients want meanwhile they get at once, and the server refuses changes of it. If it did not know of the client's
         // absence, they would miss these.
-        let turn = if info.has_returned {
+        let turn = if base.session.info().has_returned {
             writeback.set_aside();
             drop(turn);
             None
@@ -286,7 +283,8 @@ impl Resumption<'_> {
         };
         let plan = PlanFile::new(self.stages, self.session);
         let (mut reached, mut recorded) = (writeback.reached(), Ranges::default());
-        let skipped = loop {
+        let (skipped, used) = loop {
+            let used = self.used_meanwhile().await?;
             let rule = ConflictRule::new(base.options.conflict, &used);
             let skipped = skipped_of(rule, (&runs, first), reached, &before);
             // Before the server passes one of them.
@@ -297,7 +295,7 @@ impl Resumption<'_> {
             match write_around(self.stages, (&runs, first), reached, &skipped).await {
                 Ok(all) => {
                     reached = all;
-                    break skipped;
+                    break (skipped, used);
                 }
                 Err(Refused { position, error }) if is_conflict(&error) => {
                     (reached, before) = (position - 1, skipped);
@@ -309,12 +307,24 @@ impl Resumption<'_> {
         };
         writeback.set_aside();
         drop(turn);
+        if skipped.is_empty() {
+            return Ok(skipped);
+        }
         let rest = Rest::of(runs, |number| skipped.contains(first + number));
         let why = why.unwrap_or(FsError::Stale);
         self.keep_rest(rest, &used, &why).await?;
         pass_skipped(self.stages, reached, last).await.map_err(|error| self.pending(error))?;
         plan.remove().await.map_err(|error| self.pending(error))?;
         Ok(skipped)
+    }
+
+    /// What other clients have used of what the journal may change.
+    async fn used_meanwhile(&self) -> Result<HashMap<Ino, UsedInode>, AttachError> {
+        let answered = self.stages.rpc.call(Request::UsedMeanwhile, Vec::new(), |_, _| {}).await;
+        let (_, list) = answered.map_err(|error| self.pending(error))?;
+        let used = decode_list::<UsedInode>(&list, MAX_CLAIMS);
+        let used = used.map_err(|error| AttachError::lost(error.to_string()))?;
+        Ok(used.into_iter().map(|it| (it.ino, it)).collect())
     }
 
     /// Keeps in conflict copies what other clients have made impossible, or drops it.

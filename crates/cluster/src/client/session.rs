@@ -1,6 +1,5 @@
 //! The session at the server: what the server calls this client, what it said when the session began, and the lease.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use thalweg_fs::{Ino, Timestamp, Validity};
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
-use crate::protocol::{JournalMount, UsedInode};
+use crate::protocol::JournalMount;
 
 /// What the server has said of a session, and this client of itself.
 #[derive(Clone, Debug)]
@@ -30,9 +29,7 @@ pub(super) struct SessionInfo {
     pub(super) server: Uuid,
     /// How the client mounts its journal, if it has one.
     pub(super) journal: Option<JournalMount>,
-    /// Of a journal whose client was away: the inodes that other clients have used.
-    pub(super) used: Arc<[UsedInode]>,
-    /// Its client was away, and other clients went on.
+    /// Of a client with a journal: it was away, and other clients went on.
     pub(super) has_returned: bool,
 }
 
@@ -62,7 +59,6 @@ impl Session {
             squash: Squash::None,
             server: Uuid::nil(),
             journal: None,
-            used: Arc::default(),
             has_returned: false,
         };
         Session {

@@ -12,14 +12,20 @@ pub struct UsedInode {
     pub ino: Ino,
     /// The time of its last change before that.
     pub changed: Timestamp,
-    /// If they have only written bytes of it: these. `None` if they have read some, or changed something else.
+    /// If they have read no bytes, and changed nothing but bytes: these. `None`: all of it.
     pub written: Option<Vec<Range<u64>>>,
 }
 
 impl UsedInode {
     /// Whether a write to these bytes conflicts with the use.
     pub fn conflicts_with(&self, range: &Range<u64>) -> bool {
-        let overlaps = |it: &Range<u64>| it.start < range.end && range.start < it.end;
-        self.written.as_ref().is_none_or(|written| written.iter().any(overlaps))
+        conflicts_with(self.written.as_deref(), range)
     }
+}
+
+/// Whether a write to these bytes conflicts with the use of a file of which others have only written some, or used all. Who has not
+/// written has looked at its attributes, at least.
+pub fn conflicts_with(written: Option<&[Range<u64>]>, range: &Range<u64>) -> bool {
+    let overlaps = |it: &Range<u64>| it.start < range.end && range.start < it.end;
+    written.is_none_or(|written| written.is_empty() || written.iter().any(overlaps))
 }

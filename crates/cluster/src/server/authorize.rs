@@ -109,6 +109,7 @@ impl Authorize {
             | Request::Room { .. }
             | Request::ReachContents { .. }
             | Request::Path { .. }
+            | Request::UsedMeanwhile
             | Request::ExtendWriteBound { .. }
             | Request::KeepSizeRecord { .. }
             // All users may.

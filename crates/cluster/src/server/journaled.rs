@@ -15,7 +15,7 @@ use super::base::resolve;
 use super::session::{JournalInfo, Presence, Session};
 use super::session_record::encode;
 use super::stages::Stages;
-use crate::protocol::{JournalMount, UsedInode};
+use crate::protocol::JournalMount;
 
 /// A client attaches a session again that goes on, perhaps after a reboot. Whether it may: an earlier incarnation may not, which is
 /// another mount of the same journal or of a copy; nor may one that has not rebooted since the journal has lapsed, since it has
@@ -72,13 +72,4 @@ pub(super) async fn take_over(
         stages.open_files.close(session.serial, file).await;
     }
     Ok(true)
-}
-
-/// What a client that was away is to know: the inodes that other clients have used meanwhile.
-pub(super) fn used_meanwhile(session: &Session) -> Vec<UsedInode> {
-    if !session.journal.has_returned() {
-        return Vec::new();
-    }
-    let used = session.journal.used().into_iter();
-    used.map(|(ino, changed)| UsedInode { ino, changed, written: None }).collect()
 }

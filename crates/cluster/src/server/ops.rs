@@ -44,6 +44,7 @@ pub(super) async fn carry_out(
         Request::Lookup { parent, name } => names::look_up(op, *parent, name).await,
         Request::Parent { directory } => names::parent(op, *directory).await,
         Request::Path { ino } => names::path(op, *ino).await,
+        Request::UsedMeanwhile => delegations::used_meanwhile(op).await,
         Request::Attributes { ino, .. } => attributes::attributes(op, *ino).await,
         Request::SetAttributes { ino, change } => attributes::set(op, *ino, change).await,
         Request::Create { parent, name, new } => {

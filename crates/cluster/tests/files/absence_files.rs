@@ -3,11 +3,14 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use rand::RngExt;
 use thalweg_cluster::client::{Client, ConflictScope, OnConflict};
 use thalweg_cluster::conflicts::{ConflictKind, DIRECTORY};
-use thalweg_fs::{Cookie, Filesystem, Ino, Level, Node, Rename};
+use thalweg_env::Rng;
+use thalweg_fs::{Cookie, Filesystem, Ino, Level, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
-use thalweg_sim::run;
+use thalweg_sim::{campaign, run};
 
 use crate::absence::{lists, text_at};
 use crate::full::alone;
@@ -193,5 +196,148 @@ fn a_crash_while_it_writes_back_loses_nothing_that_was_skipped() {
             assert_eq!(y.as_deref(), Some("3"), "{late}: {sets:?}");
             again.close().await;
         });
+    }
+}
+
+/// Bytes of the file that both sides write.
+const LEN: usize = 4000;
+
+/// A range of the file, and the bytes for it.
+type Patch = (usize, Vec<u8>);
+
+fn patch(rng: &mut Rng, value: u8) -> Patch {
+    let len = rng.random_range(1..400);
+    (rng.random_range(0..LEN - len), vec![value; len])
+}
+
+async fn write(client: &Client, file: Ino, (at, bytes): &Patch) {
+    let (at, data) = (WriteAt::Offset(*at as u64), vec![Bytes::from(bytes.clone())]);
+    client.write(file, at, data, WriteHow::default()).await.unwrap();
+}
+
+fn apply(file: &mut [u8], (at, bytes): &Patch) {
+    file[*at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// What is written back of the one side's patches after those of the other: all that have no byte of that side's, or of one that is not
+/// written back. With `prefix`, those before the first that has.
+fn kept(ours: &[Patch], theirs: &[Patch], prefix: bool) -> Vec<bool> {
+    let mut taken = vec![false; LEN];
+    for (at, bytes) in theirs {
+        taken[*at..at + bytes.len()].fill(true);
+    }
+    let mut has_stopped = false;
+    let is_kept = |(at, bytes): &Patch| {
+        let range = *at..at + bytes.len();
+        let conflicts = has_stopped || taken[range.clone()].contains(&true);
+        has_stopped |= conflicts && prefix;
+        if conflicts {
+            taken[range].fill(true);
+        }
+        !conflicts
+    };
+    ours.iter().map(is_kept).collect()
+}
+
+/// Whether somebody looks into the file beside those who write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Looks {
+    No,
+    Reads,
+    /// They write to so many places that these count as all of the file.
+    Everywhere,
+}
+
+fn both_write(seed: u64, scope: ConflictScope, looks: Looks) -> (usize, bool) {
+    run(seed, move |env| async move {
+        let (mut scene, mut rng) = (Scene::durable(&env).await, env.rng());
+        let mut machine = machine(&scene).await;
+        machine.conflict = scope;
+        let (client, _, files) = begin(&scene, &machine, &["x"]).await;
+        write(&client, files[0], &(0, vec![1; LEN])).await;
+        client.wait_for(files[0], Level::Server, LEASE).await.unwrap();
+        let count = rng.random_range(1..7);
+        let ours: Vec<Patch> = (0..count).map(|at| patch(&mut rng, 10 + at)).collect();
+        for patch in &ours {
+            write(&client, files[0], patch).await;
+        }
+        client.sync_all().await.unwrap();
+        machine.crash(Shape::Nothing);
+        drop(client);
+        let visitor = scene.client("other").await;
+        let other = &visitor.client;
+        let seen = other.find(Ino::ROOT, b"d").await.unwrap().ino;
+        other.reference(seen);
+        let file = other.find(seen, b"x").await.unwrap().ino;
+        other.reference(file);
+        let count = rng.random_range(1..4);
+        let mut theirs: Vec<Patch> = (0..count).map(|at| patch(&mut rng, 100 + at)).collect();
+        if looks == Looks::Everywhere {
+            theirs = (0..40).map(|at| (at * 100, vec![100])).collect();
+        }
+        // By calls, or in a batch as the file's owner, which has that sent when the other side comes back.
+        let owns = rng.random_bool(0.5);
+        if owns {
+            env.sleep(3 * EXPIRE).await;
+            other.open(&Default::default(), file, WRITING).await.unwrap();
+        }
+        let before = calls(other);
+        for patch in &theirs {
+            write(other, file, patch).await;
+        }
+        let is_own = calls(other) == before;
+        if looks == Looks::Reads {
+            other.read(file, 0, 1).await.unwrap();
+        }
+        if rng.random_bool(0.3) {
+            scene.crash(Shape::Nothing).await;
+        }
+        let again = machine.mount(&scene, true).await.unwrap();
+        let is_kept = match looks {
+            Looks::No => kept(&ours, &theirs, scope == ConflictScope::Prefix),
+            Looks::Reads | Looks::Everywhere => vec![false; ours.len()],
+        };
+        let (mut now, mut set_aside) = (vec![1; LEN], vec![0; LEN]);
+        theirs.iter().for_each(|patch| apply(&mut now, patch));
+        for (patch, is_kept) in ours.iter().zip(&is_kept) {
+            apply(if *is_kept { &mut now } else { &mut set_aside }, patch);
+        }
+        let found = other.read(file, 0, 2 * LEN).await.unwrap().concat();
+        let differs = (0..LEN).find(|at| found.get(*at) != now.get(*at));
+        assert_eq!((found.len(), differs), (LEN, None), "{seed}: {is_kept:?}");
+        let sets = lists(&again).await;
+        let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
+        assert_eq!(entries.is_empty(), !is_kept.contains(&false), "{seed}: {entries:?}");
+        for entry in &entries {
+            assert_eq!(entry.kind, ConflictKind::Ranges);
+            let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
+            let name = entry.copy.as_deref().unwrap().rsplit('/').next().unwrap();
+            let copy = other.find(directory, name.as_bytes()).await.unwrap().ino;
+            let bytes = other.read(copy, 0, LEN).await.unwrap().concat();
+            for (at, len) in &entry.ranges {
+                let range = *at as usize..(*at + *len) as usize;
+                assert_eq!(bytes[range.clone()], set_aside[range], "{seed}");
+            }
+            let len: u64 = entry.ranges.iter().map(|(_, len)| len).sum();
+            assert_eq!(len as usize, set_aside.iter().filter(|it| **it > 0).count());
+        }
+        (is_kept.iter().filter(|it| **it).count(), is_own)
+    })
+}
+
+/// Two sides that only write bytes of a file do not stand in each other's way where these are others.
+#[test]
+fn bytes_that_others_have_not_written_are_written_back() {
+    let (mut kept, mut owned) = (0, 0);
+    for seed in campaign::seeds(120) {
+        let scope = if seed % 2 == 0 { ConflictScope::File } else { ConflictScope::Prefix };
+        let (some, is_own) = both_write(seed, scope, Looks::No);
+        kept += some;
+        owned += usize::from(is_own);
+    }
+    println!("{kept} writes were written back, {owned} times into another client's own file");
+    assert!(kept > 100 && owned > 20);
+    for (seed, looks) in (0..).zip([Looks::Reads, Looks::Everywhere]) {
+        assert_eq!(both_write(seed, ConflictScope::File, looks).0, 0);
     }
 }

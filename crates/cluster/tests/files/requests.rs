@@ -10,7 +10,7 @@ use thalweg_fs::{
 use crate::scene::new;
 
 /// The last kind of request. A new kind does not compile before it is counted here, and then [`every`] lacks it.
-const LAST: usize = 48;
+const LAST: usize = 49;
 
 fn kind(request: &Request) -> usize {
     match request {
@@ -63,6 +63,7 @@ fn kind(request: &Request) -> usize {
         Request::Unlock { .. } => 46,
         Request::ConflictingLock { .. } => 47,
         Request::Path { .. } => 48,
+        Request::UsedMeanwhile => 49,
     }
 }
 
@@ -110,6 +111,7 @@ fn about_names(parent: Ino, ino: Ino) -> Vec<Request> {
         Request::Lookup { parent, name: name.clone() },
         Request::Parent { directory: parent },
         Request::Path { ino },
+        Request::UsedMeanwhile,
         Request::Create { parent, name: made(), new: new(Node::File) },
         Request::Create { parent, name: made(), new: new(Node::Directory) },
         Request::Link { ino, parent, name: made() },

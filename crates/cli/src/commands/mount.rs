@@ -112,6 +112,7 @@ Of a shared filesystem whose server is away, as in nfs(5):
   hard              calls wait until it is back; a program that waits can be killed (default)
   soft, softerr     calls fail with EIO, or with ETIMEDOUT, when the server was away for timeo × (retrans + 1);
                     what a failed call has changed, if anything, is not known
+  disconnected=wait|error  the same as hard, or calls fail with EIO as soon as the lease is over (wait)
   timeo=N           tenths of a second (600)
   retrans=N         so many further times (2)
   retry=MINUTES     how long the mount itself is tried again (0; with bg 10000)
@@ -155,7 +156,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
     if options.away != AwayOptions::default() {
         return Err(Failure::new(
-            "hard, soft, softerr, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
+            "hard, soft, softerr, disconnected=, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
         ));
     }
     let JournalOptions { journal_size, on_conflict, conflict, replicate, .. } = &options.journal;

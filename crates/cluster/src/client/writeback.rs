@@ -145,6 +145,16 @@ impl Writeback {
     ) -> Result<(), FsError> {
         let inodes = &self.base.inodes;
         let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
+        // Without the lease nothing is made that a later commit would have to cover.
+        let (session, queue) = (&self.base.session, &self.base.queue);
+        let was_committed = is_own
+            && !session.is_leased()
+            && self.base.journal.live().is_some()
+            && !self.base.replay_log.has_calls()
+            && queue.is_committed_leased(ino);
+        if was_committed {
+            return Ok(());
+        }
         // After the lease another client may have used the file.
         let is_committed = is_own && self.journaling.commit().await? == Committed::Everywhere;
         if is_committed && self.base.session.is_leased() {

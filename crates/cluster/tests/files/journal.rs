@@ -316,10 +316,19 @@ fn a_sync_without_the_server_ends_under_the_lease() {
         let sync = client.sync(file, false);
         assert!(env.timeout(LEASE / 4, sync).await.is_some(), "it waits for the server");
         env.sleep(2 * LEASE).await;
+        // What was committed under the lease stays so, and nothing else is made.
+        for sync in [client.sync(file, false), client.sync_all()] {
+            let synced = env.timeout(LEASE / 4, sync).await;
+            assert!(matches!(synced, Some(Ok(()))), "it was committed: {synced:?}");
+        }
+        assert!(client.is_disconnected());
         let (waiting, own) = (client.clone(), machine.process.env());
-        let syncing = own.spawn(async move { waiting.sync(file, false).await });
+        let syncing = own.spawn(async move {
+            put(&waiting, file, "later").await.unwrap();
+            waiting.sync(file, false).await
+        });
         env.sleep(LEASE).await;
-        assert!(!syncing.is_finished(), "it ends after the lease");
+        assert!(!syncing.is_finished(), "a write ends after the lease");
         scene.network.heal();
         syncing.await.unwrap().unwrap();
     });

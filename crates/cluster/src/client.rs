@@ -56,6 +56,7 @@ mod reclaim;
 mod record;
 mod recovery;
 mod renames;
+mod reopen;
 mod replay_log;
 mod room;
 mod rpc;

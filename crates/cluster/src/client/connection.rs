@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::base::ClientBase;
 use super::error::{AttachError, LinkError};
 use super::inodes::LocalRules;
+use super::journal_slot::Reopened;
 use super::journaling::Committed;
 use super::link::Link;
 use super::open_files::OpenFiles;
@@ -159,17 +160,19 @@ impl Connections {
                 "the server has ended the session of this client: open files are stale, and locks are lost"
             );
         }
+        // No other client has changed them so far.
+        let mut own = self.open_files.opened();
+        own.retain(|ino| self.base.inodes.has_delegation(*ino));
         // Nothing is delegated from here on, so no mutation is made any more.
         let inodes = self.base.cache.end_session();
         let (kept, mutations) = self.base.queue.end_session();
         self.base.numbers.end_session();
         self.base.room.end_session();
         self.size_records.end_session();
-        if had_journal {
-            self.keep_for_journal(&kept, lapsed);
-        }
+        let goes_on = had_journal && self.keep_for_journal(&kept, lapsed) && lapsed;
         let (_, unsent) = self.base.lose(&mutations, Some(&LinkError::Lost.into()));
-        self.open_files.end_session();
+        let is_lost = |ino: Ino| mutations.iter().any(|it| it.kind.inodes().any(|it| it == ino));
+        self.open_files.end_session(|ino| goes_on && own.contains(&ino) && !is_lost(ino));
         let (answered, inodes_changed) = self.base.replay_log.clear();
         let mut changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
         changed.extend(&inodes_changed);
@@ -195,8 +198,9 @@ impl Connections {
         }
     }
 
-    /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay.
-    fn keep_for_journal(&self, kept: &[Mutation], lapsed: bool) {
+    /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay; whether
+    /// that is to come.
+    fn keep_for_journal(&self, kept: &[Mutation], lapsed: bool) -> bool {
         let (changed, _) = self.base.lose(kept, None);
         self.base.drop_from_caller(changed.clone());
         tracing::warn!(
@@ -208,6 +212,7 @@ impl Connections {
         if !goes_on {
             self.base.losses.add_all(kept.len(), changed);
         }
+        goes_on
     }
 
     /// Opens a journal again whose session the server has ended: what no other client has used is written back, and the rest set aside.
@@ -219,8 +224,9 @@ impl Connections {
         if let Some(before) = self.base.journal.last() {
             before.end().await;
         }
-        match reopen(kept).await {
-            Ok(mut journal) => {
+        match reopen(kept, self.open_files.suspended()).await {
+            Ok(Reopened { mut journal, unused }) => {
+                self.open_files.found(unused);
                 self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
                 let before = self.base.queue.begin_journal(journal.room().size);
                 journal.begin_behind(before);
@@ -241,7 +247,10 @@ impl Connections {
 
     async fn attach_again(&self) -> Result<Connection, AttachError> {
         self.reopen_journal().await?;
-        self.attach_and_reclaim().await
+        let connection = self.attach_and_reclaim().await?;
+        // Before a program uses one of them.
+        self.reopen_files(&connection.channel).await;
+        Ok(connection)
     }
 
     /// Keeps a connection, until the client is closed.

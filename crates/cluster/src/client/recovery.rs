@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, HashMap};
 use thalweg_fs::{FsError, Ino};
@@ -26,12 +27,14 @@ use super::error::AttachError;
 use super::filesystem::Client;
 use super::inode_changes::Rest;
 use super::journal::{ClientJournal, FoundJournal};
-use super::journal_slot::{Kept, Reopen};
+use super::journal_slot::{Kept, Reopen, Reopened};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
 use super::write_around::{Refused, pass_skipped, write_around};
 use super::writeback::SendGuard;
-use crate::protocol::{Answer, JournalMount, MAX_CLAIMS, Request, UsedInode, decode_list};
+use crate::protocol::{
+    Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request, UsedInode, decode_list,
+};
 use crate::ranges::Ranges;
 
 impl Client {
@@ -60,7 +63,7 @@ async fn connect(
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
     let reopen = reopening(env, &connector, &options, device);
-    let journal = reopen(Kept::Session).await?;
+    let journal = reopen(Kept::Session, Vec::new()).await?.journal;
     let base = ClientBase::new(env, options);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
@@ -77,16 +80,19 @@ fn reopening(
     device: DeviceRef,
 ) -> Reopen {
     let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
-    Arc::new(move |kept| {
+    Arc::new(move |kept, asked| {
         let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
         let device = device.clone();
         Box::pin(async move {
-            let journal = match kept {
-                Kept::Session => recover(&env, &connector, &options, device).await?,
-                Kept::Nothing(session) => begin_empty(&env, &options, session, device).await?,
+            let reopened = match kept {
+                Kept::Session => recover(&env, &connector, &options, device, &asked).await?,
+                Kept::Nothing(session) => {
+                    let journal = begin_empty(&env, &options, session, device).await?;
+                    Reopened { journal, unused: Vec::new() }
+                }
             };
-            attach_copies(&journal).await?;
-            Ok(journal)
+            attach_copies(&reopened.journal).await?;
+            Ok(reopened)
         })
     })
 }
@@ -118,18 +124,48 @@ async fn recover(
     connector: &Arc<dyn Connector>,
     options: &Options,
     device: DeviceRef,
-) -> Result<ClientJournal, AttachError> {
+    asked: &[Ino],
+) -> Result<Reopened, AttachError> {
     let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
-    let mut resumed = None;
+    let (mut resumed, mut unused) = (None, Vec::new());
     if let Some(session) = found.chain.session {
-        resumed = resume(env, connector, options, (session, false), &mut found).await?.stages;
+        let done = resume(env, connector, options, (session, false), &mut found).await?;
+        if let Some(stages) = &done.stages {
+            unused = unused_of(stages, asked, &done.skipped).await.unwrap_or_default();
+        }
+        resumed = done.stages;
     }
     // The journal is empty before the server forgets its position.
     let journal = found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)?;
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
-    Ok(journal)
+    Ok(Reopened { journal, unused })
+}
+
+/// Those of these inodes that no other client has used, and that have all of the journal's changes, with their paths.
+async fn unused_of(
+    stages: &Stages,
+    asked: &[Ino],
+    skipped: &[Ino],
+) -> Result<Vec<(Ino, Bytes)>, FsError> {
+    let mut unused = Vec::new();
+    if asked.is_empty() {
+        return Ok(unused);
+    }
+    let (_, list) = stages.rpc.call(Request::UsedMeanwhile, Vec::new(), |_, _| {}).await?;
+    let used = decode_list::<UsedInode>(&list, MAX_CLAIMS)?;
+    // There may be more of them.
+    if used.len() == MAX_CLAIMS || list.len() > MAX_PAYLOAD / 4 {
+        return Ok(unused);
+    }
+    let is_used = |ino: &Ino| skipped.contains(ino) || used.iter().any(|it| it.ino == *ino);
+    for ino in asked.iter().filter(|ino| !is_used(ino)) {
+        if let Ok((Answer::Bytes, path)) = stages.request(Request::Path { ino: *ino }).await {
+            unused.push((*ino, path));
+        }
+    }
+    Ok(unused)
 }
 
 /// Begins a journal anew that has nothing of a session, which has ended.
@@ -161,6 +197,8 @@ pub(super) struct Resumed {
     pub(super) written: u64,
     /// Changes that other clients have made impossible.
     pub(super) set_aside: u64,
+    /// The inodes that these are about.
+    pub(super) skipped: Vec<Ino>,
 }
 
 /// Goes on with a session, and writes back what the journal has of it.
@@ -200,8 +238,11 @@ pub(super) async fn resume(
         );
         return Err(pending(why));
     }
-    let mut resumption = Resumption { env, connector, stages: &stages, session, mutations };
-    let skipped = resumption.write_back(found, turn).await?;
+    let skipped = Vec::new();
+    let mut resumption =
+        Resumption { env, connector, stages: &stages, session, mutations, skipped };
+    let set_aside = resumption.write_back(found, turn).await?;
+    let skipped = resumption.skipped;
     if let Some(error) = stages.base.losses.first() {
         return Err(pending(error.to_string()));
     }
@@ -212,8 +253,9 @@ pub(super) async fn resume(
     }
     tracing::info!(mutations, "the journal was written back");
     let begin = first.max(reached + 1);
-    let written = found.chain.next.saturating_sub(begin) - skipped.count_from(begin);
-    Ok(Resumed { stages: Some(stages), written, set_aside: skipped.count_from(0) })
+    let written = found.chain.next.saturating_sub(begin) - set_aside.count_from(begin);
+    let set_aside = set_aside.count_from(0);
+    Ok(Resumed { stages: Some(stages), written, set_aside, skipped })
 }
 
 /// A journal while it is written back.
@@ -224,6 +266,8 @@ struct Resumption<'a> {
     stages: &'a Stages,
     session: Uuid,
     mutations: usize,
+    /// The inodes that skipped mutations are about.
+    skipped: Vec<Ino>,
 }
 
 impl Resumption<'_> {
@@ -311,6 +355,7 @@ impl Resumption<'_> {
             return Ok(skipped);
         }
         let rest = Rest::of(runs, |number| skipped.contains(first + number));
+        self.skipped = rest.iter().map(|(ino, _)| ino).collect();
         let why = why.unwrap_or(FsError::Stale);
         self.keep_rest(rest, &used, &why).await?;
         pass_skipped(self.stages, reached, last).await.map_err(|error| self.pending(error))?;

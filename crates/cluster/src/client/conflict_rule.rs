@@ -1,7 +1,7 @@
 //! Which mutations of a journal conflict with what other clients have done while its client was away, and which depend on those.
 //!
-//! The server refuses what conflicts. What depends on a refused mutation it may take, so the client has to know: a write to a file
-//! whose earlier write is refused, a name below a directory that is not made.
+//! The server refuses a mutation that conflicts. It may take one that depends on a refused one, so the client has to know these: a write to a
+//! file whose earlier write is refused, a name below a directory that is not made.
 
 use bytes::Bytes;
 use thalweg_env::{HashMap, HashSet};
@@ -17,7 +17,7 @@ use crate::ranges::Ranges;
 pub(super) struct ConflictRule<'a> {
     scope: ConflictScope,
     used: &'a HashMap<Ino, UsedInode>,
-    /// All that follow conflict.
+    /// The mutations that follow conflict.
     has_stopped: bool,
     /// Inodes that are not made.
     unmade: HashSet<Ino>,
@@ -76,7 +76,7 @@ impl<'a> ConflictRule<'a> {
             self.directories.insert(parent);
         }
         match kind {
-            // Of one that the server refuses unexpectedly it is not known what of the file others have used.
+            // Of one that the server refuses unexpectedly it is not known what of the file other clients have used.
             MutationKind::Write { ino, offset, data, .. } if is_foreseen => {
                 let range = *offset..offset.saturating_add(data.len() as u64);
                 self.unwritten.entry(*ino).or_default().add(range);

@@ -110,10 +110,10 @@ impl fmt::Display for OnConflict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ConflictScope {
-    /// That one and all behind it, so that others see a prefix of what the client has done.
+    /// That one and all behind it, so that other clients see a prefix of what the client has done.
     #[default]
     Prefix,
-    /// That one and those that depend on it: those of the same file, and names below a directory that is not made. All others are
+    /// That one and those that depend on it: those of the same file, and names below a directory that is not made. The rest is
     /// written back.
     File,
 }

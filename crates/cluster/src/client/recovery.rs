@@ -275,7 +275,7 @@ impl Resumption<'_> {
         AttachError::Pending { mutations: self.mutations, why: why.to_string() }
     }
 
-    /// Sends what the journal has, and sets aside what others have made impossible; the positions of that.
+    /// Sends what the journal has, and sets aside the changes that other clients have made impossible; their positions.
     async fn write_back(
         &mut self,
         found: &FoundJournal,
@@ -289,7 +289,7 @@ impl Resumption<'_> {
         }
         if !before.is_empty() {
             if base.options.on_conflict == OnConflict::Refuse {
-                return Err(self.pending("other clients have used what some of them change"));
+                return Err(self.pending("other clients have used files that some of them change"));
             }
             return self.write_around(found, (before, None), turn).await;
         }

@@ -11,7 +11,7 @@ use super::user::User;
 use crate::protocol::{Answer, Call, Reply, Request};
 
 impl Connections {
-    /// Opens the suspended files at the server of a new session. What is not where it was stays stale.
+    /// Opens the suspended files at the server of a new session. A file that is not where it was stays stale.
     pub(super) async fn reopen_files(&self, channel: &Channel) {
         let mut stale = 0;
         while let Some((handle, opening, path)) = self.open_files.next_suspended() {

@@ -23,8 +23,8 @@ impl UsedInode {
     }
 }
 
-/// Whether a write to these bytes conflicts with the use of a file of which others have only written some, or used all. Who has not
-/// written has looked at its attributes, at least.
+/// Whether a write to these bytes conflicts with the use of a file that other clients have used: they have only written some, or used
+/// all of it. If they have written none, they have looked at its attributes.
 pub fn conflicts_with(written: Option<&[Range<u64>]>, range: &Range<u64>) -> bool {
     let overlaps = |it: &Range<u64>| it.start < range.end && range.start < it.end;
     written.is_none_or(|written| written.is_empty() || written.iter().any(overlaps))

@@ -1,7 +1,7 @@
 //! What clients do with inodes of which another one may have changes in its journal, that is away.
 //!
-//! The first use of such an inode is noted when it is taken back from the client (`recall`). What of it was used is noted here:
-//! bytes that are written, or all of it, by any other change or a read of its bytes. A look at its attributes is none.
+//! The first use of such an inode is noted when it is taken back from the client (`recall`). Here is noted how much
+//! of it was used: bytes that are written, or all of it, by any other change or a read of its bytes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

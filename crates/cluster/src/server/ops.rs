@@ -26,8 +26,7 @@ pub(super) async fn carry_out(
     request: &Request,
     payload: Bytes,
 ) -> Answered {
-    check(ctx)?;
-    let op = Op { ctx, stages };
+    let op = check(Op { ctx, stages })?;
     match &*stages.authorize.call(ctx, request).await? {
         session_request!() => Err(FsError::Invalid("the call is one of a session")),
         Request::RequestDelegation { ino } => delegations::request(op, *ino).await,
@@ -93,11 +92,12 @@ pub(super) async fn carry_out(
 }
 
 /// Whether the session may do this at all: its client knows the inodes, and may change what it changes.
-fn check(ctx: &RequestContext<'_>) -> Result<(), FsError> {
+fn check(op: Op<'_>) -> Result<Op<'_>, FsError> {
+    let ctx = op.ctx;
     if ctx.footprint.writes && ctx.session.visitor.access == Access::Read {
         return Err(FsError::ReadOnly);
     }
-    ctx.footprint.inodes.iter().try_for_each(|ino| ctx.session.knows(*ino))
+    ctx.footprint.inodes.iter().try_for_each(|ino| ctx.session.knows(*ino)).map(|()| op)
 }
 
 /// The response to a call that the server before this one has carried out without answering it.

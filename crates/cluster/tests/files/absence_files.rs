@@ -1,5 +1,5 @@
-//! A client that was away writes back file by file: what others have used is skipped with what depends on it, and all else is at the
-//! server.
+//! A client that was away writes back file by file: a file that other clients have used is skipped with the changes that depend on it, and the
+//! rest is at the server.
 
 use std::time::Duration;
 
@@ -239,13 +239,34 @@ fn kept(ours: &[Patch], theirs: &[Patch], prefix: bool) -> Vec<bool> {
     ours.iter().map(is_kept).collect()
 }
 
-/// Whether somebody looks into the file beside those who write.
+/// How the other side uses the file beside its writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Looks {
     No,
     Reads,
     /// They write to so many places that these count as all of the file.
     Everywhere,
+}
+
+/// The conflict copy, if there is one, has the bytes that are not 0.
+async fn check_copies(other: &Client, again: &Client, set_aside: &[u8]) {
+    let sets = lists(again).await;
+    let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
+    let has_some = set_aside.iter().any(|it| *it > 0);
+    assert_eq!(!entries.is_empty(), has_some, "{entries:?}");
+    for entry in &entries {
+        assert_eq!(entry.kind, ConflictKind::Ranges);
+        let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
+        let name = entry.copy.as_deref().unwrap().rsplit('/').next().unwrap();
+        let copy = other.find(directory, name.as_bytes()).await.unwrap().ino;
+        let bytes = other.read(copy, 0, LEN).await.unwrap().concat();
+        for (at, len) in &entry.ranges {
+            let range = *at as usize..(*at + *len) as usize;
+            assert_eq!(bytes[range.clone()], set_aside[range]);
+        }
+        let len: u64 = entry.ranges.iter().map(|(_, len)| len).sum();
+        assert_eq!(len as usize, set_aside.iter().filter(|it| **it > 0).count());
+    }
 }
 
 fn both_write(seed: u64, scope: ConflictScope, looks: Looks) -> (usize, bool) {
@@ -305,22 +326,7 @@ fn both_write(seed: u64, scope: ConflictScope, looks: Looks) -> (usize, bool) {
         let found = other.read(file, 0, 2 * LEN).await.unwrap().concat();
         let differs = (0..LEN).find(|at| found.get(*at) != now.get(*at));
         assert_eq!((found.len(), differs), (LEN, None), "{seed}: {is_kept:?}");
-        let sets = lists(&again).await;
-        let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
-        assert_eq!(entries.is_empty(), !is_kept.contains(&false), "{seed}: {entries:?}");
-        for entry in &entries {
-            assert_eq!(entry.kind, ConflictKind::Ranges);
-            let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
-            let name = entry.copy.as_deref().unwrap().rsplit('/').next().unwrap();
-            let copy = other.find(directory, name.as_bytes()).await.unwrap().ino;
-            let bytes = other.read(copy, 0, LEN).await.unwrap().concat();
-            for (at, len) in &entry.ranges {
-                let range = *at as usize..(*at + *len) as usize;
-                assert_eq!(bytes[range.clone()], set_aside[range], "{seed}");
-            }
-            let len: u64 = entry.ranges.iter().map(|(_, len)| len).sum();
-            assert_eq!(len as usize, set_aside.iter().filter(|it| **it > 0).count());
-        }
+        check_copies(other, &again, &set_aside).await;
         (is_kept.iter().filter(|it| **it).count(), is_own)
     })
 }

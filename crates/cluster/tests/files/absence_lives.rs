@@ -219,6 +219,14 @@ fn leave(
     }
 }
 
+/// If other clients have used one file, all other files are written back.
+fn check_others(name: &str, seen: Option<&Seen>, entries: &[&ConflictEntry]) {
+    let Some(one) = seen.and_then(|seen| seen.one.as_ref()) else { return };
+    let path = format!("/top/d/{one}");
+    let is_one = |it: &&ConflictEntry| it.path.as_ref() == Some(&path);
+    assert!(entries.iter().all(is_one), "{name}: {one} was used, and not {entries:?}");
+}
+
 fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, usize) {
     run(seed, move |env| async move {
         let mut scene = Scene::durable(&env).await;
@@ -282,12 +290,8 @@ fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, us
         if matches!(what, Foreign::Nothing | Foreign::Lists) {
             assert!(sets.is_empty(), "{name}: {sets:?}");
         }
-        let one = seen.as_ref().and_then(|seen| seen.one.as_ref());
-        if let (ConflictScope::File, false, Some(one)) = (conflict, renames, one) {
-            // All other files are written back.
-            let path = format!("/top/d/{one}");
-            let is_one = |it: &&ConflictEntry| it.path.as_ref() == Some(&path);
-            assert!(entries.iter().all(is_one), "{name}: {one} was used, and not {entries:?}");
+        if conflict == ConflictScope::File && !renames {
+            check_others(&name, seen.as_ref(), &entries);
         }
         let copies = entries.iter().filter(|entry| entry.copy.is_some()).count();
         let all = merged(&other, directory, &sets, written.as_ref()).await;

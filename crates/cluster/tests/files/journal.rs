@@ -29,7 +29,7 @@ pub(crate) struct Journaled {
     device: DeviceRef,
     /// Where copies of the journal are.
     pub(crate) keepers: Vec<client::KeeperTarget>,
-    /// What becomes of changes that others have made impossible, and which those are.
+    /// What becomes of changes that other clients have made impossible, and which those are.
     pub(crate) on_conflict: OnConflict,
     pub(crate) conflict: ConflictScope,
 }

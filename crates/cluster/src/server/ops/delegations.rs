@@ -15,7 +15,7 @@ use crate::protocol::{
 
 /// Ranges of inode numbers that a client has at most.
 const MAX_RANGES: usize = 4;
-/// Bytes of an inode that others have used and of a range of it in a message, at most.
+/// Bytes of a used inode and of a range of it in a message, at most.
 const USE_BYTES: usize = 40;
 const RANGE_BYTES: usize = 20;
 /// The list from which new inodes in a directory get theirs.

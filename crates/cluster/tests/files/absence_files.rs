@@ -307,6 +307,10 @@ fn both_write(seed: u64, scope: ConflictScope, looks: Looks) -> (usize, bool) {
             write(other, file, patch).await;
         }
         let is_own = calls(other) == before;
+        // Otherwise it makes the calls again at the next server, which notes them again.
+        if rng.random_bool(0.5) {
+            other.sync(file, false).await.unwrap();
+        }
         if looks == Looks::Reads {
             other.read(file, 0, 1).await.unwrap();
         }
@@ -343,7 +347,8 @@ fn bytes_that_others_have_not_written_are_written_back() {
     }
     println!("{kept} writes were written back, {owned} times into another client's own file");
     assert!(kept > 100 && owned > 20);
-    for (seed, looks) in (0..).zip([Looks::Reads, Looks::Everywhere]) {
-        assert_eq!(both_write(seed, ConflictScope::File, looks).0, 0);
+    for seed in campaign::seeds(40) {
+        let looks = if seed % 2 == 0 { Looks::Reads } else { Looks::Everywhere };
+        assert_eq!(both_write(seed, ConflictScope::File, looks).0, 0, "{seed}");
     }
 }

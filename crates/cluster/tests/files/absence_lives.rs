@@ -219,6 +219,15 @@ fn leave(
     }
 }
 
+/// What other clients have seen is not changed behind their backs.
+async fn check_seen(other: &Client, directory: Ino, seen: Option<&Seen>) {
+    let Some(Seen { before, written, .. }) = seen else { return };
+    let now = found(other, directory).await;
+    for (name, bytes) in before.iter().filter(|(name, _)| Some(*name) != written.as_ref()) {
+        assert!(now.get(name) == Some(bytes), "{name} has changed");
+    }
+}
+
 /// If other clients have used one file, all other files are written back.
 fn check_others(name: &str, seen: Option<&Seen>, entries: &[&ConflictEntry]) {
     let Some(one) = seen.and_then(|seen| seen.one.as_ref()) else { return };
@@ -280,13 +289,7 @@ fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, us
         };
         let sets = lists(&recovered).await;
         let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
-        if let Some(Seen { before, .. }) = &seen {
-            // What other clients have seen is not changed behind their backs.
-            let now = found(&other, directory).await;
-            for (name, bytes) in before.iter().filter(|(name, _)| Some(*name) != written.as_ref()) {
-                assert!(now.get(name) == Some(bytes), "{name} has changed");
-            }
-        }
+        check_seen(&other, directory, seen.as_ref()).await;
         if matches!(what, Foreign::Nothing | Foreign::Lists) {
             assert!(sets.is_empty(), "{name}: {sets:?}");
         }

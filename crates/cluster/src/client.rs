@@ -21,6 +21,8 @@ mod batch;
 mod cache;
 mod cached;
 mod call_numbers;
+mod conflict_plan;
+mod conflict_rule;
 mod conflicts;
 mod connection;
 mod content;
@@ -55,6 +57,7 @@ mod reclaim;
 mod record;
 mod recovery;
 mod renames;
+mod reopen;
 mod replay_log;
 mod room;
 mod rpc;
@@ -65,12 +68,16 @@ mod size_records;
 mod stages;
 mod takeover;
 mod user;
+mod write_around;
 mod write_bounds;
 mod writeback;
 
 pub use copies::{CopyReport, CopyState, KeeperTarget};
 pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
-pub use options::{OnConflict, Options, Recover, UnknownOnConflict, UnknownRecover};
+pub use options::{
+    ConflictScope, OnConflict, Options, Recover, UnknownConflictScope, UnknownOnConflict,
+    UnknownRecover,
+};
 pub use pending::{Changes, MountedJournal, PendingReport};
 pub use takeover::{TakenOver, take_over};

@@ -13,7 +13,7 @@ pub const INFIX: &str = ".conflict-";
 /// The version of the list's format.
 pub const FORMAT: u32 = 1;
 
-/// The changes of a journal from one on that the server refused.
+/// The changes of a journal that were skipped, since the server refused one of them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ConflictSet {
     /// [`FORMAT`].

@@ -3,7 +3,8 @@
 //! - [`server`]: a filesystem, served to clients on other machines; [`client`]: such a filesystem on the client's side;
 //! - [`keeper`]: second copies of the journals of clients;
 //! - [`conflicts`]: what a client could not write back that was away;
-//! - `protocol`, `failure`: what the two say to each other; `squash`: what they make of the users of a client.
+//! - `protocol`, `failure`: what the two say to each other; `squash`: what they make of the users of a client;
+//! - `ranges`: sets of numbers.
 //!
 //! # Lock order
 //!

@@ -29,6 +29,7 @@ mod footprint;
 pub mod keep;
 mod lists;
 mod notices;
+mod used;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,7 @@ pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
+pub use used::{UsedInode, conflicts_with};
 
 /// The first bytes that each side sends.
 pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
@@ -204,6 +206,8 @@ pub enum Request {
     Path {
         ino: Ino,
     },
+    /// Of a client with a journal that was away. [`Answer::Bytes`]: a list of [`UsedInode`], after their owners have sent what they made.
+    UsedMeanwhile,
     Attributes {
         ino: Ino,
         /// The client's caller has pages of the file. The answer comes when it has dropped those that were changed before.
@@ -402,6 +406,8 @@ pub struct JournalState {
     pub applied: u64,
     /// It expects the client to reclaim what it held.
     pub expected: bool,
+    /// The client was away, and other clients went on.
+    pub returned: bool,
 }
 
 /// A server's answer.

@@ -26,6 +26,7 @@ mod commit_on_share;
 mod connection;
 mod context;
 mod counters;
+mod foreign_use;
 mod grace_period;
 mod inode_limit;
 mod journaled;

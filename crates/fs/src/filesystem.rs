@@ -344,6 +344,11 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
         false
     }
 
+    /// Whether it also has been away for so long that nothing may be used without it.
+    fn is_disconnected(&self) -> bool {
+        false
+    }
+
     /// Whether calls are checked again behind this filesystem, so that they are to be made through [`Filesystem::for_user`].
     /// It may change.
     fn checks_users(&self) -> bool {

@@ -199,6 +199,21 @@ impl MutationKind {
         names.into_iter().flatten()
     }
 
+    /// The inodes that it is about beside the directories of names, and that were there before.
+    pub fn subjects(&self) -> impl Iterator<Item = Ino> + use<> {
+        let subjects = match self {
+            MutationKind::Create { .. } => [None, None],
+            MutationKind::SetAttributes { ino, .. }
+            | MutationKind::Write { ino, .. }
+            | MutationKind::Stored { ino, .. }
+            | MutationKind::Unlink { ino, .. }
+            | MutationKind::RemoveDirectory { ino, .. }
+            | MutationKind::Link { ino, .. } => [Some(*ino), None],
+            MutationKind::Rename { ino, there, .. } => [Some(*ino), *there],
+        };
+        subjects.into_iter().flatten()
+    }
+
     /// All inodes that it changes or makes, each once.
     pub fn inodes(&self) -> impl Iterator<Item = Ino> + use<> {
         let others = match self {

@@ -80,9 +80,23 @@ pub struct Held {
     pub inodes: Vec<Ino>,
     /// Inode numbers that were reserved for it.
     pub numbers: Vec<Range<u64>>,
-    /// Inodes of these that other clients have used while it was away, each with the time of its last change before that.
-    pub used: Vec<(Ino, Timestamp)>,
+    /// Inodes of these that other clients have used while it was away.
+    pub used: Vec<UsedByOthers>,
 }
+
+/// An inode that other clients have used while the client was away that has changes of it in its journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UsedByOthers {
+    /// The inode.
+    pub ino: Ino,
+    /// The time of its last change before that.
+    pub changed: Timestamp,
+    /// If they have read no bytes, and changed nothing but bytes: these, at most [`MAX_WRITTEN`] ranges. `None`: all of it.
+    pub written: Option<Vec<Range<u64>>>,
+}
+
+/// Ranges in [`UsedByOthers::written`] at most.
+pub const MAX_WRITTEN: usize = 32;
 
 /// Records a call in the transactions of its change.
 #[derive(Debug)]

@@ -100,8 +100,9 @@ Of a shared filesystem, for changes that the client has made by itself:
                     A new file is made. writeback and expire are 60 with a journal
   journal_size=SIZE of a new journal (2G)
   commit=SECONDS    how old changes become that are not in the journal yet (1)
-  on_conflict=copy|discard|refuse  what becomes of changes in the journal of what others have used while this machine was
-                    away, and of those behind them: conflict copies, which thalweg cluster conflicts lists; they are
+  conflict=prefix|file  which changes in the journal conflict when others have used what one of them changes while this
+                    machine was away: that one and all behind it (prefix), or that one and those that depend on it (file)
+  on_conflict=copy|discard|refuse  what becomes of them: conflict copies, which thalweg cluster conflicts lists; they are
                     dropped, and counted in the log; or the mount fails (copy)
   replicate=HOST[:PORT][+HOST…][:memory|disk]  keep copies of the journal there, at thalweg cluster keep: fsync returns
                     when they have its changes, on their drives (disk) or in their memory
@@ -111,6 +112,7 @@ Of a shared filesystem whose server is away, as in nfs(5):
   hard              calls wait until it is back; a program that waits can be killed (default)
   soft, softerr     calls fail with EIO, or with ETIMEDOUT, when the server was away for timeo × (retrans + 1);
                     what a failed call has changed, if anything, is not known
+  disconnected=wait|error  the same as hard, or calls fail with EIO as soon as the lease is over (wait)
   timeo=N           tenths of a second (600)
   retrans=N         so many further times (2)
   retry=MINUTES     how long the mount itself is tried again (0; with bg 10000)
@@ -154,13 +156,14 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
     if options.away != AwayOptions::default() {
         return Err(Failure::new(
-            "hard, soft, softerr, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
+            "hard, soft, softerr, disconnected=, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
         ));
     }
-    let JournalOptions { journal_size, on_conflict, replicate, .. } = &options.journal;
-    if journal_size.is_some() || on_conflict.is_some() || replicate.is_some() {
+    let JournalOptions { journal_size, on_conflict, conflict, replicate, .. } = &options.journal;
+    let is_of_conflicts = on_conflict.is_some() || conflict.is_some();
+    if journal_size.is_some() || is_of_conflicts || replicate.is_some() {
         return Err(Failure::new(
-            "journal_size=, on_conflict= and replicate= are for shared filesystems: SERVER:/PATH",
+            "journal_size=, conflict=, on_conflict= and replicate= are for shared filesystems: SERVER:/PATH",
         ));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
@@ -197,7 +200,7 @@ async fn shared(
     directory: &Path,
     options: MountOptions,
 ) -> Outcome<()> {
-    let JournalOptions { writeback, expire, commit, journal_size, on_conflict, .. } =
+    let JournalOptions { writeback, expire, commit, journal_size, on_conflict, conflict, .. } =
         options.journal;
     let JournalOptions { journal_dev, replicate, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
@@ -208,6 +211,7 @@ async fn shared(
         journal_dev,
         journal_size,
         on_conflict,
+        conflict,
         replicate: replicate.clone(),
         ..Default::default()
     };
@@ -223,10 +227,14 @@ async fn shared(
     if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(Failure::new("journal_dev= names no file").help("write journal_dev=PATH"));
     }
-    let is_about_journal =
-        commit.is_some() || journal_size.is_some() || on_conflict.is_some() || replicate.is_some();
+    let is_about_journal = commit.is_some()
+        || journal_size.is_some()
+        || on_conflict.is_some()
+        || conflict.is_some()
+        || replicate.is_some();
     if !has_journal && is_about_journal {
-        let words = "commit=, journal_size=, on_conflict= and replicate= are about a journal";
+        let words =
+            "commit=, journal_size=, conflict=, on_conflict= and replicate= are about a journal";
         return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
     let directory = usable(directory)?;

@@ -207,6 +207,7 @@ impl Remote {
             expire: options.expire.unwrap_or(expire),
             commit: options.commit.unwrap_or(defaults.commit),
             on_conflict: options.on_conflict.unwrap_or(defaults.on_conflict),
+            conflict: options.conflict.unwrap_or(defaults.conflict),
             host: host_name().unwrap_or(defaults.host),
             journal,
             keepers,

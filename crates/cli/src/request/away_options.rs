@@ -39,6 +39,8 @@ pub(crate) enum CallsWord {
     Soft,
     /// They fail with `ETIMEDOUT` after a time.
     Softerr,
+    /// They fail with `EIO` when the lease is over.
+    Disconnected,
 }
 
 impl AwayOptions {
@@ -60,6 +62,16 @@ impl AwayOptions {
     /// Takes a word with a value; whether it is one of these.
     pub(super) fn take_value(&mut self, name: &str, value: &str) -> Outcome<bool> {
         match name {
+            "disconnected" => {
+                self.calls = Some(match value {
+                    "wait" => CallsWord::Hard,
+                    "error" => CallsWord::Disconnected,
+                    _ => {
+                        let why = format!("disconnected={value} is neither wait nor error");
+                        return Err(Failure::new(why));
+                    }
+                });
+            }
             "timeo" => self.timeo = Some(number(name, value, 1, "tenths of a second")?),
             "retrans" => self.retrans = Some(number(name, value, 0, "tries")?),
             "retry" => {
@@ -74,9 +86,12 @@ impl AwayOptions {
     /// When calls fail.
     pub(crate) fn soft(&self) -> Option<Soft> {
         let calls = self.calls.filter(|calls| *calls != CallsWord::Hard)?;
+        if calls == CallsWord::Disconnected {
+            return Some(Soft { limit: None, is_told_apart: false });
+        }
         let tries = self.retrans.unwrap_or(RETRANS).saturating_add(1);
         let limit = DECISECOND.saturating_mul(self.timeo.unwrap_or(TIMEO)).saturating_mul(tries);
-        Some(Soft { limit, is_told_apart: calls == CallsWord::Softerr })
+        Some(Soft { limit: Some(limit), is_told_apart: calls == CallsWord::Softerr })
     }
 
     /// Whether a mount goes on in the background.
@@ -115,7 +130,7 @@ mod tests {
 
     #[test]
     fn calls_fail_after_the_time_of_nfs() {
-        let soft = |list: &str| parsed(list).soft().map(|soft| soft.limit.as_secs_f64());
+        let soft = |list: &str| parsed(list).soft()?.limit.map(|limit| limit.as_secs_f64());
         assert_eq!(soft("intr"), None);
         assert_eq!(soft("soft"), Some(180.0));
         assert_eq!(soft("soft,timeo=5,retrans=0"), Some(0.5));
@@ -124,6 +139,22 @@ mod tests {
         assert!(parsed("softerr").soft().unwrap().is_told_apart);
         assert!(!parsed("softerr,soft").soft().unwrap().is_told_apart);
         assert!(soft("soft,timeo=4294967295,retrans=4294967295").unwrap() > 1e9);
+    }
+
+    #[test]
+    fn the_last_word_says_what_becomes_of_calls() {
+        let at_lease_end = Some(Soft { limit: None, is_told_apart: false });
+        for list in
+            ["disconnected=error", "soft,timeo=5,disconnected=error", "hard,disconnected=error"]
+        {
+            assert_eq!(parsed(list).soft(), at_lease_end, "{list}");
+        }
+        for list in ["disconnected=wait", "soft,disconnected=wait", "disconnected=error,hard"] {
+            assert_eq!(parsed(list).soft(), None, "{list}");
+        }
+        assert!(parsed("disconnected=error,soft").soft().unwrap().limit.is_some());
+        let failure = AwayOptions::default().take_value("disconnected", "maybe").unwrap_err();
+        assert!(failure.to_string().contains("neither wait nor error"), "{failure}");
     }
 
     #[test]

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use thalweg_cluster::client::{OnConflict, Recover, UnknownOnConflict};
+use thalweg_cluster::client::{
+    ConflictScope, OnConflict, Recover, UnknownConflictScope, UnknownOnConflict,
+};
 use thalweg_fs::local::Atime;
 use thalweg_fuse::mounted;
 use thalweg_store::inplace::{self, Mode};
@@ -116,6 +118,8 @@ pub(crate) struct JournalOptions {
     pub(crate) journal_size: Option<u64>,
     /// What a client of a shared filesystem does with changes of its journal that other clients have made impossible.
     pub(crate) on_conflict: Option<OnConflict>,
+    /// Which changes these are.
+    pub(crate) conflict: Option<ConflictScope>,
     /// Where a client of a shared filesystem has copies of its journal.
     pub(crate) replicate: Option<KeeperHosts>,
     /// Writes of fewer bytes go through the journal.
@@ -225,6 +229,11 @@ impl MountOptions {
             "on_conflict" => {
                 journal.on_conflict = Some(value.parse().map_err(|error: UnknownOnConflict| {
                     Failure::new(format!("on_conflict={value} is {error}"))
+                })?);
+            }
+            "conflict" => {
+                journal.conflict = Some(value.parse().map_err(|error: UnknownConflictScope| {
+                    Failure::new(format!("conflict={value} is {error}"))
                 })?);
             }
             "replicate" => journal.replicate = Some(value.parse()?),
@@ -344,6 +353,7 @@ impl JournalOptions {
             self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
             self.journal_size.map(|bytes| format!("journal_size={bytes}")),
             self.on_conflict.map(|what| format!("on_conflict={what}")),
+            self.conflict.map(|scope| format!("conflict={scope}")),
             self.replicate.as_ref().map(|keepers| format!("replicate={keepers}")),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
             seconds("commit", self.commit),

@@ -91,7 +91,7 @@ fn a_line_of_fstab_that_a_system_cannot_start_with_is_told() {
 fn the_words_about_a_server_are_refused_where_there_is_none() {
     let Some(mount) = Mount::new(&[]) else { return };
     mount.umount();
-    for word in ["soft", "hard", "timeo=5", "retry=1", "bg"] {
+    for word in ["soft", "hard", "disconnected=error", "timeo=5", "retry=1", "bg"] {
         let mut command = thalweg(["mount", "-o", word]);
         let said = bad(command.arg(mount.home.volume()).arg(&mount.root), 1);
         assert!(said.contains("are for shared filesystems"), "{word}: {said}");

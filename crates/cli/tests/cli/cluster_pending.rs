@@ -173,3 +173,22 @@ fn what_has_no_server_elsewhere_has_nothing_to_send() {
     assert!(said.contains("is a volume of this machine"), "{said}");
     mount.umount();
 }
+
+#[test]
+fn a_mount_of_a_journal_waits_in_the_background_for_its_server() {
+    let Some(mut client) = Client::new(&[]) else { return };
+    client.umount(&["--leave"]);
+    let before = inspect(&client.journal)["changes"].clone();
+    assert!(before.as_u64().unwrap() >= 2, "{before}");
+    client.scene.server.as_mut().unwrap().kill_now();
+    let options = format!("journal_dev={},bg", client.journal.display());
+    let output = client.scene.mount_command("one", "/").args(["-o", &options]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("in the background"), "{said}");
+    // The journal is kept until the server is there.
+    assert_eq!(inspect(&client.journal)["changes"], before);
+    client.scene.serve_with(&[]);
+    wait_until(|| client.path("d/file").exists());
+    assert_eq!(text(&client.path("d/file")), "synced");
+    client.umount(&[]);
+}

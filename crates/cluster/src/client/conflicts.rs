@@ -18,7 +18,7 @@ use super::stages::Stages;
 use crate::conflicts::{
     ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path,
 };
-use crate::protocol::{Answer, Request};
+use crate::protocol::{Answer, Request, UsedInode};
 
 /// Longest name of a file in bytes.
 const MAX_NAME: usize = thalweg_fs::filesystem::MAX_NAME;
@@ -47,8 +47,8 @@ pub(super) struct Keeper<'a> {
     client: &'a Client,
     /// The session whose journal it is.
     journaled: &'a Stages,
-    /// The inodes that other clients have used, and whether they have changed each.
-    used: &'a HashMap<Ino, bool>,
+    /// The inodes that other clients have used.
+    used: &'a HashMap<Ino, UsedInode>,
     host: &'a str,
     /// The paths of copies: a file may have been renamed, and another one made with its name.
     taken: Mutex<HashSet<Vec<u8>>>,
@@ -94,7 +94,7 @@ impl<'a> Keeper<'a> {
     pub(super) fn new(
         client: &'a Client,
         journaled: &'a Stages,
-        used: &'a HashMap<Ino, bool>,
+        used: &'a HashMap<Ino, UsedInode>,
         host: &'a str,
     ) -> Keeper<'a> {
         Keeper { client, journaled, used, host, taken: Mutex::default() }
@@ -212,7 +212,6 @@ impl<'a> Keeper<'a> {
         if changes.steps.is_empty() {
             return Ok(entry);
         }
-        let is_changed = self.used.get(&ino).copied().unwrap_or_default();
         let place = match &found {
             Some((_, path)) => self.beside(path, set).await?,
             None => self.without_place(set, format!("inode-{}", ino.0).as_bytes()).await?,
@@ -220,7 +219,8 @@ impl<'a> Keeper<'a> {
         let copy = self.make(&place, &plain(Node::File, 0o600)).await?;
         entry.kind = ConflictKind::Ranges;
         if let Some((file, _)) = found {
-            if !is_changed {
+            let is_changed = |it: &UsedInode| it.changed != file.changed;
+            if !self.used.get(&ino).is_some_and(is_changed) {
                 self.copy(&file, copy.ino).await?;
                 entry.kind = ConflictKind::Complete;
             }

@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::base::ClientBase;
 use super::error::{AttachError, LinkError};
 use super::inodes::LocalRules;
+use super::journal_slot::Reopened;
 use super::journaling::Committed;
 use super::link::Link;
 use super::open_files::OpenFiles;
@@ -24,8 +25,7 @@ use super::session::SessionInfo;
 use super::size_records::SizeRecords;
 use super::writeback::Writeback;
 use crate::protocol::{
-    Answer, Call, HELLO, JournalMount, MAX_CLAIMS, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request,
-    decode_list, encode_list,
+    Answer, Call, HELLO, JournalMount, MAX_FORGOTTEN, MAX_PAYLOAD, Reply, Request, encode_list,
 };
 
 /// Pauses between attempts grow up to so many times the first one.
@@ -92,7 +92,7 @@ impl Connections {
         let pending = encode_list(&self.base.call_numbers.resume());
         let sent = self.base.now();
         let answered = channel.call::<_, Reply>(&call, &[pending]).await;
-        let (Reply { answer, .. }, used) = answered.map_err(AttachError::lost)?;
+        let (Reply { answer, .. }, _) = answered.map_err(AttachError::lost)?;
         let Answer::Attached {
             root,
             lease,
@@ -114,8 +114,6 @@ impl Connections {
                 _ => AttachError::lost("its answer does not fit the call"),
             });
         };
-        let used: Vec<(Ino, bool)> =
-            decode_list(&used, MAX_CLAIMS).map_err(|error| AttachError::lost(error.to_string()))?;
         if !self.base.session.fits(squash) {
             let why = "its users act as others now; unmount it, and mount it again";
             let refused = io::Error::new(io::ErrorKind::PermissionDenied, why);
@@ -133,7 +131,7 @@ impl Connections {
             session.lease = Duration::from_millis(u64::from(lease));
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
-            session.used = used.into();
+            session.has_returned = state.returned;
             session.journal = journal.map(|_| JournalMount::Incarnation(state.incarnation));
             // A new server counts once it has what was reclaimed.
             session.server = if is_new { session.server } else { server };
@@ -162,17 +160,19 @@ impl Connections {
                 "the server has ended the session of this client: open files are stale, and locks are lost"
             );
         }
+        // No other client has changed them so far.
+        let mut own = self.open_files.opened();
+        own.retain(|ino| self.base.inodes.has_delegation(*ino));
         // Nothing is delegated from here on, so no mutation is made any more.
         let inodes = self.base.cache.end_session();
         let (kept, mutations) = self.base.queue.end_session();
         self.base.numbers.end_session();
         self.base.room.end_session();
         self.size_records.end_session();
-        if had_journal {
-            self.keep_for_journal(&kept, lapsed);
-        }
+        let goes_on = had_journal && self.keep_for_journal(&kept, lapsed) && lapsed;
         let (_, unsent) = self.base.lose(&mutations, Some(&LinkError::Lost.into()));
-        self.open_files.end_session();
+        let is_lost = |ino: Ino| mutations.iter().any(|it| it.kind.inodes().any(|it| it == ino));
+        self.open_files.end_session(|ino| goes_on && own.contains(&ino) && !is_lost(ino));
         let (answered, inodes_changed) = self.base.replay_log.clear();
         let mut changed: Vec<Ino> = mutations.iter().map(|mutation| mutation.kind.ino()).collect();
         changed.extend(&inodes_changed);
@@ -198,8 +198,9 @@ impl Connections {
         }
     }
 
-    /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay.
-    fn keep_for_journal(&self, kept: &[Mutation], lapsed: bool) {
+    /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay; whether
+    /// that is to come.
+    fn keep_for_journal(&self, kept: &[Mutation], lapsed: bool) -> bool {
         let (changed, _) = self.base.lose(kept, None);
         self.base.drop_from_caller(changed.clone());
         tracing::warn!(
@@ -211,6 +212,7 @@ impl Connections {
         if !goes_on {
             self.base.losses.add_all(kept.len(), changed);
         }
+        goes_on
     }
 
     /// Opens a journal again whose session the server has ended: what no other client has used is written back, and the rest set aside.
@@ -222,8 +224,9 @@ impl Connections {
         if let Some(before) = self.base.journal.last() {
             before.end().await;
         }
-        match reopen(kept).await {
-            Ok(mut journal) => {
+        match reopen(kept, self.open_files.suspended()).await {
+            Ok(Reopened { mut journal, unused }) => {
+                self.open_files.found(unused);
                 self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
                 let before = self.base.queue.begin_journal(journal.room().size);
                 journal.begin_behind(before);
@@ -244,7 +247,10 @@ impl Connections {
 
     async fn attach_again(&self) -> Result<Connection, AttachError> {
         self.reopen_journal().await?;
-        self.attach_and_reclaim().await
+        let connection = self.attach_and_reclaim().await?;
+        // Before a program uses one of them.
+        self.reopen_files(&connection.channel).await;
+        Ok(connection)
     }
 
     /// Keeps a connection, until the client is closed.

@@ -440,6 +440,10 @@ impl Filesystem for Client {
         matches!(self.stages.base.links.current(), Link::Down)
     }
 
+    fn is_disconnected(&self) -> bool {
+        self.is_away() && !self.stages.base.session.is_leased()
+    }
+
     fn checks_users(&self) -> bool {
         self.stages.base.session.squash() != Squash::None
     }

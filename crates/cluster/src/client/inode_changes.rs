@@ -1,10 +1,9 @@
 //! What the mutations of a journal come to, inode by inode.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use thalweg_env::HashMap;
 use thalweg_fs::mutation::MutationKind;
+use thalweg_fs::ranges::Ranges;
 use thalweg_fs::{AttributeChange, Ino, NewNode, Rename};
 
 use super::journal_format::Run;
@@ -98,15 +97,12 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// The mutations of these runs behind the first `skipped` ones.
-    pub(super) fn of(runs: Vec<Run>, mut skipped: u64) -> Rest {
+    /// Those of the mutations of these runs, which are counted from 0 on, that `belongs` names.
+    pub(super) fn of(runs: Vec<Run>, belongs: impl Fn(u64) -> bool) -> Rest {
         let mut rest =
             Rest { inodes: Vec::new(), changes: HashMap::default(), count: 0, time: i64::MAX };
-        for mutation in runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation) {
-            if skipped > 0 {
-                skipped -= 1;
-                continue;
-            }
+        let mutations = runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation);
+        for (_, mutation) in (0..).zip(mutations).filter(|(number, _)| belongs(*number)) {
             rest.count += 1;
             rest.time = rest.time.min(mutation.time.seconds);
             rest.add(mutation.kind);
@@ -178,30 +174,21 @@ impl Rest {
 
 /// The ranges that steps write, and the size that they make at least.
 pub(super) fn extent(steps: &[Step]) -> (Vec<(u64, u64)>, Option<u64>) {
-    // Ends by starts, apart from each other.
-    let (mut ranges, mut size) = (BTreeMap::<u64, u64>::new(), None);
+    let (mut ranges, mut size) = (Ranges::default(), None);
     for step in steps {
         match step {
             Step::Write(offset, data) => {
-                let (mut start, mut end) = (*offset, offset + data.len() as u64);
+                let end = offset + data.len() as u64;
                 size = size.max(Some(end));
-                while let Some((at, until)) = ranges.range(..=end).next_back()
-                    && *until >= start
-                {
-                    (start, end) = (start.min(*at), end.max(*until));
-                    let at = *at;
-                    ranges.remove(&at);
-                }
-                ranges.insert(start, end);
+                ranges.add(*offset..end);
             }
             Step::Size(cut) => {
                 size = Some(*cut);
-                ranges.retain(|start, _| start < cut);
-                ranges.values_mut().for_each(|end| *end = (*end).min(*cut));
+                ranges.cut(*cut);
             }
         }
     }
-    (ranges.into_iter().map(|(start, end)| (start, end - start)).collect(), size)
+    (ranges.iter().map(|it| (it.start, it.end - it.start)).collect(), size)
 }
 
 #[cfg(test)]

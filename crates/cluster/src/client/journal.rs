@@ -127,7 +127,7 @@ impl ExportedInode {
 /// As [`inspect`].
 pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>, JournalError> {
     let found = FoundJournal::open(env, device.clone()).await?;
-    let rest = Rest::of(found.runs, 0);
+    let rest = Rest::of(found.runs, |_| true);
     let exported = rest.iter().map(|(ino, changes)| {
         let (ranges, size) = extent(&changes.steps);
         let made = changes.made.as_ref();

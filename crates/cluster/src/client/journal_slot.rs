@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
@@ -21,9 +22,16 @@ pub(super) enum Kept {
     Nothing(Uuid),
 }
 
-/// Opens the journal: what it has is written back, and it begins anew.
+/// A journal that was opened.
+pub(super) struct Reopened {
+    pub(super) journal: ClientJournal,
+    /// Of the inodes that were asked for: those that are as the client has left them, with their paths.
+    pub(super) unused: Vec<(Ino, Bytes)>,
+}
+
+/// Opens the journal: what it has is written back, and it begins anew. These inodes are asked for.
 pub(super) type Reopen =
-    Arc<dyn Fn(Kept) -> BoxFuture<'static, Result<ClientJournal, AttachError>> + Send + Sync>;
+    Arc<dyn Fn(Kept, Vec<Ino>) -> BoxFuture<'static, Result<Reopened, AttachError>> + Send + Sync>;
 
 /// The journal of a client, if it has one and that is used.
 #[derive(Default)]

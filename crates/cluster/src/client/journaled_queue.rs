@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use thalweg_env::{HashMap, Time};
-use thalweg_fs::Timestamp;
+use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
 use super::journal_format::{JournaledMutation, Run};
@@ -109,6 +109,30 @@ impl WritebackQueue {
         self.kept.load(Ordering::Acquire) >= number
     }
 
+    /// Mutations up to this one were committed under the lease.
+    pub(super) fn committed_leased(&self, last: u64) {
+        self.leased.fetch_max(last, Ordering::AcqRel);
+    }
+
+    /// Whether all mutations of an inode, or all, were committed under the lease.
+    pub(super) fn is_committed_leased(&self, ino: Option<Ino>) -> bool {
+        let leased = self.leased.load(Ordering::Acquire);
+        let mut collected = self.collected.lock();
+        if leased >= self.last() {
+            return true;
+        }
+        let Some(ino) = ino else { return false };
+        self.collect(&mut collected);
+        // Those of a batch under way were in the journal before that was taken, perhaps not under the lease.
+        let sending = collected.sending.filter(|batch| batch.last > collected.done);
+        if sending.is_some_and(|batch| batch.last > leased) {
+            return false;
+        }
+        let start = collected.waiting.partition_point(|it| it.number <= leased);
+        let mut later = collected.waiting.range(start..).map(|it| it.record.parts());
+        !later.any(|it| it.mutation.kind.inodes().any(|changed| changed == ino))
+    }
+
     /// Whether mutations wait that are in the journal.
     pub(super) fn may_send(&self) -> bool {
         let collected = self.collected.lock();
@@ -152,7 +176,11 @@ impl WritebackQueue {
             for JournaledMutation { mutation, blocks, quota } in mutations {
                 number += 1;
                 for ino in mutation.kind.inodes() {
-                    self.inodes.with_new(ino, |node| node.delegation.changed());
+                    self.inodes.with_new(ino, |node| {
+                        node.delegation.changed();
+                        // Conflict copies are found by the session that has made it, also when the server has all changes of it.
+                        node.cached.references += 1;
+                    });
                 }
                 // What grows is known to the server, which alone stores bytes beside a journal.
                 let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));

@@ -47,7 +47,12 @@ impl Journaling {
         let committing = async move { Ok(own.commit(&queue, last).await) };
         let committed = self.base.run_apart(committing).await?;
         match committed {
-            Ok(()) if journal.is_copied(last) => return Ok(Committed::Everywhere),
+            Ok(()) if journal.is_copied(last) => {
+                if self.base.session.is_leased() {
+                    self.base.queue.committed_leased(last);
+                }
+                return Ok(Committed::Everywhere);
+            }
             Ok(()) => return Ok(Committed::Here),
             Err(JournalError::Full { .. }) => {}
             Err(error) => self.give_up(&journal, &error),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::HashSet;
 use thalweg_fs::locks::LockTable;
 use thalweg_fs::{
     Caller, FsError, Handle, Ino, Kind, Lock, LockKind, LockOwner, LockRange, OpenFlags, Opened,
@@ -124,10 +125,37 @@ impl OpenFiles {
         locks
     }
 
-    /// The session has ended. Handles are not used again.
-    pub(super) fn end_session(&self) {
-        self.table.lock().clear();
+    /// The session has ended. Files that may go on in the next one are suspended, unless they have locks; handles of the others are not
+    /// used again.
+    pub(super) fn end_session(&self, may_go_on: impl Fn(Ino) -> bool) {
+        let mut table = self.table.lock();
+        table.suspend(|ino| may_go_on(ino) && self.locks.held_on(ino).is_empty());
         self.locks.clear();
+    }
+
+    /// The inodes that are open.
+    pub(super) fn opened(&self) -> HashSet<Ino> {
+        let all = self.table.lock().find(|_, _| true);
+        all.into_iter().map(|(_, opening)| opening.ino).collect()
+    }
+
+    /// The open files that may go on.
+    pub(super) fn suspended(&self) -> Vec<Ino> {
+        self.table.lock().suspended()
+    }
+
+    /// Those of them that no other client has used, with their paths.
+    pub(super) fn found(&self, paths: Vec<(Ino, Bytes)>) {
+        self.table.lock().found(paths);
+    }
+
+    pub(super) fn next_suspended(&self) -> Option<(Handle, Opening, Bytes)> {
+        self.table.lock().next_suspended()
+    }
+
+    /// The server has opened a suspended file again, or has not; whether it stays open.
+    pub(super) fn go_on(&self, handle: Handle, is_open: bool) -> bool {
+        self.table.lock().go_on(handle, is_open)
     }
 
     /// Opens a file. Appends do not go through the caller's cache: its kernel would put them where it thinks that the file

@@ -3,8 +3,10 @@
 //! Files and directories that are this client's alone it opens *quietly*, without a call, and locks such files here. Before one is
 //! another client's too, the server is told of it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use thalweg_env::HashMap;
 use thalweg_fs::{Caller, Handle, Ino, OpenFlags};
 
@@ -73,9 +75,53 @@ pub(super) struct OpenTable {
     last: u64,
     files: HashMap<Handle, (Opening, Known)>,
     inodes: HashMap<Ino, Uses>,
+    /// Those of a session that has ended, which may go on in the next one.
+    suspended: BTreeMap<Handle, Opening>,
+    /// Where their files are.
+    paths: HashMap<Ino, Bytes>,
 }
 
 impl OpenTable {
+    /// The session has ended. Files that may go on in the next one are kept, and no program uses a handle of the others.
+    pub(super) fn suspend(&mut self, may_go_on: impl Fn(Ino) -> bool) {
+        let files = std::mem::take(&mut self.files).into_iter();
+        let files = files.map(|(handle, (opening, _))| (handle, opening));
+        self.suspended = files.filter(|(_, opening)| may_go_on(opening.ino)).collect();
+        self.inodes.clear();
+        self.paths.clear();
+    }
+
+    /// The inodes that are suspended.
+    pub(super) fn suspended(&self) -> Vec<Ino> {
+        let mut inodes: Vec<Ino> = self.suspended.values().map(|opening| opening.ino).collect();
+        inodes.sort_unstable();
+        inodes.dedup();
+        inodes
+    }
+
+    /// These are there, and no other client has used them.
+    pub(super) fn found(&mut self, paths: Vec<(Ino, Bytes)>) {
+        self.paths.extend(paths);
+    }
+
+    /// The next one that may go on, with the path of its file. It stays suspended until [`OpenTable::go_on`].
+    pub(super) fn next_suspended(&mut self) -> Option<(Handle, Opening, Bytes)> {
+        let OpenTable { suspended, paths, .. } = self;
+        suspended.retain(|_, opening| paths.contains_key(&opening.ino));
+        let (handle, opening) = suspended.first_key_value()?;
+        Some((*handle, opening.clone(), paths[&opening.ino].clone()))
+    }
+
+    /// The server of the next session has this file open, or has not; whether it is open here.
+    pub(super) fn go_on(&mut self, handle: Handle, is_open: bool) -> bool {
+        let Some(opening) = self.suspended.remove(&handle) else { return false };
+        if is_open {
+            self.count(opening.ino, Known::Told, 1);
+            self.files.insert(handle, (opening, Known::Told));
+        }
+        is_open
+    }
+
     /// A file is opened; its handle.
     pub(super) fn add(&mut self, opening: Opening, known: Known) -> Handle {
         self.last += 1;
@@ -96,6 +142,7 @@ impl OpenTable {
 
     /// A file is closed; what the server knew of it.
     pub(super) fn remove(&mut self, handle: Handle) -> Option<Known> {
+        self.suspended.remove(&handle);
         let (opening, known) = self.files.remove(&handle)?;
         self.count(opening.ino, known, -1);
         Some(known)
@@ -202,10 +249,5 @@ impl OpenTable {
         let mut found: Vec<_> = found.map(|(handle, (it, _))| (*handle, it.clone())).collect();
         found.sort_unstable_by_key(|(handle, _)| *handle);
         found
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.files.clear();
-        self.inodes.clear();
     }
 }

@@ -42,6 +42,8 @@ pub struct Options {
     pub recall: Duration,
     /// What it does with changes of its journal that other clients have made impossible while it was away.
     pub on_conflict: OnConflict,
+    /// Which changes these are.
+    pub conflict: ConflictScope,
     /// The name of its host, for conflict sets.
     pub host: String,
 }
@@ -63,6 +65,7 @@ impl Default for Options {
             memory: 64 << 20,
             recall: Duration::from_secs(30),
             on_conflict: OnConflict::Copy,
+            conflict: ConflictScope::Prefix,
             host: "client".to_owned(),
         }
     }
@@ -80,7 +83,7 @@ pub enum Recover {
     No,
 }
 
-/// What a client does with changes of its journal that other clients have made impossible while it was away, and all changes behind them.
+/// What a client does with changes of its journal that conflict with what other clients have done while it was away ([`ConflictScope`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnConflict {
@@ -100,6 +103,44 @@ impl fmt::Display for OnConflict {
             OnConflict::Discard => "discard",
             OnConflict::Refuse => "refuse",
         })
+    }
+}
+
+/// Which changes of a journal conflict when other clients have made one of them impossible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ConflictScope {
+    /// That one and all behind it, so that other clients see a prefix of what the client has done.
+    #[default]
+    Prefix,
+    /// That one and those that depend on it: those of the same file, and names below a directory that is not made. The rest is
+    /// written back.
+    File,
+}
+
+impl fmt::Display for ConflictScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ConflictScope::Prefix => "prefix",
+            ConflictScope::File => "file",
+        })
+    }
+}
+
+/// It is neither `prefix` nor `file`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("neither prefix nor file")]
+pub struct UnknownConflictScope;
+
+impl FromStr for ConflictScope {
+    type Err = UnknownConflictScope;
+
+    fn from_str(text: &str) -> Result<ConflictScope, UnknownConflictScope> {
+        match text {
+            "prefix" => Ok(ConflictScope::Prefix),
+            "file" => Ok(ConflictScope::File),
+            _ => Err(UnknownConflictScope),
+        }
     }
 }
 

@@ -81,6 +81,8 @@ pub(super) struct WritebackQueue {
     pub(super) since: AtomicU64,
     /// Mutations up to this one are in the journal, and may be sent.
     pub(super) journaled: AtomicU64,
+    /// Those up to this one are in the journal and all its copies since before the lease was over.
+    pub(super) leased: AtomicU64,
     /// Mutations of sessions that have ended are in the journal up to this one.
     pub(super) kept: AtomicU64,
     /// With a journal: the server's record of the session has its position up to this mutation.
@@ -101,6 +103,7 @@ impl WritebackQueue {
             limit,
             since: AtomicU64::new(NEVER),
             journaled: AtomicU64::new(NO_JOURNAL),
+            leased: AtomicU64::new(0),
             kept: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             is_recovered: AtomicBool::new(false),

@@ -3,29 +3,39 @@
 //! The session goes on with the next incarnation of its client, which the server counts. Another client that wants a delegated file waits for that as
 //! for any recall. Nothing of the journal is forgotten before the server has all of it, so a crash at any point repeats this.
 //!
-//! If the client was away for so long that other clients went on, the server refuses changes of what they have used. Write-back stops at
-//! the first of these, and the rest becomes a set of conflict copies.
+//! If the client was away for so long that other clients went on, the server refuses changes of what they have used. These are skipped, with
+//! all behind the first one or with what depends on them ([`conflict_rule`](super::conflict_rule)), and become a set of conflict copies.
+//! Which ones is on record at the server before it passes one ([`conflict_plan`](super::conflict_plan)); the copies come when it has
+//! all others.
 
 use std::sync::Arc;
 
-use thalweg_env::Env;
+use bytes::Bytes;
 use thalweg_env::connection::Connector;
-use thalweg_fs::FsError;
+use thalweg_env::{Env, HashMap};
+use thalweg_fs::ranges::Ranges;
+use thalweg_fs::{FsError, Ino};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::JournalError;
 use uuid::Uuid;
 
 use super::base::ClientBase;
+use super::conflict_plan::PlanFile;
+use super::conflict_rule::{ConflictRule, skipped_of};
 use super::conflicts::{Keeper, is_conflict};
 use super::copies::CopyError;
 use super::error::AttachError;
 use super::filesystem::Client;
 use super::inode_changes::Rest;
 use super::journal::{ClientJournal, FoundJournal};
-use super::journal_slot::{Kept, Reopen};
+use super::journal_slot::{Kept, Reopen, Reopened};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
-use crate::protocol::{Answer, JournalMount, Request};
+use super::write_around::{Refused, pass_skipped, write_around};
+use super::writeback::SendGuard;
+use crate::protocol::{
+    Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request, UsedInode, decode_list,
+};
 
 impl Client {
     /// Connects, and begins a session. The journal of an earlier mount is written back first.
@@ -53,7 +63,7 @@ async fn connect(
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
     let reopen = reopening(env, &connector, &options, device);
-    let journal = reopen(Kept::Session).await?;
+    let journal = reopen(Kept::Session, Vec::new()).await?.journal;
     let base = ClientBase::new(env, options);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
@@ -70,16 +80,19 @@ fn reopening(
     device: DeviceRef,
 ) -> Reopen {
     let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
-    Arc::new(move |kept| {
+    Arc::new(move |kept, asked| {
         let (env, connector, options) = (env.clone(), connector.clone(), options.clone());
         let device = device.clone();
         Box::pin(async move {
-            let journal = match kept {
-                Kept::Session => recover(&env, &connector, &options, device).await?,
-                Kept::Nothing(session) => begin_empty(&env, &options, session, device).await?,
+            let reopened = match kept {
+                Kept::Session => recover(&env, &connector, &options, device, &asked).await?,
+                Kept::Nothing(session) => {
+                    let journal = begin_empty(&env, &options, session, device).await?;
+                    Reopened { journal, unused: Vec::new() }
+                }
             };
-            attach_copies(&journal).await?;
-            Ok(journal)
+            attach_copies(&reopened.journal).await?;
+            Ok(reopened)
         })
     })
 }
@@ -111,18 +124,48 @@ async fn recover(
     connector: &Arc<dyn Connector>,
     options: &Options,
     device: DeviceRef,
-) -> Result<ClientJournal, AttachError> {
+    asked: &[Ino],
+) -> Result<Reopened, AttachError> {
     let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
-    let mut resumed = None;
+    let (mut resumed, mut unused) = (None, Vec::new());
     if let Some(session) = found.chain.session {
-        resumed = resume(env, connector, options, (session, false), &mut found).await?.stages;
+        let done = resume(env, connector, options, (session, false), &mut found).await?;
+        if let Some(stages) = &done.stages {
+            unused = unused_of(stages, asked, &done.skipped).await.unwrap_or_default();
+        }
+        resumed = done.stages;
     }
     // The journal is empty before the server forgets its position.
     let journal = found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)?;
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
-    Ok(journal)
+    Ok(Reopened { journal, unused })
+}
+
+/// Those of these inodes that no other client has used, and that have all of the journal's changes, with their paths.
+async fn unused_of(
+    stages: &Stages,
+    asked: &[Ino],
+    skipped: &[Ino],
+) -> Result<Vec<(Ino, Bytes)>, FsError> {
+    let mut unused = Vec::new();
+    if asked.is_empty() {
+        return Ok(unused);
+    }
+    let (_, list) = stages.rpc.call(Request::UsedMeanwhile, Vec::new(), |_, _| {}).await?;
+    let used = decode_list::<UsedInode>(&list, MAX_CLAIMS)?;
+    // There may be more of them.
+    if used.len() == MAX_CLAIMS || list.len() > MAX_PAYLOAD / 4 {
+        return Ok(unused);
+    }
+    let is_used = |ino: &Ino| skipped.contains(ino) || used.iter().any(|it| it.ino == *ino);
+    for ino in asked.iter().filter(|ino| !is_used(ino)) {
+        if let Ok((Answer::Bytes, path)) = stages.request(Request::Path { ino: *ino }).await {
+            unused.push((*ino, path));
+        }
+    }
+    Ok(unused)
 }
 
 /// Begins a journal anew that has nothing of a session, which has ended.
@@ -150,10 +193,12 @@ async fn begin_empty(
 pub(super) struct Resumed {
     /// Its session goes on; `None` if that has ended. Then the journal has nothing, or it is a copy.
     pub(super) stages: Option<Stages>,
-    /// Changes that the server did not have.
+    /// Changes that the server did not have, and has now.
     pub(super) written: u64,
-    /// Those of them that other clients have made impossible.
+    /// Changes that other clients have made impossible.
     pub(super) set_aside: u64,
+    /// The inodes that these are about.
+    pub(super) skipped: Vec<Ino>,
 }
 
 /// Goes on with a session, and writes back what the journal has of it.
@@ -169,8 +214,8 @@ pub(super) async fn resume(
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
     base.queue.recover(first, runs);
-    let stages = match Stages::start(env, connector.clone(), base).await {
-        Ok(stages) => stages,
+    let (stages, turn) = match Stages::start_held(env, connector.clone(), base).await {
+        Ok(started) => started,
         Err(AttachError::Ended) if mutations == 0 || is_copy => return Ok(Resumed::default()),
         Err(AttachError::Ended) => {
             let why = "the server has ended the session that made them".to_owned();
@@ -193,19 +238,11 @@ pub(super) async fn resume(
         );
         return Err(pending(why));
     }
-    let mut set_aside = 0;
-    if let Err(error) = stages.writeback.send(true).await {
-        match stages.writeback.refused().filter(|(error, _)| is_conflict(error)) {
-            Some((why, reached)) if options.on_conflict != OnConflict::Refuse => {
-                let again = FoundJournal::open(env, found.device()).await;
-                let runs = again.map_err(AttachError::journal)?.runs;
-                let rest = Rest::of(runs, (reached + 1).saturating_sub(first));
-                set_aside = rest.count() as u64;
-                keep_rest(env, connector, &stages, rest, &why).await?;
-            }
-            _ => return Err(pending(error.to_string())),
-        }
-    }
+    let skipped = Vec::new();
+    let mut resumption =
+        Resumption { env, connector, stages: &stages, session, mutations, skipped };
+    let set_aside = resumption.write_back(found, turn).await?;
+    let skipped = resumption.skipped;
     if let Some(error) = stages.base.losses.first() {
         return Err(pending(error.to_string()));
     }
@@ -215,40 +252,154 @@ pub(super) async fn resume(
         Err(error) => return Err(pending(error.to_string())),
     }
     tracing::info!(mutations, "the journal was written back");
-    let written = found.chain.next.saturating_sub(first.max(reached + 1));
-    Ok(Resumed { stages: Some(stages), written, set_aside })
+    let begin = first.max(reached + 1);
+    let written = found.chain.next.saturating_sub(begin) - set_aside.count_from(begin);
+    let set_aside = set_aside.count_from(0);
+    Ok(Resumed { stages: Some(stages), written, set_aside, skipped })
 }
 
-/// Other clients have made the rest of a journal impossible: keeps it in conflict copies, or drops it.
-async fn keep_rest(
-    env: &Env,
-    connector: &Arc<dyn Connector>,
-    journaled: &Stages,
-    rest: Rest,
-    why: &FsError,
-) -> Result<(), AttachError> {
-    journaled.writeback.set_aside();
-    let options = &journaled.base.options;
-    let (changes, files) = (rest.count(), rest.files());
-    if options.on_conflict == OnConflict::Discard {
-        tracing::error!(changes, files, %why, "changes of the journal are discarded, which others have made impossible");
-        return Ok(());
+/// A journal while it is written back.
+struct Resumption<'a> {
+    env: &'a Env,
+    connector: &'a Arc<dyn Connector>,
+    /// Of the session of the journal.
+    stages: &'a Stages,
+    session: Uuid,
+    mutations: usize,
+    /// The inodes that skipped mutations are about.
+    skipped: Vec<Ino>,
+}
+
+impl Resumption<'_> {
+    fn pending(&self, why: impl ToString) -> AttachError {
+        AttachError::Pending { mutations: self.mutations, why: why.to_string() }
     }
-    let used = journaled.base.session.info().used;
-    let used = used.iter().copied().collect();
-    let base = ClientBase::new(env, Options { exclusive: None, ..options.clone() });
-    let client = Client::of(Stages::start(env, connector.clone(), base).await?);
-    let kept = Keeper::new(&client, journaled, &used, &options.host).keep(rest, why).await;
-    client.close().await;
-    let set = kept.map_err(|error| {
-        let why = format!("no conflict copies can be made: {error}");
-        AttachError::Pending { mutations: changes, why }
-    })?;
-    tracing::warn!(
-        set = set.name, changes, files, %why,
-        "others have used what the journal is about: the rest of it is in conflict copies"
-    );
-    Ok(())
+
+    /// Sends what the journal has, and sets aside the changes that other clients have made impossible; their positions.
+    async fn write_back(
+        &mut self,
+        found: &FoundJournal,
+        turn: SendGuard,
+    ) -> Result<Ranges, AttachError> {
+        let Stages { writeback, base, .. } = self.stages;
+        let plan = PlanFile::new(self.stages, self.session);
+        let mut before = Ranges::default();
+        if self.mutations > 0 {
+            before = plan.load().await.map_err(|error| self.pending(error))?;
+        }
+        if !before.is_empty() {
+            if base.options.on_conflict == OnConflict::Refuse {
+                return Err(self.pending("other clients have used files that some of them change"));
+            }
+            return self.write_around(found, (before, None), turn).await;
+        }
+        drop(turn);
+        let Err(error) = writeback.send(true).await else { return Ok(before) };
+        let refused = writeback.refused().filter(|(error, _)| is_conflict(error));
+        let Some((why, _)) = refused else { return Err(self.pending(error)) };
+        if base.options.on_conflict == OnConflict::Refuse {
+            return Err(self.pending(error));
+        }
+        let turn = writeback.hold().await;
+        self.write_around(found, (before, Some(why)), turn).await
+    }
+
+    /// Writes the journal back around the mutations that conflict, and makes conflict copies of these; their positions. Some of these are
+    /// known: they were skipped `before` a crash.
+    async fn write_around(
+        &mut self,
+        found: &FoundJournal,
+        (mut before, mut why): (Ranges, Option<FsError>),
+        turn: SendGuard,
+    ) -> Result<Ranges, AttachError> {
+        let Stages { writeback, base, .. } = self.stages;
+        let again = FoundJournal::open(self.env, found.device()).await;
+        let again = again.map_err(AttachError::journal)?;
+        let (runs, first, last) = (again.runs, again.chain.first, again.chain.next - 1);
+        // What other clients want meanwhile they get at once, and the server refuses changes of it. If it did not know of the client's
+        // absence, they would miss these.
+        let turn = if base.session.info().has_returned {
+            writeback.set_aside();
+            drop(turn);
+            None
+        } else {
+            Some(turn)
+        };
+        let plan = PlanFile::new(self.stages, self.session);
+        let (mut reached, mut recorded) = (writeback.reached(), Ranges::default());
+        let (skipped, used) = loop {
+            let used = self.used_meanwhile().await?;
+            let rule = ConflictRule::new(base.options.conflict, &used);
+            let skipped = skipped_of(rule, (&runs, first), reached, &before);
+            // Before the server passes one of them.
+            if skipped != recorded {
+                plan.save(&skipped).await.map_err(|error| self.pending(error))?;
+                recorded = skipped.clone();
+            }
+            match write_around(self.stages, (&runs, first), reached, &skipped).await {
+                Ok(all) => {
+                    reached = all;
+                    break (skipped, used);
+                }
+                Err(Refused { position, error }) if is_conflict(&error) => {
+                    (reached, before) = (position - 1, skipped);
+                    before.add(position..position + 1);
+                    why.get_or_insert(error);
+                }
+                Err(Refused { error, .. }) => return Err(self.pending(error)),
+            }
+        };
+        writeback.set_aside();
+        drop(turn);
+        if skipped.is_empty() {
+            return Ok(skipped);
+        }
+        let rest = Rest::of(runs, |number| skipped.contains(first + number));
+        self.skipped = rest.iter().map(|(ino, _)| ino).collect();
+        let why = why.unwrap_or(FsError::Stale);
+        self.keep_rest(rest, &used, &why).await?;
+        pass_skipped(self.stages, reached, last).await.map_err(|error| self.pending(error))?;
+        plan.remove().await.map_err(|error| self.pending(error))?;
+        Ok(skipped)
+    }
+
+    /// What other clients have used of what the journal may change.
+    async fn used_meanwhile(&self) -> Result<HashMap<Ino, UsedInode>, AttachError> {
+        let answered = self.stages.rpc.call(Request::UsedMeanwhile, Vec::new(), |_, _| {}).await;
+        let (_, list) = answered.map_err(|error| self.pending(error))?;
+        let used = decode_list::<UsedInode>(&list, MAX_CLAIMS);
+        let used = used.map_err(|error| AttachError::lost(error.to_string()))?;
+        Ok(used.into_iter().map(|it| (it.ino, it)).collect())
+    }
+
+    /// Keeps in conflict copies what other clients have made impossible, or drops it.
+    async fn keep_rest(
+        &self,
+        rest: Rest,
+        used: &HashMap<Ino, UsedInode>,
+        why: &FsError,
+    ) -> Result<(), AttachError> {
+        let options = &self.stages.base.options;
+        let (changes, files) = (rest.count(), rest.files());
+        if options.on_conflict == OnConflict::Discard {
+            tracing::error!(changes, files, %why, "changes of the journal are discarded, which others have made impossible");
+            return Ok(());
+        }
+        let base = ClientBase::new(self.env, Options { exclusive: None, ..options.clone() });
+        let client = Client::of(Stages::start(self.env, self.connector.clone(), base).await?);
+        let keeper = Keeper::new(&client, self.stages, used, &options.host);
+        let kept = keeper.keep(rest, why).await;
+        client.close().await;
+        let set = kept.map_err(|error| {
+            let why = format!("no conflict copies can be made: {error}");
+            AttachError::Pending { mutations: changes, why }
+        })?;
+        tracing::warn!(
+            set = set.name, changes, files, %why,
+            "others have used what the journal is about: that is in conflict copies"
+        );
+        Ok(())
+    }
 }
 
 impl AttachError {

@@ -46,6 +46,13 @@ struct Message<'a> {
     spent: Vec<Ino>,
 }
 
+impl<'a> Message<'a> {
+    fn plain(part: Part<'a>, user: &'a User, positions: Option<(u64, u64)>) -> Message<'a> {
+        let (sync, releases, spent) = Default::default();
+        Message { mutations: part.0, part, user, positions, sync, releases, spent }
+    }
+}
+
 pub(super) struct BatchSender {
     base: Arc<ClientBase>,
     rpc: Arc<Rpc>,
@@ -70,10 +77,10 @@ impl BatchSender {
         BatchLimit::staged(carried.min(most), self.coalesces())
     }
 
-    /// Whether parts of batches are coalesced. What is left of a name that came and went is a change of its directory, which would be
-    /// a conflict where other clients have used that.
+    /// Whether parts of batches are coalesced. Not of a journal that is written back: what is left of a name that came and went is a
+    /// change of its directory, which would be a conflict where other clients have used that.
     fn coalesces(&self) -> bool {
-        self.base.session.has_journal() && self.base.session.info().used.is_empty()
+        self.base.session.has_journal() && !self.base.queue.is_recovered()
     }
 
     /// Sends mutations of a batch, the last of which has this number, in one transaction.
@@ -188,11 +195,24 @@ impl BatchSender {
         user: &User,
         sync: bool,
     ) -> Result<(), FsError> {
-        let (mutations, positions) = (part.0, None);
-        let (releases, spent) = Default::default();
-        let message = Message { mutations, part, user, positions, sync, releases, spent };
-        let payload = postcard::to_allocvec(mutations).map_err(|_| LinkError::Unexpected)?;
-        self.send_call(&message, 0, payload.into(), |_, _| {}).await.map(drop)
+        let message = Message { sync, ..Message::plain(part, user, None) };
+        self.send_plain(&message).await
+    }
+
+    /// Sends mutations with these positions; the others are skipped.
+    pub(super) async fn pass(
+        &self,
+        part: Part<'_>,
+        user: &User,
+        positions: Option<(u64, u64)>,
+    ) -> Result<(), FsError> {
+        self.send_plain(&Message::plain(part, user, positions)).await
+    }
+
+    async fn send_plain(&self, message: &Message<'_>) -> Result<(), FsError> {
+        let payload =
+            postcard::to_allocvec(message.mutations).map_err(|_| LinkError::Unexpected)?;
+        self.send_call(message, 0, payload.into(), |_, _| {}).await.map(drop)
     }
 
     /// The positions in the journal of a batch whose last mutation has this number.
@@ -214,16 +234,7 @@ impl BatchSender {
             return Ok(());
         }
         let positions = self.positions(last)?;
-        let message = Message {
-            mutations: &[],
-            part: (&[], &[]),
-            user: &None,
-            positions,
-            sync: false,
-            releases: Vec::new(),
-            spent: Vec::new(),
-        };
-        self.send_call(&message, 0, encode_list::<Mutation>(&[]), |_, _| {}).await?;
+        self.pass((&[], &[]), &None, positions).await?;
         self.base.queue.reach(last);
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The session at the server: what the server calls this client, what it said when the session began, and the lease.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -30,8 +29,8 @@ pub(super) struct SessionInfo {
     pub(super) server: Uuid,
     /// How the client mounts its journal, if it has one.
     pub(super) journal: Option<JournalMount>,
-    /// Of a journal whose client was away: the inodes that other clients have used, and whether they have changed each.
-    pub(super) used: Arc<[(Ino, bool)]>,
+    /// Of a client with a journal: it was away, and other clients went on.
+    pub(super) has_returned: bool,
 }
 
 /// The clocks when a change is made: that of the environment, and what programs see.
@@ -60,7 +59,7 @@ impl Session {
             squash: Squash::None,
             server: Uuid::nil(),
             journal: None,
-            used: Arc::default(),
+            has_returned: false,
         };
         Session {
             env: env.clone(),

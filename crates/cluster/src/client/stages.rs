@@ -18,7 +18,7 @@ use super::error::{AttachError, expect_answer};
 use super::open_files::OpenFiles;
 use super::rpc::Rpc;
 use super::size_records::SizeRecords;
-use super::writeback::Writeback;
+use super::writeback::{SendGuard, Writeback};
 use crate::protocol::{Answer, Reply, Request};
 
 /// The stages that the calls of a filesystem begin at.
@@ -35,12 +35,23 @@ pub(super) struct Stages {
 }
 
 impl Stages {
-    /// Begins a session, or goes on with that of a journal.
+    /// Begins a session.
     pub(super) async fn start(
         env: &Env,
         connector: Arc<dyn Connector>,
         base: ClientBase,
     ) -> Result<Stages, AttachError> {
+        let (stages, turn) = Stages::start_held(env, connector, base).await?;
+        drop(turn);
+        Ok(stages)
+    }
+
+    /// The same, or goes on with the session of a journal. Nothing is sent until the guard is dropped.
+    pub(super) async fn start_held(
+        env: &Env,
+        connector: Arc<dyn Connector>,
+        base: ClientBase,
+    ) -> Result<(Stages, SendGuard), AttachError> {
         let base = Arc::new(base);
         let of = || base.clone();
         let rpc = Arc::new(Rpc::new(of()));
@@ -61,7 +72,6 @@ impl Stages {
         // A recall may come before it is known what the server has of a journal: its mutations are sent behind that.
         let turn = writeback.hold().await;
         let connection = connections.attach_and_reclaim().await?;
-        drop(turn);
         let (keeping, renewing) = (connections.clone(), connections.clone());
         let (sending, reaching) = (writeback.clone(), direct_io.clone());
         let tasks = [
@@ -70,7 +80,7 @@ impl Stages {
             env.spawn(async move { sending.run().await }),
             env.spawn(async move { reaching.run().await }),
         ];
-        Ok(Stages {
+        let stages = Stages {
             lists: AccessLists::default(),
             connections,
             _tasks: tasks,
@@ -80,7 +90,8 @@ impl Stages {
             direct_io,
             open_files,
             size_records,
-        })
+        };
+        Ok((stages, turn))
     }
 
     /// Makes a call. `then` sees each answer where frames are received, before anything that the server sent later; also when this

@@ -48,13 +48,12 @@ pub async fn take_over(
     let sealed = open().await.map_err(AttachError::journal)?.seal().await;
     let sealed = sealed.map_err(AttachError::journal)?;
     let resumed = resume(env, &connector, &options, (session, true), &mut found).await?;
-    let Resumed { stages, written, set_aside } = resumed;
+    let Resumed { stages, written, set_aside, .. } = resumed;
     let Some(stages) = stages else {
         let stale = found.chain.next - found.chain.first;
         return Ok(TakenOver { session: Some(session), stale, ..nothing });
     };
     sealed.forget().await.map_err(AttachError::journal)?;
     stages.connections.close().await;
-    let written = written.saturating_sub(set_aside);
     Ok(TakenOver { session: Some(session), written, set_aside, ..nothing })
 }

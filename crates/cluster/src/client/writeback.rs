@@ -15,6 +15,7 @@ use super::error::LinkError;
 use super::journaling::{Committed, Journaling};
 use super::rpc::Rpc;
 use super::sender::BatchSender;
+use super::user::User;
 use crate::protocol::{JournalState, Needs, Reply, Request};
 
 /// The right to send the next batch.
@@ -104,7 +105,6 @@ impl Writeback {
 
     /// The mutations of a journal that the server does not have are given up: other clients get what they are about without them.
     pub(super) fn set_aside(&self) {
-        assert!(self.is_refused(), "a journal is set aside that can be written back");
         self.is_set_aside.store(true, Ordering::Relaxed);
     }
 
@@ -142,6 +142,16 @@ impl Writeback {
     ) -> Result<(), FsError> {
         let inodes = &self.base.inodes;
         let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
+        // Without the lease nothing is made that a later commit would have to cover.
+        let (session, queue) = (&self.base.session, &self.base.queue);
+        let was_committed = is_own
+            && !session.is_leased()
+            && self.base.journal.live().is_some()
+            && !self.base.replay_log.has_calls()
+            && queue.is_committed_leased(ino);
+        if was_committed {
+            return Ok(());
+        }
         // After the lease another client may have used the file.
         let is_committed = is_own && self.journaling.commit().await? == Committed::Everywhere;
         if is_committed && self.base.session.is_leased() {
@@ -358,6 +368,16 @@ impl Writeback {
                 Ok(false)
             }
         }
+    }
+
+    /// Sends mutations of a journal that is written back around others: those of the positions that are not among them are skipped.
+    pub(super) async fn pass(
+        &self,
+        part: Part<'_>,
+        user: &User,
+        positions: (u64, u64),
+    ) -> Result<(), FsError> {
+        self.sender.pass(part, user, Some(positions)).await
     }
 
     /// A part of a batch does not count, whose last mutation has this number.

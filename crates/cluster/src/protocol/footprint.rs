@@ -206,7 +206,9 @@ impl Request {
     pub fn footprint(&self, payload: usize) -> Footprint<'_> {
         match self {
             session_request!() => Footprint { repeat: Repeat::Session, ..Footprint::default() },
-            Request::ReachContents { .. } | Request::Path { .. } => Footprint::reads(&[]),
+            Request::ReachContents { .. } | Request::Path { .. } | Request::UsedMeanwhile => {
+                Footprint::reads(&[])
+            }
             Request::Reserve | Request::Room { .. } => Footprint::once(&[]).needs(Needs::Nothing),
             Request::SyncAll | Request::Statistics => Footprint::of_all(&[]),
             Request::Sync { ino, .. } => Footprint::of_all(&[*ino]),

@@ -110,6 +110,7 @@ impl Authorize {
             | Request::Room { .. }
             | Request::ReachContents { .. }
             | Request::Path { .. }
+            | Request::UsedMeanwhile
             | Request::ExtendWriteBound { .. }
             | Request::KeepSizeRecord { .. }
             // All users may.

@@ -7,6 +7,7 @@ use thalweg_fs::{Filesystem, FsError, Ino, Kind};
 
 use super::capabilities::Capabilities;
 use super::counters::Counters;
+use super::foreign_use::ForeignUses;
 use super::inode_limit::InodeLimit;
 use super::open_files::OpenFiles;
 use super::options::Options;
@@ -22,6 +23,7 @@ pub(super) struct Base {
     pub(super) capabilities: Arc<Capabilities>,
     pub(super) open_files: Arc<OpenFiles>,
     pub(super) replay: Arc<Replay>,
+    pub(super) foreign_uses: Arc<ForeignUses>,
 }
 
 impl Base {
@@ -36,6 +38,7 @@ impl Base {
             )),
             open_files: Arc::new(OpenFiles::new(&files)),
             replay: Arc::new(Replay::new(&files)),
+            foreign_uses: Arc::default(),
             files,
             options: Arc::new(options),
         }

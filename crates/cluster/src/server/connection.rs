@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::context::{Place, Response};
 use super::counters::add;
-use super::journaled::{take_over, used_meanwhile};
+use super::journaled::take_over;
 use super::ops::reclaim;
 use super::options::Visitor;
 use super::pipeline::{perform, replay};
@@ -23,8 +23,8 @@ use super::session::{Admission, JournalInfo, LevelWait, Presence, Session};
 use super::sessions::Ending;
 use super::stages::Stages;
 use crate::protocol::{
-    Answer, Call, JournalMount, JournalState, MAX_ANSWERED, MAX_CLAIMS, MAX_FORGOTTEN, MAX_PAYLOAD,
-    MAX_RELEASES, Reply, Request, SLOTS, decode_list, encode_list,
+    Answer, Call, JournalMount, JournalState, MAX_ANSWERED, MAX_FORGOTTEN, MAX_PAYLOAD,
+    MAX_RELEASES, Reply, Request, SLOTS, decode_list,
 };
 
 /// The part of a connection's budget that a call takes.
@@ -84,15 +84,11 @@ impl Handler for Connection {
         let Incoming { id, payload, .. } = incoming;
         if let Request::Attach { session, resumes, journal } = call.request {
             let pending = pending_of(&payload)?;
-            let (answer, used) = match self.attach(session, resumes, journal, pending).await {
-                Ok(session) => {
-                    (self.attached(&session), used_meanwhile(&self.stages, &session).await)
-                }
-                Err(refused) => (refused, Vec::new()),
+            let answer = match self.attach(session, resumes, journal, pending).await {
+                Ok(session) => self.attached(&session),
+                Err(refused) => refused,
             };
-            // A client that hears of some only takes the others for changed.
-            let used = &used[..used.len().min(MAX_CLAIMS)];
-            self.channel.answer(id, &plain(answer), &[encode_list(used)]);
+            self.channel.answer(id, &plain(answer), &[]);
             return Ok(());
         }
         let session = self.session.lock().clone();
@@ -173,6 +169,7 @@ impl Connection {
             incarnation: session.journal.info().map_or(0, |info| info.incarnation),
             applied: session.journal.applied(),
             expected: self.stages.grace_period.expects(session.serial),
+            returned: session.journal.has_returned(),
         };
         let table = files.session_table();
         Answer::Attached {

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use thalweg_fs::{FsError, Ino};
+use thalweg_fs::FsError;
 
 use super::base::resolve;
 use super::session::{JournalInfo, Presence, Session};
@@ -72,17 +72,4 @@ pub(super) async fn take_over(
         stages.open_files.close(session.serial, file).await;
     }
     Ok(true)
-}
-
-/// What a client that was away is to know: the inodes that other clients have used meanwhile, and whether they have changed each.
-pub(super) async fn used_meanwhile(stages: &Stages, session: &Session) -> Vec<(Ino, bool)> {
-    if !session.journal.has_returned() {
-        return Vec::new();
-    }
-    let mut used = Vec::new();
-    for (ino, before) in session.journal.used() {
-        let now = stages.files.attributes(ino).await;
-        used.push((ino, now.map_or(true, |now| now.attributes.changed != before)));
-    }
-    used
 }

@@ -26,8 +26,7 @@ pub(super) async fn carry_out(
     request: &Request,
     payload: Bytes,
 ) -> Answered {
-    check(ctx)?;
-    let op = Op { ctx, stages };
+    let op = check(Op { ctx, stages })?;
     match &*stages.authorize.call(ctx, request).await? {
         session_request!() => Err(FsError::Invalid("the call is one of a session")),
         Request::RequestDelegation { ino } => delegations::request(op, *ino).await,
@@ -45,6 +44,7 @@ pub(super) async fn carry_out(
         Request::Lookup { parent, name } => names::look_up(op, *parent, name).await,
         Request::Parent { directory } => names::parent(op, *directory).await,
         Request::Path { ino } => names::path(op, *ino).await,
+        Request::UsedMeanwhile => delegations::used_meanwhile(op).await,
         Request::Attributes { ino, .. } => attributes::attributes(op, *ino).await,
         Request::SetAttributes { ino, change } => attributes::set(op, *ino, change).await,
         Request::Create { parent, name, new } => {
@@ -93,11 +93,12 @@ pub(super) async fn carry_out(
 }
 
 /// Whether the session may do this at all: its client knows the inodes, and may change what it changes.
-fn check(ctx: &RequestContext<'_>) -> Result<(), FsError> {
+fn check(op: Op<'_>) -> Result<Op<'_>, FsError> {
+    let ctx = op.ctx;
     if ctx.footprint.writes && ctx.session.visitor.access == Access::Read {
         return Err(FsError::ReadOnly);
     }
-    ctx.footprint.inodes.iter().try_for_each(|ino| ctx.session.knows(*ino))
+    ctx.footprint.inodes.iter().try_for_each(|ino| ctx.session.knows(*ino)).map(|()| op)
 }
 
 /// The response to a call that the server before this one has carried out without answering it.

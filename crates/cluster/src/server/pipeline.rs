@@ -6,6 +6,7 @@ use thalweg_fs::session_table::{Committed, SlotRecord};
 use thalweg_fs::{Credentials, FsError, WriteAt};
 
 use super::context::{Answered, Place, RequestContext};
+use super::foreign_use::of_reads;
 use super::ops::{carry_out, response_of};
 use super::reply::undo;
 use super::session::Session;
@@ -35,6 +36,8 @@ pub(super) async fn perform(
         }
         None => recall_and_carry_out(ctx, stages, request, payload).await,
     };
+    let uses = || of_reads(request, session.lock().is_direct);
+    stages.sessions.note_uses(session.serial, uses).await;
     recall.settle(ctx, done.as_ref().ok().filter(|_| ctx.footprint.shows)).await;
     if let Ok(response) = &mut done {
         response.room = room.promise(session, std::mem::take(&mut response.room_for)).await;

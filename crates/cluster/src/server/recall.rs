@@ -20,6 +20,7 @@ use super::capabilities::{Drops, Late};
 use super::commit_on_share::{CommitOnShare, Undurable};
 use super::context::{RequestContext, Response};
 use super::counters::{add, value};
+use super::foreign_use;
 use super::options::Options;
 use super::session::Session;
 use super::sessions::{Ending, Sessions};
@@ -139,6 +140,7 @@ impl Recall {
             }
             join(self.drop_unless_held(held), self.drop_first(ctx, number, invalid)).await;
         }
+        self.sessions.note_uses(serial, || foreign_use::of_changes(&guard.changes)).await;
         // A call that only takes back what is another client's alone goes on to change something else.
         let is_change = |it: &Changed| !matches!(it, Changed::Delegation(_));
         if ctx.session.is_confined() && guard.changes.iter().any(is_change) {

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time, watch};
-use thalweg_fs::session_table::{Held, SessionRecord};
+use thalweg_fs::session_table::{Held, SessionRecord, UsedByOthers};
 use thalweg_fs::{DirectContents, FsError, Ino};
 use uuid::Uuid;
 
 use super::base::{Base, resolve};
 use super::counters::add;
+use super::foreign_use::Use;
 use super::options::Visitor;
 use super::session::{JournalInfo, Presence, Session, SessionJournal, SessionResources};
 use super::session_record::encode;
@@ -185,8 +186,11 @@ impl Sessions {
             self.know_held(&session, &held);
         }
         if presence != Some(Presence::Present) {
-            let used = held.used.iter().map(|(ino, _)| *ino);
+            let used = held.used.iter().map(|it| it.ino);
             self.base.capabilities.lapse(session.serial, held.numbers.clone(), used);
+            if !held.used.is_empty() {
+                self.base.foreign_uses.begin();
+            }
         }
     }
 
@@ -336,7 +340,7 @@ impl Sessions {
         }
         inodes.into_iter().for_each(|ino| self.base.files.unreference(ino, 1));
         self.base.env.sleep_until(self.lease_end(heard)).await;
-        let used = session.journal.used().into_iter().map(|(ino, _)| ino);
+        let used = session.journal.used().into_iter().map(|it| it.ino);
         self.base.capabilities.lapse(serial, session.journal.reserved(), used);
     }
 
@@ -367,7 +371,11 @@ impl Sessions {
         let mut used = Vec::with_capacity(inodes.len());
         for ino in inodes {
             match self.base.files.attributes(*ino).await {
-                Ok(found) => used.push((*ino, found.attributes.changed)),
+                Ok(found) => {
+                    // What the use is about is noted when that is known.
+                    let (ino, changed) = (*ino, found.attributes.changed);
+                    used.push(UsedByOthers { ino, changed, written: Some(Vec::new()) });
+                }
                 // It is gone: a change of it will be refused anyway.
                 Err(FsError::Stale | FsError::NotFound) => {}
                 Err(error) => return Err(error),
@@ -375,8 +383,33 @@ impl Sessions {
         }
         let held = Held { used, ..Held::default() };
         table.hold(session.serial, &held).await?;
-        session.journal.note_used(&held.used);
+        session.journal.note_used(held.used);
+        self.base.foreign_uses.begin();
         Ok(())
+    }
+
+    /// A session has used inodes, or is about to change them: what clients may have changed of these in their journals that were away.
+    /// When this returns it is on record.
+    pub(super) async fn note_uses(&self, by: u64, uses: impl FnOnce() -> Vec<Use>) {
+        if !self.base.foreign_uses.has_begun() {
+            return;
+        }
+        let uses = uses();
+        let may_conflict = |it: &Session| it.serial != by && !it.journal.widened(&uses).is_empty();
+        for session in self.matching(may_conflict) {
+            let _turn = session.journal.noting.lock().await;
+            let used = session.journal.widened(&uses);
+            let held = Held { used, ..Held::default() };
+            while let Some(table) = self.base.files.session_table() {
+                let Err(error) = table.hold(session.serial, &held).await else { break };
+                if session.lock().has_ended {
+                    break;
+                }
+                tracing::error!(%error, "the use of what is a client's that is away cannot be noted; it is tried again");
+                self.base.env.sleep(self.base.options.lease / 4).await;
+            }
+            session.journal.note_used(held.used);
+        }
     }
 
     /// A session knows what its client may have changed in its journal.

@@ -63,7 +63,8 @@ impl Stages {
         let moves = Moves::new(&base, &sessions, &recall, &commit_on_share, &grace_period);
         let room = Room::new(&base, &sessions, &recall);
         let authorize = Authorize::new(&base);
-        let Base { env, files, options, counters, limit, capabilities, open_files, replay } = base;
+        let Base { env, files, options, counters, limit, capabilities, open_files, replay, .. } =
+            base;
         Stages {
             incarnation: env.uuid(),
             started: env.now(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rand::RngExt;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{Client, ConflictScope};
 use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind, ConflictSet};
 use thalweg_env::Rng;
 use thalweg_fs::{Cookie, Filesystem, Ino, Kind, WriteAt, WriteHow};
@@ -26,6 +26,25 @@ enum Foreign {
     Lists,
     Reads,
     Writes,
+    /// It reads one file.
+    ReadsOne,
+    /// It writes to one file, and reads nothing.
+    WritesOne,
+}
+
+impl Foreign {
+    const ALL: [Foreign; 6] = [
+        Foreign::Nothing,
+        Foreign::Lists,
+        Foreign::Reads,
+        Foreign::Writes,
+        Foreign::ReadsOne,
+        Foreign::WritesOne,
+    ];
+
+    fn is_one(self) -> bool {
+        matches!(self, Foreign::ReadsOne | Foreign::WritesOne)
+    }
 }
 
 /// By names of files, offsets and bytes of ranges.
@@ -36,9 +55,11 @@ const THEIRS: u8 = 0;
 
 /// What others find, and have written.
 struct Seen {
-    /// Before they changed something.
+    /// Before they changed something. Of all files, or one.
     before: State,
     written: Option<String>,
+    /// The file that they have used, if it is one.
+    one: Option<String>,
 }
 
 async fn use_it(other: &Client, directory: Ino, what: Foreign, rng: &mut Rng) -> Option<Seen> {
@@ -52,19 +73,30 @@ async fn use_it(other: &Client, directory: Ino, what: Foreign, rng: &mut Rng) ->
     if what == Foreign::Lists || names.is_empty() {
         return None;
     }
-    let before = found(other, directory).await;
+    let name = &names[rng.random_range(0..names.len())];
+    let text = String::from_utf8(name.to_vec()).unwrap();
+    let before = match what {
+        Foreign::WritesOne => State::new(),
+        Foreign::ReadsOne => {
+            let file = other.find(directory, name).await.unwrap();
+            other.reference(file.ino);
+            let bytes = other.read(file.ino, 0, 1 << 20).await.unwrap().concat();
+            other.unreference(file.ino, 1);
+            State::from([(text.clone(), Some(Arc::new(bytes)))])
+        }
+        _ => found(other, directory).await,
+    };
     let mut written = None;
-    if what == Foreign::Writes {
-        let name = &names[rng.random_range(0..names.len())];
+    if matches!(what, Foreign::Writes | Foreign::WritesOne) {
         let file = other.find(directory, name).await.unwrap().ino;
         other.reference(file);
         let data = vec![Bytes::from(vec![THEIRS; 20_000])];
         other.write(file, WriteAt::Offset(0), data, WriteHow::default()).await.unwrap();
         other.sync(file, false).await.unwrap();
         other.unreference(file, 1);
-        written = Some(String::from_utf8(name.to_vec()).unwrap());
+        written = Some(text.clone());
     }
-    Some(Seen { before, written })
+    Some(Seen { before, written, one: what.is_one().then_some(text) })
 }
 
 /// The state that the files at the server and the conflict copies come to, without a file that other clients have written; the bytes of
@@ -187,7 +219,24 @@ fn leave(
     }
 }
 
-fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
+/// What other clients have seen is not changed behind their backs.
+async fn check_seen(other: &Client, directory: Ino, seen: Option<&Seen>) {
+    let Some(Seen { before, written, .. }) = seen else { return };
+    let now = found(other, directory).await;
+    for (name, bytes) in before.iter().filter(|(name, _)| Some(*name) != written.as_ref()) {
+        assert!(now.get(name) == Some(bytes), "{name} has changed");
+    }
+}
+
+/// If other clients have used one file, all other files are written back.
+fn check_others(name: &str, seen: Option<&Seen>, entries: &[&ConflictEntry]) {
+    let Some(one) = seen.and_then(|seen| seen.one.as_ref()) else { return };
+    let path = format!("/top/d/{one}");
+    let is_one = |it: &&ConflictEntry| it.path.as_ref() == Some(&path);
+    assert!(entries.iter().all(is_one), "{name}: {one} was used, and not {entries:?}");
+}
+
+fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, usize) {
     run(seed, move |env| async move {
         let mut scene = Scene::durable(&env).await;
         let mut rng = env.rng();
@@ -195,9 +244,11 @@ fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
         let (visitor, top) = bystander(&scene).await;
         let other = visitor.client.clone();
         let mut machine = Journaled::new(&scene, "a").await;
+        machine.conflict = conflict;
         let client = machine.mount(&scene, rng.random_bool(0.7)).await.unwrap();
         let mut program = journal_crashes::begin(&machine, &client, "d").await;
         program.renames = rng.random_bool(0.5);
+        let renames = program.renames;
         let history: Arc<_> = program.history.clone();
         let working = machine.process.env().spawn(async move {
             loop {
@@ -211,8 +262,7 @@ fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
         }
         drop(working);
         let client = leave(&scene, &mut machine, client, leaves, &mut rng);
-        let acts = [Foreign::Nothing, Foreign::Lists, Foreign::Reads, Foreign::Writes];
-        let what = acts[rng.random_range(0..4)];
+        let what = Foreign::ALL[rng.random_range(0..Foreign::ALL.len())];
         if rng.random_bool(0.5) {
             env.sleep(EXPIRE + LEASE).await;
         }
@@ -224,7 +274,7 @@ fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
         let seen = use_it(&other, directory, what, &mut rng).await;
         let name = format!("seed {seed}, {what:?}");
         let written = seen.as_ref().and_then(|seen| seen.written.clone());
-        if let Some(Seen { before, .. }) = &seen {
+        if let Some(Seen { before, one: None, .. }) = &seen {
             assert!(history.lock().states.contains(before), "{name}: others see no prefix");
         }
         if rng.random_bool(0.3) {
@@ -239,15 +289,12 @@ fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
         };
         let sets = lists(&recovered).await;
         let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
-        if let Some(Seen { before, .. }) = &seen {
-            // What other clients have seen is not changed behind their backs.
-            let now = found(&other, directory).await;
-            for (name, bytes) in before.iter().filter(|(name, _)| Some(*name) != written.as_ref()) {
-                assert!(now.get(name) == Some(bytes), "{name} has changed");
-            }
-        }
-        if matches!(what, Foreign::Nothing) {
+        check_seen(&other, directory, seen.as_ref()).await;
+        if matches!(what, Foreign::Nothing | Foreign::Lists) {
             assert!(sets.is_empty(), "{name}: {sets:?}");
+        }
+        if conflict == ConflictScope::File && !renames {
+            check_others(&name, seen.as_ref(), &entries);
         }
         let copies = entries.iter().filter(|entry| entry.copy.is_some()).count();
         let all = merged(&other, directory, &sets, written.as_ref()).await;
@@ -261,7 +308,7 @@ fn live(seed: u64, leaves: Leaves) -> (Tally, usize, usize) {
 fn what_was_synced_is_at_the_server_or_in_a_copy() {
     let (mut crashes, mut sets, mut copies) = (0, 0, 0);
     for seed in campaign::seeds(60) {
-        let (tally, some, few) = live(seed, Leaves::Crashes);
+        let (tally, some, few) = live(seed, Leaves::Crashes, ConflictScope::Prefix);
         crashes += tally.client_crashes + tally.server_crashes;
         (sets, copies) = (sets + some, copies + few);
     }
@@ -273,9 +320,22 @@ fn what_was_synced_is_at_the_server_or_in_a_copy() {
 fn a_client_that_was_cut_off_goes_on_with_its_journal() {
     let (mut sets, mut copies) = (0, 0);
     for seed in campaign::seeds(60) {
-        let (_, some, few) = live(seed, Leaves::IsCut);
+        let (_, some, few) = live(seed, Leaves::IsCut, ConflictScope::Prefix);
         (sets, copies) = (sets + some, copies + few);
     }
     println!("{sets} conflict sets with {copies} copies");
     assert!(sets > 5 && copies > 10);
+}
+
+#[test]
+fn file_by_file_what_was_synced_is_at_the_server_or_in_a_copy() {
+    let (mut crashes, mut sets, mut copies) = (0, 0, 0);
+    for seed in campaign::seeds(100) {
+        let leaves = if seed % 4 == 0 { Leaves::IsCut } else { Leaves::Crashes };
+        let (tally, some, few) = live(seed, leaves, ConflictScope::File);
+        crashes += tally.client_crashes + tally.server_crashes;
+        (sets, copies) = (sets + some, copies + few);
+    }
+    println!("{crashes} crashes in recoveries, {sets} conflict sets with {copies} copies");
+    assert!(crashes > 10 && sets > 5 && copies > 10);
 }

@@ -75,6 +75,7 @@ Batch [] Change Everything writes
 Lookup [5] Any Named shows
 Parent [5] Any Named
 Path [] Any Named
+UsedMeanwhile [] Any Named
 Create [5] Change Everything writes, attributes 5, name 5/made; makes; besides [99]
 Create [5] Change Everything writes, attributes 5, name 5/made; makes; besides [99]
 Link [6, 5] Change Everything writes, attributes 5, name 5/made, attributes 6

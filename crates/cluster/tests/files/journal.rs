@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{self, AttachError, Client, journal};
+use thalweg_cluster::client::{self, AttachError, Client, ConflictScope, OnConflict, journal};
 use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_env::Env;
 use thalweg_fs::{AttributeChange, Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
@@ -29,6 +29,9 @@ pub(crate) struct Journaled {
     device: DeviceRef,
     /// Where copies of the journal are.
     pub(crate) keepers: Vec<client::KeeperTarget>,
+    /// What becomes of changes that other clients have made impossible, and which those are.
+    pub(crate) on_conflict: OnConflict,
+    pub(crate) conflict: ConflictScope,
 }
 
 impl Journaled {
@@ -38,7 +41,8 @@ impl Journaled {
         let device = recorder.device("client-journal", Geometry { size: SIZE, sector: 512 });
         journal::create(&env, &device).await.unwrap();
         let (host, process) = (scene.admit(visitor(name)), env.node());
-        Journaled { env, host, process, recorder, device, keepers: Vec::new() }
+        let (keepers, on_conflict, conflict) = Default::default();
+        Journaled { env, host, process, recorder, device, keepers, on_conflict, conflict }
     }
 
     /// The machine is lost with its journal; another one takes its place, which has an empty one.
@@ -82,7 +86,9 @@ impl Journaled {
         // So that most of what waits is in the journal alone.
         let memory = 64 << 10;
         let keepers = self.keepers.clone();
+        let (on_conflict, conflict) = (self.on_conflict, self.conflict);
         let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
+        let options = client::Options { on_conflict, conflict, ..options };
         let connector = Box::new(self.host.connector(&scene.server, PORT));
         let env = self.process.env().clone();
         async move { Client::connect(&env, connector, options).await }
@@ -310,10 +316,19 @@ fn a_sync_without_the_server_ends_under_the_lease() {
         let sync = client.sync(file, false);
         assert!(env.timeout(LEASE / 4, sync).await.is_some(), "it waits for the server");
         env.sleep(2 * LEASE).await;
+        // What was committed under the lease stays so, and nothing else is made.
+        for sync in [client.sync(file, false), client.sync_all()] {
+            let synced = env.timeout(LEASE / 4, sync).await;
+            assert!(matches!(synced, Some(Ok(()))), "it was committed: {synced:?}");
+        }
+        assert!(client.is_disconnected());
         let (waiting, own) = (client.clone(), machine.process.env());
-        let syncing = own.spawn(async move { waiting.sync(file, false).await });
+        let syncing = own.spawn(async move {
+            put(&waiting, file, "later").await.unwrap();
+            waiting.sync(file, false).await
+        });
         env.sleep(LEASE).await;
-        assert!(!syncing.is_finished(), "it ends after the lease");
+        assert!(!syncing.is_finished(), "a write ends after the lease");
         scene.network.heal();
         syncing.await.unwrap().unwrap();
     });

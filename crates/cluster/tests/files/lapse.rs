@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use thalweg_fs::{Filesystem, Level, Node, Rename};
+use thalweg_fs::{Filesystem, Ino, Level, Node, Rename};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
@@ -230,6 +230,72 @@ fn a_mount_that_was_cut_off_loses_nothing_and_syncs_here_again() {
             assert_eq!(text_at(&again, "e/file").await.as_deref(), Some("later"));
             assert_eq!(text_at(&again, "d/file").await.as_deref(), Some("new"));
             assert_eq!(lists(&again).await.len(), 0);
+        });
+    }
+}
+
+/// How another client uses a file while its owner is cut off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Used {
+    Not,
+    Reads,
+    Renames,
+}
+
+/// Programs of a mount that was cut off go on with the files that they have open, unless other clients have used them.
+#[test]
+fn open_files_that_no_other_client_has_used_go_on() {
+    for (used, closes, restarts) in [
+        (Used::Not, false, false),
+        (Used::Not, false, true),
+        (Used::Not, true, false),
+        (Used::Reads, false, false),
+        (Used::Renames, false, false),
+    ] {
+        run(1, move |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let machine = Journaled::new(&scene, "a").await;
+            let (client, file) = begin(&scene, &machine, true).await;
+            let handle = client.open(&Default::default(), file, WRITING).await.unwrap().handle;
+            put(&client, file, "old").await.unwrap();
+            client.wait_for(file, Level::Server, LEASE).await.unwrap();
+            put(&client, file, "new").await.unwrap();
+            client.sync(file, false).await.unwrap();
+            scene.network.part(&[machine.host()], std::slice::from_ref(&scene.server));
+            assert_eq!(scene.service.evict("a"), 1);
+            env.sleep(EXPIRE).await;
+            let visitor = scene.client("other").await;
+            let other = &visitor.client;
+            match used {
+                Used::Not => {}
+                Used::Reads => assert_eq!(text_at(other, "d/file").await.as_deref(), Some("old")),
+                Used::Renames => {
+                    let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
+                    other.reference(directory);
+                    let names = ((directory, &b"file"[..]), (directory, &b"moved"[..]));
+                    other.rename(names.0, names.1, Rename::Replace).await.unwrap();
+                }
+            }
+            if restarts {
+                scene.crash(Shape::Nothing).await;
+            }
+            if closes {
+                client.release(file, handle).await;
+            }
+            come_back(&scene, &client).await;
+            let goes_on = used == Used::Not && !closes;
+            let written = put(&client, file, "later").await;
+            assert_eq!(written.is_ok(), goes_on, "{used:?} {closes} {written:?}");
+            let opened =
+                || -> usize { scene.service.sessions().iter().map(|session| session.open).sum() };
+            assert_eq!(opened(), usize::from(goes_on), "{used:?} {closes}");
+            if goes_on {
+                client.sync(file, false).await.unwrap();
+                assert_eq!(text(&client, file).await, "later");
+                assert_eq!(text_at(other, "d/file").await.as_deref(), Some("later"));
+                client.release(file, handle).await;
+                assert_eq!((opened(), client.status().lost), (0, 0));
+            }
         });
     }
 }

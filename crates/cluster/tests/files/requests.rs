@@ -10,7 +10,7 @@ use thalweg_fs::{
 use crate::scene::new;
 
 /// The last kind of request. A new kind does not compile before it is counted here, and then [`every`] lacks it.
-const LAST: usize = 49;
+const LAST: usize = 50;
 
 fn kind(request: &Request) -> usize {
     match request {
@@ -64,6 +64,7 @@ fn kind(request: &Request) -> usize {
         Request::ConflictingLock { .. } => 47,
         Request::Path { .. } => 48,
         Request::Stage { .. } => 49,
+        Request::UsedMeanwhile => 50,
     }
 }
 
@@ -112,6 +113,7 @@ fn about_names(parent: Ino, ino: Ino) -> Vec<Request> {
         Request::Lookup { parent, name: name.clone() },
         Request::Parent { directory: parent },
         Request::Path { ino },
+        Request::UsedMeanwhile,
         Request::Create { parent, name: made(), new: new(Node::File) },
         Request::Create { parent, name: made(), new: new(Node::Directory) },
         Request::Link { ino, parent, name: made() },

@@ -22,7 +22,9 @@ use crate::error::FsError;
 use crate::filesystem::{Filesystem, SessionTable};
 use crate::mutation::{ByteMutations, Mutation};
 use crate::room::RoomShare;
-use crate::session_table::{Held, Recorder, SessionRecord, SlotRecord, SupersededCall};
+use crate::session_table::{
+    Held, MAX_WRITTEN, Recorder, SessionRecord, SlotRecord, SupersededCall, UsedByOthers,
+};
 
 /// The value of a slot.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -79,7 +81,7 @@ fn slot_key(session: u64, slot: u16) -> Vec<u8> {
 }
 
 /// A record of a session.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Record {
     /// What the server has written down of it.
     Info,
@@ -95,8 +97,39 @@ pub(super) enum Record {
     Delegated(Ino),
     /// These inode numbers were reserved for its client, which has a journal.
     Reserved(u64, u64),
-    /// Other clients have used this inode while its client was away, which has a journal; the last change before that.
-    Used(Ino, u64),
+    /// Other clients have used this inode while its client was away, which has a journal.
+    Used(UsedByOthers),
+}
+
+/// What the record of an inode that other clients have used has behind the time of its last change, if they have only written bytes of
+/// it: this, and the ranges, each as its first byte and the one behind it.
+const WRITTEN: u8 = 1;
+
+fn encode_use(UsedByOthers { changed, written, .. }: &UsedByOthers) -> Vec<u8> {
+    let mut value = encode_time(*changed).to_le_bytes().to_vec();
+    if let Some(written) = written {
+        assert!(written.len() <= MAX_WRITTEN, "the ranges of a use are few");
+        value.push(WRITTEN);
+        let ends = written.iter().flat_map(|range| [range.start, range.end]);
+        value.extend(ends.flat_map(u64::to_le_bytes));
+    }
+    value
+}
+
+fn decode_use(ino: Ino, value: &[u8]) -> Option<UsedByOthers> {
+    let (changed, rest) = U64::read_from_prefix(value).ok()?;
+    let changed = decode_time(changed.get());
+    let Some((kind, ranges)) = rest.split_first() else {
+        return Some(UsedByOthers { ino, changed, written: None });
+    };
+    let ranges = <[[U64; 2]]>::ref_from_bytes(ranges).ok()?;
+    if *kind != WRITTEN || ranges.len() > MAX_WRITTEN {
+        return None;
+    }
+    let written: Vec<Range<u64>> =
+        ranges.iter().map(|[start, end]| start.get()..end.get()).collect();
+    let is_valid = written.iter().all(|range| range.start < range.end);
+    is_valid.then_some(UsedByOthers { ino, changed, written: Some(written) })
 }
 
 /// The session of a record's key, and which record it is; `None` when the record is invalid.
@@ -118,8 +151,7 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
         return (start < end).then_some((session, Record::Reserved(start, end)));
     }
     if let Some(ino) = ino_of(rest, &USED) {
-        let changed = U64::read_from_bytes(value).ok()?;
-        return Some((session, Record::Used(Ino(ino), changed.get())));
+        return Some((session, Record::Used(decode_use(Ino(ino), value)?)));
     }
     if let Some(ino) = ino_of(rest, &REVOKED) {
         let generation = U64::read_from_bytes(value).ok()?;
@@ -290,7 +322,7 @@ impl SessionTable for LocalFs {
                     Record::Revoked(ino, generation) => last.revoked.push((ino, generation)),
                     Record::Delegated(ino) => last.held.inodes.push(ino),
                     Record::Reserved(start, end) => last.held.numbers.push(start..end),
-                    Record::Used(ino, changed) => last.held.used.push((ino, decode_time(changed))),
+                    Record::Used(used) => last.held.used.push(used),
                     Record::Address | Record::Sizes(_) => {}
                 }
             }
@@ -322,9 +354,8 @@ impl SessionTable for LocalFs {
                 let end = U64::from(*end);
                 op.put(key_of(session, &RESERVED, *start), end.as_bytes().to_vec());
             }
-            for (ino, changed) in &held.used {
-                let changed = U64::from(encode_time(*changed));
-                op.put(key_of(session, &USED, ino.0), changed.as_bytes().to_vec());
+            for used in &held.used {
+                op.put(key_of(session, &USED, used.ino.0), encode_use(used));
             }
         })
         .await

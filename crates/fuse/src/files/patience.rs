@@ -31,8 +31,9 @@ pub(super) enum Signals {
 /// What a call fails with when the server was away for long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Soft {
-    /// How long a call waits for a server that is away.
-    pub limit: Duration,
+    /// How long a call waits for a server that is away; `None`: until nothing may be used without it
+    /// ([`Filesystem::is_disconnected`]).
+    pub limit: Option<Duration>,
     /// The error: `ETIMEDOUT` instead of `EIO`.
     pub is_told_apart: bool,
 }
@@ -69,9 +70,11 @@ impl Patience {
                 return Errno::EINTR;
             }
             let waited = self.env.now().since(begun);
-            if let Some(soft) = soft.filter(|soft| waited >= soft.limit)
-                && self.filesystem.is_away()
-            {
+            let is_over = |soft: &Soft| match soft.limit {
+                Some(limit) => waited >= limit && self.filesystem.is_away(),
+                None => self.filesystem.is_disconnected(),
+            };
+            if let Some(soft) = soft.filter(is_over) {
                 return soft.errno();
             }
         }

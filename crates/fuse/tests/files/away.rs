@@ -345,7 +345,8 @@ fn a_program_that_looks_at_all_mounts_does_not_wait() {
 #[test]
 fn calls_of_a_soft_mount_fail_when_the_server_is_away() {
     for (is_told_apart, errno) in [(false, libc::EIO), (true, libc::ETIMEDOUT)] {
-        let soft = Soft { limit: Duration::from_millis(600), is_told_apart };
+        let limit = Duration::from_millis(600);
+        let soft = Soft { limit: Some(limit), is_told_apart };
         let Some(scene) = Scene::new(Some(soft)) else { return };
         scene.cut();
         let (env, begun) = (Env::real(), Env::real().now());
@@ -353,11 +354,31 @@ fn calls_of_a_soft_mount_fail_when_the_server_is_away() {
         let path = |name| scene.rig.path(name);
         assert_eq!(code(fs::read(path("a")).map(drop)), Some(errno));
         assert_eq!(code(fs::create_dir(path("new"))), Some(errno));
-        assert!(env.now().since(begun) >= 2 * soft.limit && env.now().since(begun) < SOON);
+        assert!(env.now().since(begun) >= 2 * limit && env.now().since(begun) < SOON);
         scene.network.mend();
         pause(Duration::from_millis(500));
         assert_eq!(fs::read_to_string(path("a")).unwrap(), "there");
         assert!(!path("new").exists());
         fs::create_dir(path("new")).unwrap();
     }
+}
+
+#[test]
+fn calls_fail_at_once_when_the_lease_is_over() {
+    let soft = Soft { limit: None, is_told_apart: false };
+    let Some(scene) = Scene::new(Some(soft)) else { return };
+    scene.cut();
+    let (env, begun) = (Env::real(), Env::real().now());
+    let code = |result: io::Result<()>| result.unwrap_err().raw_os_error();
+    let path = |name| scene.rig.path(name);
+    // The first one waits for that.
+    assert_eq!(code(fs::write(path("a"), "new")), Some(libc::EIO));
+    assert!(env.now().since(begun) < 2 * SOON);
+    let begun = env.now();
+    assert_eq!(code(fs::read(path("b")).map(drop)), Some(libc::EIO));
+    assert_eq!(code(fs::create_dir(path("new"))), Some(libc::EIO));
+    assert!(env.now().since(begun) < Duration::from_secs(1));
+    scene.network.mend();
+    pause(Duration::from_millis(500));
+    assert_eq!(fs::read_to_string(path("a")).unwrap(), "there");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use serde::Serialize;
 use thalweg_cluster::client::address::{Address, KEEPER_PORT};
-use thalweg_cluster::client::{self, OnConflict, Options, TakenOver, journal};
+use thalweg_cluster::client::{self, ConflictScope, OnConflict, Options, TakenOver, journal};
 use thalweg_cluster::keeper::{Keeper, KeptCopy, Shelf, is_of};
 use thalweg_env::{Env, watch};
 use thalweg_store::device::Access;
@@ -81,6 +81,9 @@ pub(crate) struct Takeover {
     /// What becomes of changes that other clients have made impossible: copy, discard or refuse
     #[arg(long, value_name = "WHAT", default_value = "copy")]
     on_conflict: OnConflict,
+    /// Which changes these are: the first one of them with all behind it (prefix), or with what depends on it (file)
+    #[arg(long, value_name = "SCOPE", default_value = "prefix")]
+    conflict: ConflictScope,
     /// Print a JSON array
     #[arg(long)]
     json: bool,
@@ -177,7 +180,7 @@ async fn sealed(folder: &Path, shelf: &Folder, client: &str) -> Outcome<Vec<Stri
 }
 
 pub(super) async fn takeover(env: &Env, args: Takeover) -> Outcome<()> {
-    let Takeover { keys, folder, client, address, on_conflict, json } = args;
+    let Takeover { keys, folder, client, address, on_conflict, conflict, json } = args;
     let address = Address::of(&address)
         .unwrap_or_else(|| Err(thalweg_ipc::remote::RemoteError::Address(address.clone())))?;
     let shelf = Folder::new(env, &folder);
@@ -191,7 +194,7 @@ pub(super) async fn takeover(env: &Env, args: Takeover) -> Outcome<()> {
         let path = shelf.file(&name);
         let journal = Some(client_journal::device(env, &path, Access::Exclusive).await?);
         let host = host_name().unwrap_or_else(|| Options::default().host);
-        let options = Options { journal, on_conflict, host, ..Options::default() };
+        let options = Options { journal, on_conflict, conflict, host, ..Options::default() };
         let connector = address.connector(env, keys.home());
         let done = client::take_over(env, connector, options).await.map_err(|error| {
             Failure::from(error).while_doing(format!("cannot take over {}", path.display()))

@@ -12,6 +12,7 @@ use thalweg_fs::{Filesystem, FsError, Ino, Rename};
 
 use super::super::context::RequestContext;
 use super::super::counters::add;
+use super::super::foreign_use::of_mutations;
 use super::super::room::check_shares;
 use super::super::session::{BatchPosition, Session};
 use super::{Answered, Op, Response};
@@ -109,6 +110,9 @@ pub(super) async fn apply(
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let unlinked = Unlinked::reference(ctx, &mutations);
     let change = stages.recall.begin_with(ctx, changed_by_mutations(&kept), &[]).await?;
+    stages.sessions.note_uses(ctx.session.serial, || of_mutations(&kept)).await;
+    // A client that had to release something has sent what it has written.
+    ctx.session.journal.check_unused(&mutations)?;
     let applied = table.apply(&kept, charged, position.last()).await;
     drop(change);
     if let Err(error) = applied {

@@ -2,19 +2,24 @@
 
 use std::ops::Range;
 
-use thalweg_fs::session_table::Held;
+use thalweg_fs::session_table::{Held, UsedByOthers};
 use thalweg_fs::{FsError, Ino, Kind};
 use thalweg_net::keys::Access;
 
 use super::super::capabilities::GrantRequest;
 use super::attributes::attributes;
 use super::{Answered, Op, RequestContext, Response};
-use crate::protocol::{Answer, Changed, MAX_NUMBERS};
+use crate::protocol::{
+    Answer, Changed, MAX_CLAIMS, MAX_NUMBERS, MAX_PAYLOAD, UsedInode, encode_list,
+};
 
 /// Ranges of inode numbers that a client has at most.
 const MAX_RANGES: usize = 4;
 /// Of a client with a journal, where many new inodes wait.
 const MAX_JOURNALED_RANGES: usize = 40;
+/// Bytes of a used inode and of a range of it in a message, at most.
+const USE_BYTES: usize = 40;
+const RANGE_BYTES: usize = 20;
 /// The list from which new inodes in a directory get theirs.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
@@ -98,4 +103,26 @@ pub(super) fn reclaim_numbers(
     // Inodes that had some of them may be gone.
     ctx.session.add_numbers(numbers, false);
     Ok(())
+}
+
+/// What other clients have used that a client may have changed in its journal while it was away.
+pub(super) async fn used_meanwhile(Op { ctx, stages }: Op<'_>) -> Answered {
+    let journal = &ctx.session.journal;
+    if !journal.has_returned() {
+        return Ok(Response::with(Answer::Bytes, vec![encode_list::<UsedInode>(&[])]));
+    }
+    // What of it they have written by themselves is noted with the batch.
+    let inodes: Vec<Ino> = journal.used().into_iter().map(|it| it.ino).collect();
+    let recalls = stages.capabilities.recalls(ctx.session.serial, &inodes);
+    stages.recall.invalidate(ctx, recalls).await;
+    let mut bytes = 0;
+    // Of the others the client learns when it is refused.
+    let fits = |it: &UsedByOthers| {
+        bytes += USE_BYTES + it.written.as_ref().map_or(0, |all| all.len() * RANGE_BYTES);
+        bytes <= MAX_PAYLOAD
+    };
+    let used = journal.used().into_iter().take(MAX_CLAIMS).take_while(fits);
+    let used =
+        used.map(|UsedByOthers { ino, changed, written }| UsedInode { ino, changed, written });
+    Ok(Response::with(Answer::Bytes, vec![encode_list(&used.collect::<Vec<_>>())]))
 }

@@ -7,11 +7,12 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thalweg_env::HashMap;
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::session_table::Held;
-use thalweg_fs::{FsError, Ino, Timestamp};
+use thalweg_fs::session_table::{Held, UsedByOthers};
+use thalweg_fs::{FsError, Ino};
 use tokio::sync::MutexGuard;
 
-use crate::protocol::JournalMount;
+use super::super::foreign_use::Use;
+use crate::protocol::{JournalMount, conflicts_with};
 
 /// Whether the client of a journal is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -37,8 +38,8 @@ pub(in crate::server) struct JournalInfo {
 pub(in crate::server) struct SessionJournal {
     /// `None` without a journal.
     info: Mutex<Option<JournalInfo>>,
-    /// Inodes that other clients have used while the client was away, with the time of their last change before that.
-    used: Mutex<HashMap<Ino, Timestamp>>,
+    /// Inodes that other clients have used while the client was away.
+    used: Mutex<HashMap<Ino, UsedByOthers>>,
     /// Held while such a use is noted, and while the client comes back.
     pub(in crate::server) noting: tokio::sync::Mutex<()>,
     /// The last position that was applied.
@@ -84,7 +85,7 @@ impl SessionJournal {
     ) -> SessionJournal {
         SessionJournal {
             info: Mutex::new(info),
-            used: Mutex::new(used.into_iter().collect()),
+            used: Mutex::new(used.into_iter().map(|it| (it.ino, it)).collect()),
             noting: tokio::sync::Mutex::default(),
             applied: AtomicU64::new(applied),
             applying: tokio::sync::Mutex::default(),
@@ -148,15 +149,29 @@ impl SessionJournal {
         inodes.filter(|ino| !used.contains_key(ino)).copied().collect()
     }
 
-    pub(in crate::server) fn note_used(&self, used: &[(Ino, Timestamp)]) {
-        self.used.lock().extend(used.iter().copied());
+    pub(in crate::server) fn note_used(&self, used: Vec<UsedByOthers>) {
+        self.used.lock().extend(used.into_iter().map(|it| (it.ino, it)));
     }
 
-    /// The inodes that other clients have used while the client was away, with the time of their last change before that.
-    pub(in crate::server) fn used(&self) -> Vec<(Ino, Timestamp)> {
-        let mut used: Vec<_> = self.used.lock().iter().map(|(ino, time)| (*ino, *time)).collect();
-        used.sort_unstable();
+    /// The inodes that other clients have used while the client was away.
+    pub(in crate::server) fn used(&self) -> Vec<UsedByOthers> {
+        let mut used: Vec<_> = self.used.lock().values().cloned().collect();
+        used.sort_unstable_by_key(|it| it.ino);
         used
+    }
+
+    /// What is to be noted when other clients use these inodes further, of which a use was noted before.
+    pub(in crate::server) fn widened(&self, uses: &[Use]) -> Vec<UsedByOthers> {
+        let (used, mut widened) = (self.used.lock(), HashMap::default());
+        for it in uses {
+            let Some(before) = widened.get(&it.ino).or_else(|| used.get(&it.ino)) else { continue };
+            if let Some(after) = it.widen(before) {
+                widened.insert(it.ino, after);
+            }
+        }
+        let mut widened: Vec<_> = widened.into_values().collect();
+        widened.sort_unstable_by_key(|it| it.ino);
+        widened
     }
 
     /// Numbers of inodes that the client may have made.
@@ -165,23 +180,19 @@ impl SessionJournal {
     }
 
     /// [`FsError::Stale`] if other clients have used an inode that mutations change, while the client was away. A directory that they
-    /// have seen is no such inode where names change in it: the inodes behind these are.
+    /// have seen is no such inode where names change in it: the inodes behind these are. A write to a file of which they have only
+    /// written other bytes is none, either.
     pub(in crate::server) fn check_unused(&self, mutations: &[Mutation]) -> Result<(), FsError> {
         let used = self.used.lock();
-        let is_used = |ino: &Ino| used.contains_key(ino);
-        let conflicts = |Mutation { kind, .. }: &Mutation| match kind {
-            MutationKind::Create { .. } => false,
-            MutationKind::SetAttributes { ino, .. }
-            | MutationKind::Write { ino, .. }
-            | MutationKind::Stored { ino, .. }
-            | MutationKind::Unlink { ino, .. }
-            | MutationKind::RemoveDirectory { ino, .. }
-            | MutationKind::Link { ino, .. } => is_used(ino),
-            MutationKind::Rename { ino, there, .. } => {
-                is_used(ino) || there.as_ref().is_some_and(is_used)
+        let conflicts = |kind: &MutationKind| match kind {
+            MutationKind::Write { ino, offset, data, .. } => {
+                let range = *offset..offset.saturating_add(data.len() as u64);
+                used.get(ino).is_some_and(|it| conflicts_with(it.written.as_deref(), &range))
             }
+            kind => kind.subjects().any(|ino| used.contains_key(&ino)),
         };
-        if mutations.iter().any(conflicts) { Err(FsError::Stale) } else { Ok(()) }
+        let has_conflict = mutations.iter().any(|mutation| conflicts(&mutation.kind));
+        if has_conflict { Err(FsError::Stale) } else { Ok(()) }
     }
 
     /// The last position that was applied.

@@ -28,6 +28,7 @@ mod call;
 mod footprint;
 pub mod keep;
 mod lists;
+pub mod moving;
 mod notices;
 
 use bytes::Bytes;
@@ -51,7 +52,7 @@ pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 15 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
 /// Longest payload of a call or an answer in bytes, and so of a read or a write.
 pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Most entries of a directory in an answer.
@@ -165,6 +166,11 @@ pub enum Request {
     Renew,
     /// Ends the session, with all that it holds.
     Detach,
+    /// Of a client with a journal: its mount moves to another machine, which has the journal by now. The session has this name from now
+    /// on, is no more this client's, and goes on with the client that attaches it as rebooted. [`Answer::Done`] when that is durable.
+    HandOver {
+        to: Uuid,
+    },
     /// Is not answered. The client does not know the inodes of the payload any more: pairs of inode and the stamp of the
     /// last answer that named it.
     Forget,
@@ -380,6 +386,8 @@ pub struct JournalState {
     pub applied: u64,
     /// It expects the client to reclaim what it held.
     pub expected: bool,
+    /// The client was away, and others may have used what its journal is about.
+    pub has_lapsed: bool,
 }
 
 /// A server's answer.
@@ -429,6 +437,8 @@ pub enum Answer {
     Evicted,
     /// The same. The client was away, and its journal has lapsed: a mount that begins again goes on with that.
     Lapsed,
+    /// The client has handed the session over ([`Request::HandOver`]), which is durable.
+    Moved,
     /// Success.
     #[default]
     Done,

@@ -85,6 +85,10 @@ impl Client {
         Client { stages: Arc::new(stages), user: None }
     }
 
+    pub(super) fn stages(&self) -> &Arc<Stages> {
+        &self.stages
+    }
+
     /// Ends the session in order. Calls fail from now on.
     pub async fn close(&self) {
         self.stages.connections.close().await;

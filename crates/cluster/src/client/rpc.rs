@@ -68,11 +68,13 @@ impl Outgoing {
 pub(super) struct Rpc {
     base: Arc<ClientBase>,
     slots: Slots,
+    /// A clone for each call that was sent and has no answer.
+    sent: Arc<()>,
 }
 
 impl Rpc {
     pub(super) fn new(base: Arc<ClientBase>) -> Rpc {
-        Rpc { base, slots: Slots::default() }
+        Rpc { base, slots: Slots::default(), sent: Arc::default() }
     }
 
     /// Makes a call of the program that runs. `then` sees each answer where frames are received, before anything that the server
@@ -102,6 +104,11 @@ impl Rpc {
     pub(super) async fn own(self: &Arc<Self>, request: Request) -> Result<Answer, FsError> {
         let call = Outgoing::with(request, Vec::new(), None);
         Ok(self.make(call, |_, _| {}, std::future::pending()).await?.0.answer)
+    }
+
+    /// Whether calls were sent that have no answers.
+    pub(super) fn has_sent(&self) -> bool {
+        Arc::strong_count(&self.sent) > 1
     }
 
     /// While many changes are kept, has the server make them durable.
@@ -137,13 +144,19 @@ impl Rpc {
         tokio::pin!(cancelled);
         let mut is_cancelled = false;
         let generation = self.base.session.generation();
-        let mut failed: Option<Channel> = None;
+        let (mut failed, mut sent_once): (Option<Channel>, Option<Arc<()>>) = (None, None);
         let call = Arc::new(call);
         loop {
             let caller = call.caller.as_ref();
             let retry = base.options.retry;
             let connecting = base.links.connected(&base.env, retry, failed.as_ref(), caller);
             let channel = connecting.await?;
+            sent_once.get_or_insert_with(|| self.sent.clone());
+            if failed.is_none() && base.links.is_held() {
+                // They were not held when this was looked at, and may not have been counted then.
+                sent_once = None;
+                continue;
+            }
             if failed.is_some() && number.is_once && self.base.session.generation() != generation {
                 tracing::error!(
                     "a call was under way when the server ended the session; it may count or not"
@@ -154,7 +167,9 @@ impl Rpc {
             let (rpc, then, sent) = (self.clone(), then.clone(), self.base.now());
             // Also when nothing waits for the answer any more, the slot is used until it comes.
             let (made, number) = (call.clone(), number.number);
+            let counted = sent_once.clone();
             let receive = move |reply: Reply, payload: Bytes| {
+                let _counted = counted;
                 rpc.receive(&made, number, &reply, sent);
                 then(&reply, &payload);
                 (reply, payload)

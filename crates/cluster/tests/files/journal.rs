@@ -74,6 +74,14 @@ impl Journaled {
         scene: &Scene,
         lazy: bool,
     ) -> impl Future<Output = Result<Client, AttachError>> + Send + 'static {
+        let options = self.options(lazy);
+        let connector = Box::new(self.host.connector(&scene.server, PORT));
+        let env = self.process.env().clone();
+        async move { Client::connect(&env, connector, options).await }
+    }
+
+    /// Those of its mounts.
+    pub(crate) fn options(&self, lazy: bool) -> client::Options {
         let (writeback, expire) = match lazy {
             true => (Duration::from_secs(1), Duration::from_secs(60)),
             false => (Duration::from_millis(100), Duration::from_millis(300)),
@@ -82,10 +90,7 @@ impl Journaled {
         // So that most of what waits is in the journal alone.
         let memory = 64 << 10;
         let keepers = self.keepers.clone();
-        let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
-        let connector = Box::new(self.host.connector(&scene.server, PORT));
-        let env = self.process.env().clone();
-        async move { Client::connect(&env, connector, options).await }
+        client::Options { journal, writeback, expire, memory, keepers, ..patient() }
     }
 
     /// The power fails: of what was not durable, `left` is in the journal.

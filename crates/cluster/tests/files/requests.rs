@@ -63,6 +63,7 @@ fn kind(request: &Request) -> usize {
         Request::Unlock { .. } => 46,
         Request::ConflictingLock { .. } => 47,
         Request::Path { .. } => 48,
+        Request::HandOver { .. } => 49,
     }
 }
 
@@ -89,6 +90,7 @@ fn about_sessions(ino: Ino) -> Vec<Request> {
         Request::Reclaimed,
         Request::Renew,
         Request::Detach,
+        Request::HandOver { to: uuid::Uuid::nil() },
         Request::Forget,
         Request::Cancel(1),
         Request::Reserve,

@@ -105,6 +105,8 @@ Of a shared filesystem, for changes that the client has made by itself:
                     dropped, and counted in the log; or the mount fails (copy)
   replicate=HOST[:PORT][+HOST…][:memory|disk]  keep copies of the journal there, at thalweg cluster keep: fsync returns
                     when they have its changes, on their drives (disk) or in their memory
+  receive[=HOST:PORT|PORT]  wait for a mount that thalweg cluster move brings here from another machine (7702); the
+                    journal is empty until then
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again
 Of a shared filesystem whose server is away, as in nfs(5):
@@ -157,10 +159,11 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             "hard, soft, softerr, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
         ));
     }
-    let JournalOptions { journal_size, on_conflict, replicate, .. } = &options.journal;
-    if journal_size.is_some() || on_conflict.is_some() || replicate.is_some() {
+    let JournalOptions { journal_size, on_conflict, replicate, receive, .. } = &options.journal;
+    let is_shared = journal_size.is_some() || on_conflict.is_some();
+    if is_shared || replicate.is_some() || receive.is_some() {
         return Err(Failure::new(
-            "journal_size=, on_conflict= and replicate= are for shared filesystems: SERVER:/PATH",
+            "journal_size=, on_conflict=, replicate= and receive are for shared filesystems: SERVER:/PATH",
         ));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
@@ -199,7 +202,7 @@ async fn shared(
 ) -> Outcome<()> {
     let JournalOptions { writeback, expire, commit, journal_size, on_conflict, .. } =
         options.journal;
-    let JournalOptions { journal_dev, replicate, .. } = options.journal.clone();
+    let JournalOptions { journal_dev, replicate, receive, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
         writeback,
@@ -209,6 +212,7 @@ async fn shared(
         journal_size,
         on_conflict,
         replicate: replicate.clone(),
+        receive: receive.clone(),
         ..Default::default()
     };
     if options.journal != ours || options.writeback_cache {
@@ -225,8 +229,9 @@ async fn shared(
     }
     let is_about_journal =
         commit.is_some() || journal_size.is_some() || on_conflict.is_some() || replicate.is_some();
-    if !has_journal && is_about_journal {
-        let words = "commit=, journal_size=, on_conflict= and replicate= are about a journal";
+    if !has_journal && (is_about_journal || receive.is_some()) {
+        let words =
+            "commit=, journal_size=, on_conflict=, replicate= and receive are about a journal";
         return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
     let directory = usable(directory)?;

@@ -37,7 +37,9 @@ pub enum AttachError {
         why: io::Error,
     },
     /// The journal has what a mount of another machine has sent that was to move here, and that machine has not handed it over.
-    #[error("the journal is that of a mount which was to move here, and has not: `mount -o receive` waits for it, `cluster journal erase --force` gives it up")]
+    #[error(
+        "the journal is that of a mount which was to move here, and has not: `mount -o receive` waits for it, `cluster journal erase --force` gives it up"
+    )]
     NotArrived,
     /// The session that was to go on has ended.
     #[error("the server has ended the session")]

@@ -47,6 +47,8 @@ pub struct ClientStatus {
     pub connected: bool,
     /// Whether its session has ended, and it begins no other one.
     pub ended: bool,
+    /// Whether the mount has moved to another machine.
+    pub moved: bool,
     /// Sessions that the server has ended.
     pub evictions: u64,
     /// Whether it reads and writes contents of files itself.
@@ -136,6 +138,7 @@ impl Client {
         ClientStatus {
             connected: matches!(link, Link::Up(_)),
             ended: matches!(link, Link::Ended),
+            moved: matches!(link, Link::Moved),
             evictions: self.stages.base.session.generation(),
             direct: self.stages.direct_io.contents().is_some(),
             inodes: self.stages.base.inodes.len(),

@@ -69,7 +69,10 @@ impl Links {
     }
 
     /// The connection, as soon as there is one other than `failed`, also for calls that are held; why there will be none.
-    pub(super) async fn next_channel(&self, failed: Option<&Channel>) -> Result<Channel, LinkError> {
+    pub(super) async fn next_channel(
+        &self,
+        failed: Option<&Channel>,
+    ) -> Result<Channel, LinkError> {
         self.next(failed, true).await
     }
 

@@ -27,7 +27,9 @@ use super::filesystem::Client;
 use super::journal::ClientJournal;
 use super::moved_state::MovedState;
 use super::stages::Stages;
-use crate::protocol::moving::{HELLO, MAX_PAYLOAD, MoveAnswer, MoveCall, MoveRefusal, Offer, Sight};
+use crate::protocol::moving::{
+    HELLO, MAX_PAYLOAD, MoveAnswer, MoveCall, MoveRefusal, Offer, Sight,
+};
 use crate::protocol::{Answer, Call, Reply, Request};
 
 /// Longest time for an answer of the other machine.
@@ -83,7 +85,9 @@ pub enum MoveError {
     #[error("a move of this mount is under way")]
     UnderWay,
     /// Programs have files open, for which this move would be a failure.
-    #[error("programs have {writing} files open for writing: end them first, or move with --force, which makes their files stale")]
+    #[error(
+        "programs have {writing} files open for writing: end them first, or move with --force, which makes their files stale"
+    )]
     Open {
         /// Files that are open for writing.
         writing: usize,
@@ -113,7 +117,9 @@ pub enum MoveError {
         why: MoveRefusal,
     },
     /// Calls do not end.
-    #[error("calls of programs are under way that do not end, as for a lock or at a server that is away")]
+    #[error(
+        "calls of programs are under way that do not end, as for a lock or at a server that is away"
+    )]
     Busy,
     /// More is written than is sent.
     #[error("programs write faster than the link carries")]
@@ -135,11 +141,7 @@ impl Client {
     ///
     /// # Errors
     /// [`MoveError`]. The mount stays.
-    pub async fn move_to(
-        &self,
-        target: MoveTarget,
-        forced: bool,
-    ) -> Result<MoveReport, MoveError> {
+    pub async fn move_to(&self, target: MoveTarget, forced: bool) -> Result<MoveReport, MoveError> {
         let stages = self.stages().clone();
         let (told, done) = oneshot::channel();
         let env = stages.base.env.clone();
@@ -314,8 +316,7 @@ async fn move_mount(
     };
     let to = offer.to;
     link.call(&MoveCall::Begin(offer), Vec::new(), PATIENCE).await?;
-    let mut sender =
-        Sender { link: &link, journal: &journal, next: first, changes: 0, dirty: 0 };
+    let mut sender = Sender { link: &link, journal: &journal, next: first, changes: 0, dirty: 0 };
     let moved = switch(stages, &mut sender, to, forced).await;
     let pause = match moved {
         Ok(pause) => pause,

@@ -121,7 +121,8 @@ impl Receiver {
         let options = Options { contents: None, ..options };
         let no_journal =
             || JournalError::Invalid("a mount that moves here needs a journal".to_owned());
-        let device = options.journal.clone().ok_or_else(no_journal).map_err(AttachError::journal)?;
+        let device =
+            options.journal.clone().ok_or_else(no_journal).map_err(AttachError::journal)?;
         let open = || FoundJournal::open(env, device.clone());
         let chain = open().await.map_err(AttachError::journal)?.chain;
         let (slot, before) = match (chain.arrives_from, chain.session) {
@@ -157,7 +158,8 @@ impl Receiver {
         let limits = Limits { payload: MAX_PAYLOAD, ..Limits::default() };
         let channel = Channel::new(&self.shared.env, Side::Accepting, limits, writer);
         let number = 1 + self.shared.connections.fetch_add(1, Ordering::Relaxed);
-        let connection = Connection { shared: self.shared.clone(), channel: channel.clone(), number };
+        let connection =
+            Connection { shared: self.shared.clone(), channel: channel.clone(), number };
         let ended = channel.run(reader, &connection).await;
         self.shared.lose(number).await;
         ended
@@ -204,8 +206,8 @@ impl Shared {
                 drop(self.deliver(Client::of(stages)));
                 Ok(())
             }
-            Err(AttachError::NotArrived) => {eprintln!("DBG look: not arrived"); Ok(())},
-            Err(error) => {eprintln!("DBG look: {error}"); Err(error)},
+            Err(AttachError::NotArrived) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -221,7 +223,9 @@ impl Shared {
     async fn give_up(&self, slot: &mut Slot) {
         let Slot::Arriving(arriving) = std::mem::replace(slot, Slot::Nothing) else { return };
         if arriving.state.is_some() {
-            tracing::warn!("the machine of a mount that is to move here was lost: the server is asked");
+            tracing::warn!(
+                "the machine of a mount that is to move here was lost: the server is asked"
+            );
             *slot = Slot::InDoubt(arriving.offer.from);
         } else if let Err(error) = arriving.journal.clear().await {
             tracing::warn!(%error, "the journal has a part of a mount that has not moved here");
@@ -352,7 +356,7 @@ impl Shared {
         };
         let from = arriving.offer.from;
         let client = self.go_on(*arriving).await.map_err(|error| {
-            eprintln!("DBG go_on {error}");tracing::warn!(%error, "a mount that has moved here is recovered");
+            tracing::warn!(%error, "a mount that has moved here is recovered");
             *slot = Slot::InDoubt(from);
             MoveRefusal::Failed(error.to_string())
         })?;

@@ -119,7 +119,9 @@ async fn recover(
             Ok(Resumed { stages: None, .. }) if is_arrival => return Err(AttachError::NotArrived),
             Ok(found) => resumed = found.stages,
             // The other machine has all of it.
-            Err(AttachError::Moved) => tracing::warn!("the last mount of the journal has moved to another machine"),
+            Err(AttachError::Moved) => {
+                tracing::warn!("the last mount of the journal has moved to another machine")
+            }
             Err(error) => return Err(error),
         }
     }

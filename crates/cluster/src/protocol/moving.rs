@@ -100,7 +100,9 @@ pub enum MoveRefusal {
     #[error("it mounts another directory of the server")]
     OtherDirectory,
     /// It may do less, or more, than the client at the server.
-    #[error("its key has other rights at the server: the paths, `ro` and `squash` of both have to be the same")]
+    #[error(
+        "its key has other rights at the server: the paths, `ro` and `squash` of both have to be the same"
+    )]
     OtherRights,
     /// The request is none that a client makes now.
     #[error("it does not understand the client")]

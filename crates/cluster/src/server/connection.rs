@@ -109,7 +109,8 @@ impl Handler for Connection {
             Request::HandOver { to } => {
                 let handed_over = hand_over(&self.stages, &session, to).await;
                 let has_moved = handed_over.is_ok();
-                let answer = handed_over.map_or_else(|it| Answer::Failed(it.into()), |()| Answer::Done);
+                let answer =
+                    handed_over.map_or_else(|it| Answer::Failed(it.into()), |()| Answer::Done);
                 self.channel.answer(id, &plain(answer), &[]);
                 self.channel.flush();
                 if has_moved {

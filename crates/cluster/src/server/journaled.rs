@@ -74,11 +74,7 @@ pub(super) async fn take_over(
         return Ok(false);
     }
     session.set_identity(identity);
-    tracing::info!(
-        client = session.client(),
-        ?presence,
-        "a client with a journal has rebooted"
-    );
+    tracing::info!(client = session.client(), ?presence, "a client with a journal has rebooted");
     for file in session.handles.take() {
         stages.open_files.close(session.serial, file).await;
     }

@@ -1,6 +1,7 @@
 //! A machine that waits for the mount of another one.
 
 use thalweg_cluster::client::{self, AttachError, Client, MoveTarget, Receiver};
+use thalweg_env::Task;
 use thalweg_env::connection::Listener;
 
 use crate::journal::Journaled;
@@ -8,12 +9,18 @@ use crate::scene::*;
 
 const MOVE_PORT: u16 = 7702;
 
+/// A machine that waits, until this is dropped.
+pub(crate) struct Waiting {
+    receiver: Receiver,
+    _accepting: Task<()>,
+}
+
 /// Waits for a mount on this machine, with a journal of that.
 pub(crate) async fn receive(
     scene: &Scene,
     machine: &Journaled,
     lazy: bool,
-) -> Result<Receiver, AttachError> {
+) -> Result<Waiting, AttachError> {
     let options = client::Options { journal: Some(machine.device()), ..machine.options(lazy) };
     let connector = Box::new(machine.host().connector(&scene.server, PORT));
     let receiver = Receiver::begin(machine.process.env(), connector, options).await?;
@@ -29,8 +36,8 @@ pub(crate) async fn receive(
             .detach();
         }
     };
-    machine.process.env().spawn(accept).detach();
-    Ok(receiver)
+    let _accepting = machine.process.env().spawn(accept);
+    Ok(Waiting { receiver, _accepting })
 }
 
 /// The machine, for a mount that is to move there.
@@ -41,6 +48,6 @@ pub(crate) fn target(from: &Journaled, to: &Journaled) -> MoveTarget {
 }
 
 /// The mount when it is there.
-pub(crate) async fn arrived(receiver: &Receiver) -> Client {
-    receiver.arrived().await.unwrap().accept()
+pub(crate) async fn arrived(waiting: &Waiting) -> Client {
+    waiting.receiver.arrived().await.unwrap().accept()
 }

@@ -41,7 +41,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
 
 const JOURNAL: u64 = 1 << 30;
 /// Bytes that the server does not have when the move begins, at scale 1.
-const DIRTY: f64 = (64 << 20) as f64;
+const DIRTY: f64 = (128 << 20) as f64;
 /// Bytes of a write before that.
 const LARGE: u64 = 64 << 10;
 const WRITERS: u64 = 8;
@@ -58,7 +58,7 @@ const AIMS: &[(&str, f64)] =
     &[("pause_ms", 1000.0), ("bytes_over_dirty", 1.1), ("failed_calls", 0.0)];
 
 fn run(options: &Options) -> Result<Report, BenchError> {
-    let scale = rig::scale(options, 1.0)?;
+    let scale = rig::scale(options, 0.5)?;
     let mut report = Report::new(ENTRY.name, options.seed);
     report.figure("scale", scale);
     let dirty = ((DIRTY * scale) as u64).max(LARGE);

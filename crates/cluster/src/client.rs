@@ -35,6 +35,7 @@ pub mod inode_changes;
 mod inodes;
 pub mod journal;
 pub(crate) mod journal_format;
+mod journal_moves;
 mod journal_slot;
 mod journaled_queue;
 mod journaling;

@@ -26,6 +26,7 @@
 
 mod call;
 mod footprint;
+mod journal;
 pub mod keep;
 mod lists;
 pub mod moving;
@@ -48,6 +49,7 @@ use crate::failure::WireError;
 pub use call::{Call, CallEffect, ReplayedCall};
 pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
+pub use journal::{JournalMount, JournalState};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 
@@ -166,8 +168,8 @@ pub enum Request {
     Renew,
     /// Ends the session, with all that it holds.
     Detach,
-    /// Of a client with a journal: its mount moves to another machine, which has the journal by now. The session has this name from now
-    /// on, is no more this client's, and goes on with the client that attaches it as rebooted. [`Answer::Done`] when that is durable.
+    /// Of a client with a journal, whose mount moves: the session has this name from now on, is this client's no more, and goes on with one
+    /// that attaches it as rebooted. [`Answer::Done`] when that is durable.
     HandOver {
         to: Uuid,
     },
@@ -365,29 +367,6 @@ pub struct Reclaim {
     pub inode_token: u64,
     /// What the client caches of it.
     pub held: Grants,
-}
-
-/// A client's mount of its journal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum JournalMount {
-    /// The one that attached with this incarnation. A new session begins with incarnation 1.
-    Incarnation(u64),
-    /// The client has rebooted: it has no open files, locks and calls under way any more, and keeps its delegations. This is the
-    /// next incarnation ([`JournalState::incarnation`]); earlier ones are refused from now on.
-    Rebooted,
-}
-
-/// What the server knows of a client's journal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct JournalState {
-    /// The incarnation that has attached; 0 without a journal.
-    pub incarnation: u64,
-    /// The last position of the mutations that it has.
-    pub applied: u64,
-    /// It expects the client to reclaim what it held.
-    pub expected: bool,
-    /// The client was away, and others may have used what its journal is about.
-    pub has_lapsed: bool,
 }
 
 /// A server's answer.

@@ -44,7 +44,7 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    pub(super) fn home(&self) -> Home {
+    fn home(&self) -> Home {
         key::home(self.keys.as_deref())
     }
 
@@ -113,7 +113,7 @@ impl Remote {
         }
     }
 
-    pub(super) fn explain(&self, failure: Failure) -> Failure {
+    fn explain(&self, failure: Failure) -> Failure {
         failure.while_doing(format!("cannot mount {}", self.address))
     }
 
@@ -175,7 +175,12 @@ impl Remote {
                 enrolled.map_err(|error| self.explain_refusal(error))?;
             }
             match &self.request.options.journal.receive {
-                Some(place) => Receiving::begin(self, env, place).await.map(Some),
+                Some(place) => {
+                    let options = self.client_options(env).await?;
+                    let place = (&**place, self.home());
+                    let begun = Receiving::begin(env, &self.address, place, options).await;
+                    begun.map(Some).map_err(|failure| self.explain(failure))
+                }
                 None => Ok(None),
             }
         };
@@ -214,7 +219,7 @@ impl Remote {
     }
 
     /// How the client is to treat the server.
-    pub(super) async fn client_options(&self, env: &Env) -> Outcome<Options> {
+    async fn client_options(&self, env: &Env) -> Outcome<Options> {
         let (options, defaults) = (&self.request.options.journal, Options::default());
         let journal = match &options.journal_dev {
             Some(path) => Some(client_journal::open(env, path, options.journal_size).await?),

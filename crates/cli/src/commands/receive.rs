@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use thalweg_cluster::client::{Arrival, Receiver};
+use thalweg_cluster::client::address::Address;
+use thalweg_cluster::client::{Arrival, Options, Receiver};
 use thalweg_env::Env;
 use thalweg_env::connection::Stream;
 use thalweg_net::entry::{Refusal, Service};
 use thalweg_net::gate::Guest;
-use thalweg_net::keys::{Access, Client};
+use thalweg_net::keys::{Access, Client, Home};
 
-use super::mount_shared::Remote;
 use crate::daemon::entrance::{Entrance, Host};
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
@@ -52,13 +52,16 @@ pub(super) struct Receiving {
 
 impl Receiving {
     /// Listens for clients whose mounts move here.
-    pub(super) async fn begin(remote: &Remote, env: &Env, place: &str) -> Outcome<Receiving> {
-        let address: ListenAddress = place.parse().map_err(Failure::new)?;
-        let connector = remote.address.connector(env, remote.home());
-        let options = remote.client_options(env).await?;
-        let receiver = Receiver::begin(env, connector, options).await;
-        let receiver = receiver.map_err(|error| remote.explain(error.into()))?;
-        let entrance = Entrance::open(env, &address, remote.home(), Door(receiver.clone())).await?;
+    pub(super) async fn begin(
+        env: &Env,
+        address: &Address,
+        (place, home): (&str, Home),
+        options: Options,
+    ) -> Outcome<Receiving> {
+        let place: ListenAddress = place.parse().map_err(Failure::new)?;
+        let connector = address.connector(env, home.clone());
+        let receiver = Receiver::begin(env, connector, options).await?;
+        let entrance = Entrance::open(env, &place, home, Door(receiver.clone())).await?;
         Ok(Receiving { receiver, entrance })
     }
 

@@ -123,7 +123,7 @@ impl SharedMount {
         }
     }
 
-    /// Moves the mount to another machine. What is left here is stale.
+    /// Moves the mount to another machine. The mount is stale here then.
     async fn move_to(&self, target: &str, force: bool) -> Outcome<Answer> {
         let failed = || format!("the mount of {} does not move to {target}", self.address);
         let entrance = KeeperEntrance::to_move(target, &self.session.env, self.home.clone());

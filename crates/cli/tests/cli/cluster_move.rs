@@ -90,7 +90,7 @@ fn a_mount_moves_to_another_machine_with_what_was_synced() {
     assert!(scene.umount("one", &[]).status.success());
     assert_eq!(inspect(&journal)["changes"], 0);
 
-    // It goes on there, and others see it.
+    // It goes on there, and another client sees it.
     drop(write(elsewhere.join("d/f1"), "there"));
     assert!(scene.umount("two", &[]).status.success());
     let other = scene.mount("three", "/", "--rw");

@@ -147,7 +147,7 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
 
 /// A journal that was opened, and what it has.
 pub(super) struct FoundJournal {
-    log: LogRecovery,
+    pub(super) log: LogRecovery,
     /// The session that it is of, and the positions of its mutations.
     pub(super) chain: Chain,
     pub(super) runs: Vec<Run>,
@@ -211,20 +211,7 @@ impl FoundJournal {
         let mut records = Places::default();
         records.push(appended.place, 1, 0);
         let copies = Copies::new(env, session, before, keepers);
-        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
-        let (before, is_over) = Default::default();
-        let forgotten = log.released().into();
-        Ok(ClientJournal { log, session, committing, records, copies, before, is_over, forgotten })
-    }
-
-    /// Forgets everything, for what another machine's mount has that is to move here.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn receive(self) -> Result<ArrivingJournal, JournalError> {
-        let log = self.log.begin(1).await?;
-        let head = Head { session: Uuid::nil(), first: 1 };
-        Ok(ArrivingJournal { log, head, next: 1, records: Places::default() })
+        Ok(ClientJournal::new(log, session, records, copies))
     }
 
     /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
@@ -257,95 +244,14 @@ impl SealedJournal {
     }
 }
 
-/// The journal of a mount that is to move here.
-pub(super) struct ArrivingJournal {
-    log: Log,
-    /// The session that it gets, and the position of its first mutation.
-    head: Head,
-    /// The position behind its last mutation.
-    pub(super) next: u64,
-    records: Places,
-}
-
-impl ArrivingJournal {
-    /// Begins with a position. What was there before does not count any more.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn begin(
-        &mut self,
-        (session, from): (Uuid, Uuid),
-        first: u64,
-    ) -> Result<(), JournalError> {
-        let head = Head { session, first };
-        let begins = self.log.append(&Mark::Arrives(from).encode(head)).await?;
-        self.records.release(u64::MAX);
-        self.log.release(begins.sequence);
-        (self.head, self.next, self.records) = (head, first, Places::default());
-        self.records.push(begins.place, first, first - 1);
-        Ok(())
-    }
-
-    /// Appends mutations with the next positions; where they are, and the position of the last one.
-    ///
-    /// # Errors
-    /// [`JournalError::Full`]; the device's.
-    pub(super) async fn append(
-        &mut self,
-        runs: Vec<Run>,
-    ) -> Result<(RecordPlace, u64, Vec<Run>), JournalError> {
-        let head = Head { first: self.next, ..self.head };
-        let record = JournalRecord { head, runs };
-        let last = record.last();
-        let place = self.log.append(&record.encode()).await?.place;
-        self.records.push(place, head.first, last);
-        self.next = last + 1;
-        Ok((place, last, record.runs))
-    }
-
-    /// Bytes that it takes.
-    pub(super) fn size(&self) -> u64 {
-        self.log.size()
-    }
-
-    /// Nothing arrives.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn clear(&self) -> Result<(), JournalError> {
-        self.log.clear().await
-    }
-
-    /// The mount is here, and goes on with it.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn arrive(
-        mut self,
-        env: &Env,
-        keepers: Vec<KeeperTarget>,
-    ) -> Result<ClientJournal, JournalError> {
-        let session = self.head.session;
-        let head = Head { first: self.next, ..self.head };
-        let place = self.log.append(&Mark::Arrived.encode(head)).await?.place;
-        self.records.push(place, self.next, self.next - 1);
-        let copies = Copies::new(env, session, None, keepers);
-        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(self.records));
-        let (before, is_over) = Default::default();
-        let forgotten = self.log.released().into();
-        let log = self.log;
-        Ok(ClientJournal { log, session, committing, records, copies, before, is_over, forgotten })
-    }
-}
-
 /// The journal of a client that is mounted.
 pub(super) struct ClientJournal {
-    log: Log,
+    pub(super) log: Log,
     pub(super) session: Uuid,
     /// One record at a time.
     committing: tokio::sync::Mutex<()>,
     /// Its records. The last one stays: it names the session.
-    records: Mutex<Places>,
+    pub(super) records: Mutex<Places>,
     pub(super) copies: Copies,
     /// The number of the last mutation that was made before it began: positions count from there on.
     before: u64,
@@ -356,6 +262,14 @@ pub(super) struct ClientJournal {
 }
 
 impl ClientJournal {
+    /// One with these records.
+    pub(super) fn new(log: Log, session: Uuid, records: Places, copies: Copies) -> ClientJournal {
+        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
+        let (before, is_over) = Default::default();
+        let forgotten = log.released().into();
+        ClientJournal { log, session, committing, records, copies, before, is_over, forgotten }
+    }
+
     /// It begins behind a mutation with this number, before anything is in it.
     pub(super) fn begin_behind(&mut self, number: u64) {
         assert!(self.records.get_mut().len() == 1, "a journal begins when it is empty");
@@ -463,54 +377,6 @@ impl ClientJournal {
         }
         link.set_up(attached);
         Ok(())
-    }
-
-    /// The position of the first mutation that is not released, or the next one.
-    pub(super) fn first(&self) -> u64 {
-        self.records.lock().first().unwrap_or(1)
-    }
-
-    /// The session before, of which the server has everything.
-    pub(super) fn session_before(&self) -> Option<Uuid> {
-        self.copies.before
-    }
-
-    /// The mutations from this position on that are not released, of about so many bytes; the positions of the first one, and behind the last one.
-    /// `None` if there are none.
-    ///
-    /// # Errors
-    /// A record is damaged; the device's.
-    pub(super) async fn read_from(
-        &self,
-        position: u64,
-        bytes: usize,
-    ) -> Result<Option<(u64, u64, Vec<Run>)>, JournalError> {
-        let (mut found, mut size): (Option<(u64, u64, Vec<Run>)>, usize) = (None, 0);
-        while size < bytes {
-            let next = found.as_ref().map_or(position, |(_, next, _)| *next);
-            let Some((place, first, last)) = self.records.lock().from(next) else { break };
-            let record = match self.log.read(place).await {
-                // The server has made it durable meanwhile.
-                Err(JournalError::Released { .. }) => continue,
-                record => record?,
-            };
-            let damaged = || JournalError::Damaged {
-                device: self.log.device().name(),
-                sequence: place.sequence,
-            };
-            let record_bytes = record.body.len();
-            let JournalRecord { runs, .. } = JournalRecord::decode(&record).ok_or_else(damaged)?;
-            match &mut found {
-                Some((_, next, all)) if *next == first => {
-                    *next = last + 1;
-                    all.extend(runs);
-                }
-                // Those before were released meanwhile.
-                found => *found = Some((first, last + 1, runs)),
-            }
-            size += record_bytes;
-        }
-        Ok(found)
     }
 
     /// Sends so many records at most that a copy lacks; how many.

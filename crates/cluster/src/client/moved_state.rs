@@ -5,7 +5,7 @@
 //! that the client which goes on can forget it.
 
 use serde::{Deserialize, Serialize};
-use thalweg_env::HashMap;
+use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{Attributes, Ino};
 
 use super::base::ClientBase;
@@ -81,7 +81,9 @@ impl MovedState {
         let state: MovedState = postcard::from_bytes(encoded).ok()?;
         let has_grant = |own: &OwnInode| (own.grant as usize) < state.grants.len();
         let are_whole = state.inodes.iter().filter_map(|it| it.own.as_ref()).all(has_grant);
-        are_whole.then_some(state)
+        let mut inodes = HashSet::default();
+        let are_once = state.inodes.iter().all(|it| inodes.insert(it.ino));
+        (are_whole && are_once).then_some(state)
     }
 
     /// A client that goes on with the session holds this. It has recovered the mutations that the server does not have, and made no call.
@@ -107,5 +109,48 @@ impl MovedState {
         }
         base.numbers.import(self.numbers);
         self.room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn state(inodes: &[(u64, Option<u32>)]) -> Vec<u8> {
+        let inodes = inodes.iter().map(|(ino, grant)| MovedInode {
+            ino: Ino(*ino),
+            stamp: 7,
+            inode_token: 9,
+            is_removed: false,
+            own: grant.map(|grant| OwnInode {
+                grant,
+                attributes: None,
+                names: None,
+                is_dense: true,
+                is_estimate: false,
+            }),
+        });
+        let (grants, inodes) = (vec![(Ino(1), 0)], inodes.collect());
+        MovedState { grants, inodes, numbers: Vec::new(), room: RoomGrant::default() }.encode()
+    }
+
+    #[test]
+    fn the_layout_stays_and_what_no_client_sends_is_refused() {
+        let encoded = state(&[(1, Some(0)), (300, None)]);
+        let hex = encoded.iter().map(|it| format!("{it:02x}")).collect::<String>();
+        assert_eq!(hex, "0101000201070900010000000100ac0207090000000000");
+        assert!(MovedState::decode(&encoded).is_some());
+        for wrong in [&[(1, Some(1))][..], &[(1, None), (1, Some(0))]] {
+            assert!(MovedState::decode(&state(wrong)).is_none(), "{wrong:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused(encoded: Vec<u8>) {
+            let _ = MovedState::decode(&encoded);
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The other machine gets what the journal has, in its order, while programs go on. When little is left their calls wait: nothing is changed any more, and
 //! nothing that is cached is used. The rest is sent, with what the client holds of its session. Once the other machine has that on its drive, the client
-//! hands the session over at the server. Before the server has answered, the session is this client's, which may go on; afterwards it never is. What it was is
-//! learned by attaching the session again, where the answer was lost.
+//! hands the session over at the server. Before the server has answered, the session is this client's, which may go on; afterwards it never is. Where the
+//! answer was lost, attaching the session again tells.
 
 use std::io;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const UNDER_WAY: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_micros(500);
 /// Bytes of changes that are sent together, about.
 const CHUNK: usize = 512 << 10;
-/// Chunks that are on their way at a time.
+/// Chunks in flight at a time.
 const AT_ONCE: usize = 4;
 /// The rest is sent while calls wait when that takes no longer than this.
 const SHORT: Duration = Duration::from_millis(100);

@@ -25,8 +25,9 @@ use uuid::Uuid;
 use super::base::ClientBase;
 use super::error::AttachError;
 use super::filesystem::Client;
-use super::journal::{ArrivingJournal, FoundJournal};
+use super::journal::FoundJournal;
 use super::journal_format::Run;
+use super::journal_moves::ArrivingJournal;
 use super::moved_state::MovedState;
 use super::options::Options;
 use super::recovery::{connect, reopening};
@@ -38,6 +39,8 @@ use crate::protocol::moving::{
 
 /// The time between two questions whether the session was handed over.
 const PAUSE: Duration = Duration::from_secs(1);
+/// No client makes so many changes in a session.
+const MAX_POSITION: u64 = 1 << 62;
 /// Bytes that stay free in the journal for what is written while the mount moves.
 const SPARE: u64 = 1 << 20;
 
@@ -85,7 +88,7 @@ struct Shared {
     arrival: Mutex<Option<oneshot::Receiver<Arrival>>>,
 }
 
-/// What is on its way.
+/// What the receiver has of a mount.
 enum Slot {
     Nothing,
     Arriving(Box<Arriving>),
@@ -165,7 +168,7 @@ impl Receiver {
         ended
     }
 
-    /// The mount, when it is here. It is waited for once.
+    /// The mount, when it is here. Only one caller may wait.
     pub async fn arrived(&self) -> Option<Arrival> {
         let waited = self.shared.arrival.lock().take();
         let mut waited = waited?;
@@ -191,7 +194,7 @@ impl Shared {
         let (told, is_there) = oneshot::channel();
         let waits = self.arrivals.lock().take();
         if let Some(waits) = waits {
-            // Otherwise nobody waits any more, and the client is dropped.
+            // Without a caller that waits the client is dropped.
             let _ = waits.send(Arrival { client, told });
         }
         is_there
@@ -219,7 +222,7 @@ impl Shared {
         }
     }
 
-    /// What is on its way does not come, as far as this is known here.
+    /// The mount does not come, as far as the receiver knows.
     async fn give_up(&self, slot: &mut Slot) {
         let Slot::Arriving(arriving) = std::mem::replace(slot, Slot::Nothing) else { return };
         if arriving.state.is_some() {
@@ -303,7 +306,7 @@ impl Shared {
             }
             *slot = Slot::Nothing;
         }
-        if offer.first == 0 || offer.to.is_nil() {
+        if !(1..MAX_POSITION).contains(&offer.first) || offer.to.is_nil() {
             return Err(MoveRefusal::Invalid);
         }
         self.check_sight(&offer.sight).await?;
@@ -380,7 +383,7 @@ impl Shared {
         let room = state.import(&base);
         let stages = Stages::start(&self.env, self.connector.clone(), base).await?;
         if stages.writeback.has_lapsed() || stages.writeback.is_refused() {
-            return Err(AttachError::lost("others have used meanwhile what the journal is about"));
+            return Err(AttachError::lost("other clients have used what the journal is about"));
         }
         stages.base.queue.go_on(size);
         stages.base.room.add(&room);
@@ -398,7 +401,9 @@ impl Arriving {
     ) -> Result<(), MoveRefusal> {
         let failed = |error: JournalError| MoveRefusal::Failed(error.to_string());
         let runs: Vec<Run> = postcard::from_bytes(payload).map_err(|_| MoveRefusal::Invalid)?;
-        if first < self.journal.next || runs.iter().all(|run| run.mutations.is_empty()) {
+        let next = self.journal.next;
+        if !(next..MAX_POSITION).contains(&first) || runs.iter().all(|run| run.mutations.is_empty())
+        {
             return Err(MoveRefusal::Invalid);
         }
         if first > self.journal.next {

@@ -106,6 +106,17 @@ impl Rpc {
         Ok(self.make(call, |_, _| {}, std::future::pending()).await?.0.answer)
     }
 
+    /// A call is about to be sent: it counts until this is dropped. `None` if calls that are not under way are held.
+    fn count_sent(&self, own: &mut Option<Arc<()>>, is_first: bool) -> Option<Arc<()>> {
+        let counted = own.get_or_insert_with(|| self.sent.clone()).clone();
+        // In this order: a mount that is about to move holds calls, and then looks for those that count.
+        if is_first && self.base.links.is_held() {
+            *own = None;
+            return None;
+        }
+        Some(counted)
+    }
+
     /// Whether calls were sent that have no answers.
     pub(super) fn has_sent(&self) -> bool {
         Arc::strong_count(&self.sent) > 1
@@ -151,12 +162,8 @@ impl Rpc {
             let retry = base.options.retry;
             let connecting = base.links.connected(&base.env, retry, failed.as_ref(), caller);
             let channel = connecting.await?;
-            sent_once.get_or_insert_with(|| self.sent.clone());
-            if failed.is_none() && base.links.is_held() {
-                // They were not held when this was looked at, and may not have been counted then.
-                sent_once = None;
-                continue;
-            }
+            let is_first = failed.is_none();
+            let Some(counted) = self.count_sent(&mut sent_once, is_first) else { continue };
             if failed.is_some() && number.is_once && self.base.session.generation() != generation {
                 tracing::error!(
                     "a call was under way when the server ended the session; it may count or not"
@@ -167,7 +174,6 @@ impl Rpc {
             let (rpc, then, sent) = (self.clone(), then.clone(), self.base.now());
             // Also when nothing waits for the answer any more, the slot is used until it comes.
             let (made, number) = (call.clone(), number.number);
-            let counted = sent_once.clone();
             let receive = move |reply: Reply, payload: Bytes| {
                 let _counted = counted;
                 rpc.receive(&made, number, &reply, sent);

@@ -40,7 +40,7 @@ pub(super) struct Writeback {
     refused: OnceLock<FsError>,
     /// It is not to be sent any more.
     is_set_aside: AtomicBool,
-    /// The client was away for so long that others may have used what its journal is about.
+    /// The client was away for so long that other clients may have used what its journal is about.
     has_lapsed: AtomicBool,
 }
 
@@ -183,7 +183,7 @@ impl Writeback {
         self.base.queue.reach(applied);
     }
 
-    /// Whether others may have used what a journal is about that is written back.
+    /// Whether other clients may have used what a journal is about that is written back.
     pub(super) fn has_lapsed(&self) -> bool {
         self.has_lapsed.load(Ordering::Relaxed)
     }

@@ -106,7 +106,7 @@ pub(super) async fn hand_over(
     if !session.journal.reboot(before, next) {
         return Err(FsError::Invalid("the session lapses while it is handed over"));
     }
-    // Here as on record: nobody learns of it before it is durable.
+    // Here as on record: no client learns of it before it is durable.
     stages.sessions.rename(session, identity);
     stages.files.sync_all().await?;
     tracing::info!(client = session.client(), "a client has handed its session over");

@@ -42,7 +42,7 @@ pub(super) struct Session {
     identity: Mutex<Identity>,
     /// Its number here: no other session of this server has it.
     pub(super) serial: u64,
-    /// As whom its client came first: its name may be another one by now.
+    /// Its client at the first connection. The name may be another one by now.
     pub(super) visitor: Visitor,
     /// The directory that its client sees as the root.
     pub(super) root: Ino,

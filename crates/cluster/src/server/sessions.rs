@@ -103,7 +103,7 @@ impl Sessions {
         live.by_serial.values().filter(|session| wanted(session)).cloned().collect()
     }
 
-    /// Whether a session with this name was handed over, and is on its way to another machine or there.
+    /// Whether a session with this name was handed over to another machine.
     pub(super) fn was_handed_over(&self, id: Uuid) -> bool {
         let was = |session: &Session| session.identity().moved.is_some_and(|it| it.from == id);
         !self.matching(was).is_empty()

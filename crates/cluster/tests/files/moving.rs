@@ -11,6 +11,7 @@ use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
 use thalweg_store::device::Geometry;
 
+use crate::full::alone;
 use crate::journal::{Journaled, begin, find};
 use crate::move_node::{arrived, receive, target};
 use crate::scene::*;
@@ -141,9 +142,10 @@ fn a_journal_without_room_for_what_is_to_move_is_refused() {
         let file = make(&client, directory, "file", Node::File).await;
         client.reference(file);
         let _receiver = receive(&scene, &small, true).await.unwrap();
-        for number in 0..50 {
+        // To blocks that are there: further ones would take room, and calls for that.
+        for number in 0..60 {
             let data = vec![Bytes::from(vec![1; 100_000])];
-            let at = WriteAt::Offset(number * 100_000);
+            let at = WriteAt::Offset(number % 6 * 100_000);
             client.write(file, at, data, WriteHow::default()).await.unwrap();
         }
         client.commit().await.unwrap();

@@ -126,6 +126,12 @@ async fn settle(
         make(&client, Ino::ROOT, &name, Node::File).await;
         return client;
     };
+    if outcome.is_none() {
+        // Its journal is of no use any more, and begins anew.
+        let again = pair.from.mount(scene, true).await.unwrap();
+        assert_eq!(again.status().unsent, 0);
+        again.close().await;
+    }
     if let Some(before) = pair.client.take() {
         let stale = before.attributes(Ino::ROOT).await;
         assert!(matches!(stale, Err(FsError::Stale)), "{what}: both have the mount: {stale:?}");
@@ -173,7 +179,7 @@ fn live(seed: u64, rounds: usize) -> Moves {
             let has_crashed = pair.client.is_none() || pair.there.is_none();
             let client = settle(&scene, &mut pair, outcome, &mut all, &what).await;
             drop(working);
-            // As its machine sees it, and as others do.
+            // As its machine sees it, and as another client does.
             let top_here = client.find(Ino::ROOT, b"top").await.unwrap().ino;
             client.reference(top_here);
             let directory = client.find(top_here, name.as_bytes()).await.unwrap().ino;

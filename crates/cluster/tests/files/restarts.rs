@@ -213,7 +213,7 @@ fn a_client_that_comes_back_too_late_has_lost_its_session() {
     });
 }
 
-/// Nothing is made again at a server that has everything. What is changed there later is kept until it is durable, and no longer.
+/// Nothing is made again at a server that has everything. A later change is kept until it is durable, and no longer.
 #[test]
 fn what_is_durable_at_a_later_server_is_not_kept() {
     run(1, |env| async move {

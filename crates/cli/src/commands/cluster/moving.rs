@@ -15,7 +15,7 @@ use crate::request::Request;
 /// Move a mount with a journal to another machine, which waits for it
 ///
 /// There thalweg mount SERVER:/PATH DIRECTORY -o journal_dev=PATH,receive waits, and lets this client in by a key: thalweg key authorize NAME
-/// --token there prints a token, which thalweg key enrol HOST:7702 TOKEN uses here. What this machine has changed and the server does not have goes
+/// --token there prints a token, which thalweg key enrol HOST:7702 TOKEN uses here. The changes that the server does not have go
 /// there, with what is delegated to this client. Programs go on until the last of it is sent, and the mount there goes on where this one has stopped. The mount
 /// here is stale then, and is to be unmounted. If the command fails, the mount stays here; the command may be repeated.
 #[derive(Debug, Args)]

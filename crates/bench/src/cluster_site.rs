@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_cluster::client::{self, Client, KeeperTarget};
+use thalweg_cluster::client::{self, Client, KeeperTarget, MoveTarget, Receiver};
 use thalweg_cluster::keeper::Keeper;
 use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::connection::{Listener, Stream};
@@ -183,6 +183,8 @@ impl Site {
 
 /// The client with a journal.
 const JOURNALED: &str = "journaled";
+/// The machine that its mount moves to.
+const DESTINATION: &str = "destination";
 /// The same machine, as its keeper sees it.
 const COPIED: &str = "copied";
 /// Its keeper.
@@ -232,6 +234,36 @@ impl Site {
         let (client, keeper) = (self.host(COPIED), self.host(KEEPER));
         let bytes = |from: &Host, to: &Host| self.network.tally(from, to).bytes;
         bytes(&client, &keeper) + bytes(&keeper, &client)
+    }
+
+    /// A machine that waits for a mount of that client, with a journal on this drive, which it makes empty.
+    pub(crate) async fn receiver(
+        &self,
+        drive: DeviceRef,
+    ) -> Result<(Receiver, MoveTarget), BenchError> {
+        client::journal::create(&self.env, &drive).await.map_err(failed)?;
+        let host = self.host(DESTINATION);
+        let connector = Box::new(host.connector(&self.server, PORT));
+        let receiver = Receiver::begin(&self.env, connector, journaled(drive)).await;
+        let receiver = receiver.map_err(failed)?;
+        let listener = host.listen(PORT).map_err(failed)?;
+        let connector = Arc::new(self.host(JOURNALED).connector(&host, PORT));
+        let (env, serving) = (self.env.clone(), receiver.clone());
+        let accept = async move {
+            while let Ok(stream) = listener.accept().await {
+                let serving = serving.clone();
+                env.spawn(async move { drop(serving.serve(stream).await) }).detach();
+            }
+        };
+        self.env.spawn(accept).detach();
+        Ok((receiver, MoveTarget { name: DESTINATION.to_owned(), connector }))
+    }
+
+    /// Bytes between that client and the machine that its mount moves to, in both directions.
+    pub(crate) fn wire_bytes_of_move(&self) -> u64 {
+        let (from, to) = (self.host(JOURNALED), self.host(DESTINATION));
+        let bytes = |from: &Host, to: &Host| self.network.tally(from, to).bytes;
+        bytes(&from, &to) + bytes(&to, &from)
     }
 
     /// Bytes that the server has sent to that client.

@@ -181,15 +181,18 @@ impl From<OpenError> for Failure {
             OpenError::Filesystem(error) | OpenError::Attach(AttachError::Refused(error)) => {
                 Failure { number: errno::of(&error), text: error.to_string() }
             }
+            OpenError::Attach(AttachError::Moved) => {
+                Failure { number: libc::ESTALE, text: error.to_string() }
+            }
             OpenError::Attach(AttachError::Lost(_) | AttachError::Ended) => {
                 Failure { number: libc::ENOTCONN, text: error.to_string() }
             }
             OpenError::Attach(AttachError::Keeper { .. }) => {
                 Failure { number: libc::EACCES, text: error.to_string() }
             }
-            OpenError::Attach(AttachError::Journal(_) | AttachError::Pending { .. }) => {
-                Failure { number: libc::EIO, text: error.to_string() }
-            }
+            OpenError::Attach(
+                AttachError::Journal(_) | AttachError::Pending { .. } | AttachError::NotArrived,
+            ) => Failure { number: libc::EIO, text: error.to_string() },
             OpenError::Invalid(text) => Failure::invalid(text),
             OpenError::Threads(error) => Failure {
                 number: error.raw_os_error().unwrap_or(libc::EAGAIN),

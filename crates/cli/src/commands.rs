@@ -20,6 +20,7 @@ pub(crate) mod mount;
 pub(crate) mod mount_shared;
 mod mount_status;
 pub(crate) mod mounted;
+mod receive;
 pub(crate) mod replica;
 pub(crate) mod resize;
 pub(crate) mod serve;

@@ -26,6 +26,13 @@ pub(crate) enum Request {
     Pending,
     /// Of such a mount: send everything, and have the server make it durable.
     Drain,
+    /// Of such a mount: move it to another machine.
+    Move {
+        /// `HOST` or `HOST:PORT`.
+        target: String,
+        /// Also while programs have files open for writing.
+        force: bool,
+    },
     /// The clients of the shared filesystem.
     Clients,
     /// The holders of an inode of the shared filesystem.
@@ -182,6 +189,7 @@ impl Request {
                 | Request::Replicas
                 | Request::Pending
                 | Request::Drain
+                | Request::Move { .. }
                 | Request::Clients
                 | Request::Capabilities { .. }
                 | Request::Evict { .. }

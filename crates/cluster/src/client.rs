@@ -38,6 +38,7 @@ pub mod inode_changes;
 mod inodes;
 pub mod journal;
 pub(crate) mod journal_format;
+mod journal_moves;
 mod journal_slot;
 mod journaled_queue;
 mod journaling;
@@ -45,6 +46,8 @@ mod link;
 mod local;
 mod locks;
 mod losses;
+mod moved_state;
+mod moving;
 mod names;
 mod numbers;
 mod open_files;
@@ -53,6 +56,7 @@ mod options;
 mod overlay;
 mod pending;
 mod queue;
+mod receiver;
 mod reclaim;
 mod record;
 mod recovery;
@@ -75,9 +79,11 @@ mod writeback;
 pub use copies::{CopyReport, CopyState, KeeperTarget};
 pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
+pub use moving::{MoveError, MoveReport, MoveTarget};
 pub use options::{
     ConflictScope, OnConflict, Options, Recover, UnknownConflictScope, UnknownOnConflict,
     UnknownRecover,
 };
 pub use pending::{Changes, MountedJournal, PendingReport};
+pub use receiver::{Arrival, Receiver};
 pub use takeover::{TakenOver, take_over};

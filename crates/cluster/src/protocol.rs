@@ -26,8 +26,10 @@
 
 mod call;
 mod footprint;
+mod journal;
 pub mod keep;
 mod lists;
+pub mod moving;
 mod notices;
 mod used;
 
@@ -48,6 +50,7 @@ use crate::failure::WireError;
 pub use call::{Call, CallEffect, ReplayedCall};
 pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
+pub use journal::{JournalMount, JournalState};
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use used::{UsedInode, conflicts_with};
@@ -189,6 +192,11 @@ pub enum Request {
     Renew,
     /// Ends the session, with all that it holds.
     Detach,
+    /// Of a client with a journal, whose mount moves: the session has this name from now on, is this client's no more, and goes on with one
+    /// that attaches it as rebooted. [`Answer::Done`] when that is durable.
+    HandOver {
+        to: Uuid,
+    },
     /// Is not answered. The client does not know the inodes of the payload any more: pairs of inode and the stamp of the
     /// last answer that named it.
     Forget,
@@ -387,29 +395,6 @@ pub struct Reclaim {
     pub held: Grants,
 }
 
-/// A client's mount of its journal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum JournalMount {
-    /// The one that attached with this incarnation. A new session begins with incarnation 1.
-    Incarnation(u64),
-    /// The client has rebooted: it has no open files, locks and calls under way any more, and keeps its delegations. This is the
-    /// next incarnation ([`JournalState::incarnation`]); earlier ones are refused from now on.
-    Rebooted,
-}
-
-/// What the server knows of a client's journal.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct JournalState {
-    /// The incarnation that has attached; 0 without a journal.
-    pub incarnation: u64,
-    /// The last position of the mutations that it has.
-    pub applied: u64,
-    /// It expects the client to reclaim what it held.
-    pub expected: bool,
-    /// The client was away, and other clients went on.
-    pub returned: bool,
-}
-
 /// A server's answer.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Reply {
@@ -457,6 +442,8 @@ pub enum Answer {
     Evicted,
     /// The same. The client was away, and its journal has lapsed: a mount that begins again goes on with that.
     Lapsed,
+    /// The client has handed the session over ([`Request::HandOver`]), which is durable.
+    Moved,
     /// Success.
     #[default]
     Done,

@@ -55,6 +55,8 @@ pub enum Service {
     Files,
     /// Copies of the client's own journals.
     Copies,
+    /// A mount of the client's, which moves there.
+    Moves,
 }
 
 /// The server's answer.

@@ -4,7 +4,8 @@ mod caps;
 mod conflicts;
 mod journal;
 mod keep;
-pub(super) mod pending;
+pub(super) mod moving;
+mod pending;
 mod selftest;
 mod status;
 
@@ -65,6 +66,7 @@ pub(crate) enum ClusterCommand {
     Keep(keep::Keep),
     Copies(keep::Copies),
     Takeover(keep::Takeover),
+    Move(moving::Move),
 }
 
 /// Make a filesystem to be shared, on a new volume or an existing one
@@ -213,6 +215,7 @@ pub(crate) async fn run(env: &Env, command: ClusterCommand) -> Outcome<u8> {
         ClusterCommand::Keep(args) => keep::keep(env, args).await,
         ClusterCommand::Copies(args) => keep::copies(env, &args).await,
         ClusterCommand::Takeover(args) => keep::takeover(env, args).await,
+        ClusterCommand::Move(args) => moving::move_mount(env, args).await,
     }
     .map(|()| 0)
 }

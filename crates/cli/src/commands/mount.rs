@@ -106,6 +106,8 @@ Of a shared filesystem, for changes that the client has made by itself:
                     dropped, and counted in the log; or the mount fails (copy)
   replicate=HOST[:PORT][+HOST…][:memory|disk]  keep copies of the journal there, at thalweg cluster keep: fsync returns
                     when they have its changes, on their drives (disk) or in their memory
+  receive[=HOST:PORT|PORT]  wait for a mount that thalweg cluster move brings here from another machine (7702); the
+                    journal is empty until then
   recover=clean|no  what follows when the server has ended the session: a new one, with stale open files (clean),
                     or errors until it is mounted again
 Of a shared filesystem whose server is away, as in nfs(5):
@@ -159,11 +161,13 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             "hard, soft, softerr, disconnected=, timeo=, retrans=, retry=, bg and fg are for shared filesystems: SERVER:/PATH",
         ));
     }
-    let JournalOptions { journal_size, on_conflict, conflict, replicate, .. } = &options.journal;
+    let JournalOptions { journal_size, on_conflict, conflict, replicate, receive, .. } =
+        &options.journal;
     let is_of_conflicts = on_conflict.is_some() || conflict.is_some();
-    if journal_size.is_some() || is_of_conflicts || replicate.is_some() {
+    let is_elsewhere = replicate.is_some() || receive.is_some();
+    if journal_size.is_some() || is_of_conflicts || is_elsewhere {
         return Err(Failure::new(
-            "journal_size=, conflict=, on_conflict= and replicate= are for shared filesystems: SERVER:/PATH",
+            "journal_size=, conflict=, on_conflict=, replicate= and receive are for shared filesystems: SERVER:/PATH",
         ));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
@@ -202,7 +206,7 @@ async fn shared(
 ) -> Outcome<()> {
     let JournalOptions { writeback, expire, commit, journal_size, on_conflict, conflict, .. } =
         options.journal;
-    let JournalOptions { journal_dev, replicate, .. } = options.journal.clone();
+    let JournalOptions { journal_dev, replicate, receive, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
         writeback,
@@ -213,6 +217,7 @@ async fn shared(
         on_conflict,
         conflict,
         replicate: replicate.clone(),
+        receive: receive.clone(),
         ..Default::default()
     };
     if options.journal != ours || options.writeback_cache {
@@ -231,10 +236,10 @@ async fn shared(
         || journal_size.is_some()
         || on_conflict.is_some()
         || conflict.is_some()
-        || replicate.is_some();
+        || replicate.is_some()
+        || receive.is_some();
     if !has_journal && is_about_journal {
-        let words =
-            "commit=, journal_size=, conflict=, on_conflict= and replicate= are about a journal";
+        let words = "commit=, journal_size=, conflict=, on_conflict=, replicate= and receive are about a journal";
         return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
     let directory = usable(directory)?;

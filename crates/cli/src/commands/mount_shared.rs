@@ -14,6 +14,7 @@ use thalweg_net::keys::{Home, Token};
 use thalweg_net::visit::VisitError;
 
 use super::key;
+use super::receive::Receiving;
 use crate::client_journal;
 use crate::daemon::background;
 use crate::daemon::running::Running;
@@ -167,15 +168,34 @@ impl Remote {
 
     /// Mounts it, and serves the mount until it is unmounted. With `tell`, reports to the parent process first.
     pub(crate) async fn in_foreground(&self, env: &Env, tell: bool) -> Outcome<()> {
-        let started = async {
+        let entered = async {
             if !tell {
                 let retry = self.request.options.away.retry(false);
                 let enrolled = self.enrol(env, retry).await;
                 enrolled.map_err(|error| self.explain_refusal(error))?;
             }
-            self.start(env).await
+            match &self.request.options.journal.receive {
+                Some(place) => {
+                    let options = self.client_options(env).await?;
+                    let place = (&**place, self.home());
+                    let begun = Receiving::begin(env, &self.address, place, options).await;
+                    begun.map(Some).map_err(|failure| self.explain(failure))
+                }
+                None => Ok(None),
+            }
         };
-        let started = started.await;
+        let entered = entered.await;
+        if let Ok(Some(receiving)) = entered {
+            receiving.show();
+            if tell {
+                background::tell(&Ok(()))?;
+            }
+            return self.mount_arrival(env, receiving).await?.until_stopped().await;
+        }
+        let started = match entered {
+            Ok(_) => self.start(env).await,
+            Err(failure) => Err(failure),
+        };
         if tell {
             background::tell(&started.as_ref().map(|_| ()).map_err(Failure::clone))?;
         }
@@ -184,6 +204,22 @@ impl Remote {
 
     async fn start(&self, env: &Env) -> Outcome<Running> {
         let connector = self.address.connector(env, self.home());
+        let client = Client::connect(env, connector, self.client_options(env).await?).await;
+        let client = client.map_err(|error| self.explain(error.into()))?;
+        self.mount_client(env, client).await
+    }
+
+    /// Mounts what moves here, when it is here.
+    async fn mount_arrival(&self, env: &Env, receiving: Receiving) -> Outcome<Running> {
+        let arrival = receiving.arrived().await?;
+        let running = self.mount_client(env, arrival.client().clone()).await?;
+        drop(arrival.accept());
+        receiving.end(env);
+        Ok(running)
+    }
+
+    /// How the client is to treat the server.
+    async fn client_options(&self, env: &Env) -> Outcome<Options> {
         let (options, defaults) = (&self.request.options.journal, Options::default());
         let journal = match &options.journal_dev {
             Some(path) => Some(client_journal::open(env, path, options.journal_size).await?),
@@ -220,12 +256,20 @@ impl Remote {
             retry: None,
             ..defaults
         };
-        let client = Client::connect(env, connector, options).await;
-        let client = client.map_err(|error| self.explain(error.into()))?;
+        Ok(options)
+    }
+
+    /// Serves a client's mount.
+    async fn mount_client(&self, env: &Env, client: Client) -> Outcome<Running> {
         let session = Arc::new(Session::new(env, Vec::new(), Purpose::Attach));
         let address = self.address.to_string();
         let folder = folder_of(&address)?;
-        let mount = SharedMount { session: session.clone(), client: client.clone(), address };
+        let mount = SharedMount {
+            session: session.clone(),
+            client: client.clone(),
+            address,
+            home: self.home(),
+        };
         let mounted =
             session.mounts.mount_shared(client, &self.address, &self.request, folder.clone()).await;
         let running = match mounted {

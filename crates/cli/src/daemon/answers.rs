@@ -103,7 +103,7 @@ impl Session {
             Request::Remount { device, options } => {
                 self.mounts.remount(Some(volume), *device, options).await.map(|()| Answer::Done)
             }
-            Request::Pending | Request::Drain => Err(is_own(volume)),
+            Request::Pending | Request::Drain | Request::Move { .. } => Err(is_own(volume)),
             Request::SealCopies { .. } => Err(Failure::new("this is no keeper of copies")),
             Request::Unmounting { leave: true, .. } => Err(is_own(volume)),
             Request::Unmounting { device, last, lazy, leave: false } => {

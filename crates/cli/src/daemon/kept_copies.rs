@@ -111,7 +111,7 @@ impl Host for Keeping {
         match service {
             Service::Copies if client.access == Access::Write && name.is_empty() => Ok(()),
             Service::Copies => Err(Refusal::NoSuchName("a copy".to_owned())),
-            Service::Files | Service::Transactions | Service::Replica => {
+            Service::Files | Service::Transactions | Service::Replica | Service::Moves => {
                 Err(Refusal::NoSuchName(name.to_owned()))
             }
         }

@@ -48,7 +48,7 @@ impl Host for Volumes {
             }
             (Service::Replica, Some(_)) => client.path == "/" && self.chained(name).is_some(),
             (Service::Replica, None) => sees(client, name) && self.chained(name).is_some(),
-            (Service::Copies, _) => false,
+            (Service::Copies | Service::Moves, _) => false,
         };
         if has { Ok(()) } else { Err(Refusal::NoSuchName(name.to_owned())) }
     }
@@ -94,8 +94,8 @@ impl Volumes {
                 Some(transactions) => Ok(transactions.serve(stream, client.access).await?),
                 None => Ok(()),
             },
-            // None is let in for these: a keeper has them.
-            Service::Copies => Ok(()),
+            // None is let in for these: a keeper has them, or a mount that waits.
+            Service::Copies | Service::Moves => Ok(()),
             Service::Replica => match self.chained(name) {
                 Some(volume) => {
                     let Session { env, replicas, .. } = &*self.session;

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thalweg_cluster::client::{Client, PendingReport};
+use thalweg_cluster::client::address::KeeperEntrance;
+use thalweg_cluster::client::{Client, MoveError, MoveTarget, PendingReport};
 use thalweg_fs::FsError;
 use thalweg_fuse::state;
+use thalweg_net::keys::Home;
 use thalweg_store::open::unique;
 
 use super::control::Handler;
@@ -29,6 +31,7 @@ pub(crate) struct SharedMount {
     pub(crate) session: Arc<Session>,
     pub(crate) client: Client,
     pub(crate) address: String,
+    pub(crate) home: Home,
 }
 
 /// This process's own folder, for the control socket of its mount of `address`.
@@ -37,6 +40,28 @@ pub(crate) fn folder_of(address: &str) -> Outcome<PathBuf> {
     let folder = state::folder()?.join(format!("{SERVED}{name}"));
     state::make(&folder)?;
     Ok(folder)
+}
+
+/// Why a mount does not move, with what to do about it.
+fn explain_move(error: &MoveError) -> Failure {
+    let failure = Failure::new(error.to_string());
+    match error {
+        MoveError::NoJournal => failure.help("mount it with -o journal_dev=PATH"),
+        MoveError::Lost { .. } => {
+            failure.help("look there whether `thalweg mount -o receive` runs, and on which port")
+        }
+        MoveError::NotPermitted { target, .. } => failure.help(format!(
+            "thalweg key authorize NAME --token there prints a token; thalweg key enrol {target} TOKEN uses it here, \
+             as the user who has mounted it"
+        )),
+        MoveError::Refused { .. } => failure.help(
+            "the mount that waits there has to be one of the same directory, by a client with the same rights",
+        ),
+        MoveError::Ended => failure.help(
+            "if the other machine has the mount it comes up there; the log of this one says what became of its own",
+        ),
+        _ => failure,
+    }
 }
 
 /// What is left of a drain.
@@ -98,13 +123,25 @@ impl SharedMount {
         }
     }
 
+    /// Moves the mount to another machine. The mount is stale here then.
+    async fn move_to(&self, target: &str, force: bool) -> Outcome<Answer> {
+        let failed = || format!("the mount of {} does not move to {target}", self.address);
+        let entrance = KeeperEntrance::to_move(target, &self.session.env, self.home.clone());
+        let entrance = entrance.map_err(|error| Failure::new(error.to_string()))?;
+        let at = MoveTarget { name: target.to_owned(), connector: Arc::new(entrance) };
+        let moved = self.client.move_to(at, force).await;
+        let moved = moved.map_err(|error| explain_move(&error).while_doing(failed()))?;
+        Ok(Answer::Json(serde_json::to_value(moved)?))
+    }
+
     /// Before an unmount: sends everything. The journal, if there is one, keeps what the server does not take.
     async fn prepare_unmount(
         &self,
         (device, last, lazy, leave): ((u32, u32), bool, bool, bool),
         report: &dyn Report,
     ) -> Outcome<Answer> {
-        let has_journal = self.client.pending().journal.is_some();
+        let has_moved = self.client.status().moved;
+        let has_journal = !has_moved && self.client.pending().journal.is_some();
         if leave && !has_journal {
             return Err(Failure::new(format!("the mount of {} has no journal", self.address))
                 .help("leave --leave out, so that everything is sent"));
@@ -130,6 +167,7 @@ impl Handler for SharedMount {
         match &request {
             Request::Status | Request::Pending => Ok(Answer::Json(self.status()?)),
             Request::Drain => self.drain_all(report).await,
+            Request::Move { target, force } => self.move_to(target, *force).await,
             Request::Remount { device, options } => {
                 mounts.remount(None, *device, options).await.map(|()| Answer::Done)
             }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thalweg_cluster::client::address::MOVE_PORT;
 use thalweg_cluster::client::{
     ConflictScope, OnConflict, Recover, UnknownConflictScope, UnknownOnConflict,
 };
@@ -14,6 +15,7 @@ use thalweg_store::inplace::{self, Mode};
 use super::away_options::AwayOptions;
 use super::keepers::KeeperHosts;
 use crate::failure::{Failure, Outcome};
+use crate::listen::ListenAddress;
 use crate::size::Size;
 
 /// Bytes that the kernel reads ahead unless told otherwise.
@@ -122,6 +124,8 @@ pub(crate) struct JournalOptions {
     pub(crate) conflict: Option<ConflictScope>,
     /// Where a client of a shared filesystem has copies of its journal.
     pub(crate) replicate: Option<KeeperHosts>,
+    /// Where a client of a shared filesystem waits for a mount that moves here.
+    pub(crate) receive: Option<String>,
     /// Writes of fewer bytes go through the journal.
     pub(crate) threshold: Option<u32>,
     /// The maximum age of the running transaction.
@@ -193,6 +197,7 @@ impl MountOptions {
             "noatime" => self.atime = Some(AtimeWord::Never),
             "allow_other" => self.allow_other = Some(true),
             "writeback_cache" => self.writeback_cache = true,
+            "receive" => self.journal.receive = Some(format!("0.0.0.0:{MOVE_PORT}")),
             "barrier" => self.journal.barrier = Some(true),
             "nobarrier" => self.journal.barrier = Some(false),
             "discard" => self.journal.discard = Some(true),
@@ -237,6 +242,18 @@ impl MountOptions {
                 })?);
             }
             "replicate" => journal.replicate = Some(value.parse()?),
+            "receive" => {
+                let place = match value.parse::<u16>() {
+                    Ok(port) => format!("0.0.0.0:{port}"),
+                    Err(_) => value.to_owned(),
+                };
+                // As for what is listened on elsewhere.
+                place.parse::<ListenAddress>().map_err(|why| {
+                    Failure::new(format!("receive={value}: {why}"))
+                        .help("write receive, receive=PORT or receive=HOST:PORT")
+                })?;
+                journal.receive = Some(place);
+            }
             "threshold" => journal.threshold = Some(bytes(name, value)?),
             "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
             "rotational" => {
@@ -355,6 +372,7 @@ impl JournalOptions {
             self.on_conflict.map(|what| format!("on_conflict={what}")),
             self.conflict.map(|scope| format!("conflict={scope}")),
             self.replicate.as_ref().map(|keepers| format!("replicate={keepers}")),
+            self.receive.as_ref().map(|place| format!("receive={place}")),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
             seconds("commit", self.commit),
             self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),

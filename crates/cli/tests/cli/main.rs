@@ -18,6 +18,7 @@ mod cluster_away;
 mod cluster_caps;
 mod cluster_journal;
 mod cluster_keeper;
+mod cluster_move;
 mod cluster_pending;
 mod cluster_selftest;
 mod cluster_status;

@@ -195,21 +195,34 @@ fn not_entered(error: RemoteError) -> io::Error {
 /// The port of a keeper of copies of journals, unless it is told another one.
 pub const KEEPER_PORT: u16 = 7701;
 
-/// A keeper of copies of journals, to which a client has a key.
+/// The port of a machine that waits for a mount, unless it is told another one.
+pub const MOVE_PORT: u16 = 7702;
+
+/// A keeper of copies of journals, or a machine that waits for a mount, to which a client has a key.
 pub struct KeeperEntrance {
     keeper: Server,
+    service: Service,
     env: Env,
     home: Home,
 }
 
 impl KeeperEntrance {
+    /// The machine that waits for a mount at an address, `HOST:PORT` or `HOST`, with the keys in `home`.
+    ///
+    /// # Errors
+    /// [`RemoteError::Address`].
+    pub fn to_move(target: &str, env: &Env, home: Home) -> Result<KeeperEntrance, RemoteError> {
+        let keeper = Server::with_port(target, MOVE_PORT)?;
+        Ok(KeeperEntrance { keeper, service: Service::Moves, env: env.clone(), home })
+    }
+
     /// The keeper with an address, `HOST:PORT` or `HOST`, with the keys in `home`.
     ///
     /// # Errors
     /// [`RemoteError::Address`].
     pub fn new(keeper: &str, env: &Env, home: Home) -> Result<KeeperEntrance, RemoteError> {
         let keeper = Server::with_port(keeper, KEEPER_PORT)?;
-        Ok(KeeperEntrance { keeper, env: env.clone(), home })
+        Ok(KeeperEntrance { keeper, service: Service::Copies, env: env.clone(), home })
     }
 }
 
@@ -222,7 +235,7 @@ impl fmt::Debug for KeeperEntrance {
 impl Connector for KeeperEntrance {
     fn connect(&self) -> Connecting<'_> {
         Box::pin(async {
-            let entered = self.keeper.enter(&self.env, &self.home, (Service::Copies, "")).await;
+            let entered = self.keeper.enter(&self.env, &self.home, (self.service, "")).await;
             entered.map_err(not_entered)
         })
     }

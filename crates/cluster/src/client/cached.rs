@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 
+use serde::{Deserialize, Serialize};
 use thalweg_env::HashMap;
 use thalweg_fs::{Attributes, Cookie, Ino, Timestamp};
 
@@ -152,6 +153,22 @@ impl Names {
         self.names.insert(name.into(), Name::UNKNOWN);
     }
 
+    /// All of them with the numbers of their inodes, for the client that goes on with the session on another machine.
+    pub(super) fn export(&self) -> MovedNames {
+        let known = |name: &Name| match *name {
+            Name::CHANGING => Name::UNKNOWN,
+            name => name,
+        };
+        let names = self.names.iter().map(|(name, it)| (name.clone(), known(it).0)).collect();
+        MovedNames { is_complete: self.is_complete, names }
+    }
+
+    pub(super) fn import(moved: MovedNames) -> Names {
+        let MovedNames { is_complete, names } = moved;
+        let names = names.into_iter().map(|(name, it)| (name, Name(it))).collect();
+        Names { is_complete, names, listed: None }
+    }
+
     pub(super) fn known(&self, name: &[u8]) -> Option<NewName> {
         match self.names.get(name).copied() {
             Some(Name::ABSENT) => Some(NewName::Absent),
@@ -160,6 +177,13 @@ impl Names {
             None => self.is_complete.then_some(NewName::Absent),
         }
     }
+}
+
+/// The names of a directory as they are sent to another machine.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MovedNames {
+    is_complete: bool,
+    names: Vec<(Box<[u8]>, u64)>,
 }
 
 /// What is known of a name: the inode, or one of the numbers that no inode has. There is one for each name, so that it is not an

@@ -110,6 +110,10 @@ impl Connections {
                     self.end_session(answer == Answer::Lapsed);
                     AttachError::Ended
                 }
+                Answer::Moved => {
+                    self.base.links.set(Link::Moved);
+                    AttachError::Moved
+                }
                 Answer::Failed(error) => AttachError::Refused(FsError::from(error)),
                 _ => AttachError::lost("its answer does not fit the call"),
             });
@@ -196,6 +200,26 @@ impl Connections {
                 "all calls fail until it is mounted again: recover=no lets this client begin no other session"
             );
         }
+    }
+
+    /// The mount has moved to another machine, and the session with it: nothing of it is this client's any more.
+    pub(super) fn end_moved(&self) {
+        if let Some(channel) = self.base.links.channel() {
+            channel.close("the mount has moved");
+        }
+        self.base.links.set(Link::Moved);
+        self.base.journal.end();
+        self.base.queue.interrupt_journal();
+        let inodes = self.base.cache.end_session();
+        let (kept, others) = self.base.queue.end_session();
+        for mutations in [kept, others] {
+            self.base.lose(&mutations, None);
+        }
+        self.base.numbers.end_session();
+        self.base.room.end_session();
+        self.open_files.end_session(|_| false);
+        drop(self.base.replay_log.clear());
+        self.base.drop_from_caller(inodes);
     }
 
     /// The journal has mutations of the session that has ended. They are written back from there before the next session, or stay; whether
@@ -420,6 +444,9 @@ impl Connections {
 
     /// Ends the session in order.
     pub(super) async fn close(&self) {
+        if matches!(self.base.links.current(), Link::Moved) {
+            return;
+        }
         if !self.send_rest().await {
             let changes = self.base.queue.len();
             tracing::error!(changes, "changes in directories of this client alone were not sent");

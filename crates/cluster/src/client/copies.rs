@@ -251,7 +251,7 @@ pub(super) struct Copies {
     env: Env,
     session: Uuid,
     /// The session before, of which the server has everything.
-    before: Option<Uuid>,
+    pub(super) before: Option<Uuid>,
     pub(super) links: Vec<KeeperLink>,
     /// The server has made everything up to here durable.
     released: AtomicU64,

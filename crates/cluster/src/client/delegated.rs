@@ -24,6 +24,11 @@ impl Grant {
     pub(super) fn new(number: GrantNumber, root: Ino, quota: u64) -> Grant {
         Grant { number, root, quota, is_over: AtomicBool::new(false) }
     }
+
+    /// What was granted.
+    pub(super) fn root(&self) -> Ino {
+        self.root
+    }
 }
 
 /// What this client may do with an inode by itself, and has done.
@@ -147,6 +152,12 @@ impl Delegation {
         }
         let Delegation { unsent, is_ended, .. } = *self;
         *self = Delegation { unsent, extra, is_ended, ..Delegation::default() };
+    }
+
+    /// The session goes on here, where the inode has this grant. Its unsent mutations are counted already.
+    pub(super) fn import(&mut self, grant: Arc<Grant>, is_dense: bool, is_estimate: bool) {
+        assert!(self.grant.is_none(), "a client that begins has no grants");
+        (self.grant, self.is_dense, self.is_estimate) = (Some(grant), is_dense, is_estimate);
     }
 
     /// Mutations that concern it, and that the server does not have.

@@ -36,9 +36,17 @@ pub enum AttachError {
         /// Why.
         why: io::Error,
     },
+    /// The journal has what a mount of another machine has sent that was to move here, and that machine has not handed it over.
+    #[error(
+        "the journal is that of a mount which was to move here, and has not: `mount -o receive` waits for it, `cluster journal erase --force` gives it up"
+    )]
+    NotArrived,
     /// The session that was to go on has ended.
     #[error("the server has ended the session")]
     Ended,
+    /// The mount has moved to another machine, which has everything that the journal has.
+    #[error("the mount has moved to another machine")]
+    Moved,
 }
 
 impl AttachError {
@@ -64,6 +72,8 @@ pub(super) enum LinkError {
     Lost,
     #[error("the server cannot be reached, and the caller waits no longer; the call was not sent")]
     GivenUp,
+    #[error("the mount has moved to another machine")]
+    Moved,
     #[error("the client is closed")]
     Closed,
     #[error("the server's answer does not fit the call")]
@@ -72,7 +82,11 @@ pub(super) enum LinkError {
 
 impl From<LinkError> for FsError {
     fn from(error: LinkError) -> FsError {
-        FsError::Store(Failure::new(Action::Reconnect, error))
+        match error {
+            // What programs have open is open no more.
+            LinkError::Moved => FsError::Stale,
+            error => FsError::Store(Failure::new(Action::Reconnect, error)),
+        }
     }
 }
 

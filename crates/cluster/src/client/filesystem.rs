@@ -47,6 +47,8 @@ pub struct ClientStatus {
     pub connected: bool,
     /// Whether its session has ended, and it begins no other one.
     pub ended: bool,
+    /// Whether the mount has moved to another machine.
+    pub moved: bool,
     /// Sessions that the server has ended.
     pub evictions: u64,
     /// Whether it reads and writes contents of files itself.
@@ -83,6 +85,10 @@ impl Client {
     /// A client of these stages.
     pub(super) fn of(stages: Stages) -> Client {
         Client { stages: Arc::new(stages), user: None }
+    }
+
+    pub(super) fn stages(&self) -> &Arc<Stages> {
+        &self.stages
     }
 
     /// Ends the session in order. Calls fail from now on.
@@ -132,6 +138,7 @@ impl Client {
         ClientStatus {
             connected: matches!(link, Link::Up(_)),
             ended: matches!(link, Link::Ended),
+            moved: matches!(link, Link::Moved),
             evictions: self.stages.base.session.generation(),
             direct: self.stages.direct_io.contents().is_some(),
             inodes: self.stages.base.inodes.len(),

@@ -181,13 +181,17 @@ impl Inodes {
 
     /// The server has granted a directory or file, which counts for this quota.
     pub(super) fn grant(&self, ino: Ino, quota: u64) {
-        let number = self.grants.fetch_add(1, Ordering::Relaxed) + 1;
-        let number = GrantNumber::new(number).expect("grants are counted from 1 on");
-        let grant = Arc::new(Grant::new(number, ino, quota));
+        let grant = self.new_grant(ino, quota);
         self.with_new(ino, |node| {
             let is_empty = node.cached.attributes.is_some_and(|it| (it.size, it.stored) == (0, 0));
             node.delegation.set_grant(grant, is_empty);
         });
+    }
+
+    pub(super) fn new_grant(&self, root: Ino, quota: u64) -> Arc<Grant> {
+        let number = self.grants.fetch_add(1, Ordering::Relaxed) + 1;
+        let number = GrantNumber::new(number).expect("grants are counted from 1 on");
+        Arc::new(Grant::new(number, root, quota))
     }
 
     /// Returns when no change is under way that has begun before.

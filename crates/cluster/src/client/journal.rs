@@ -147,7 +147,7 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
 
 /// A journal that was opened, and what it has.
 pub(super) struct FoundJournal {
-    log: LogRecovery,
+    pub(super) log: LogRecovery,
     /// The session that it is of, and the positions of its mutations.
     pub(super) chain: Chain,
     pub(super) runs: Vec<Run>,
@@ -179,7 +179,7 @@ impl FoundJournal {
                 let device = found.log.device().name();
                 JournalError::Invalid(format!("{device}: {error}"))
             })?;
-            if entry.mark == Some(Mark::Begins) {
+            if matches!(entry.mark, Some(Mark::Begins | Mark::Arrives(_))) {
                 found.runs.clear();
             }
             found.runs.extend(record.into_iter().flat_map(|it| it.runs));
@@ -211,10 +211,7 @@ impl FoundJournal {
         let mut records = Places::default();
         records.push(appended.place, 1, 0);
         let copies = Copies::new(env, session, before, keepers);
-        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
-        let (before, is_over) = Default::default();
-        let forgotten = log.released().into();
-        Ok(ClientJournal { log, session, committing, records, copies, before, is_over, forgotten })
+        Ok(ClientJournal::new(log, session, records, copies))
     }
 
     /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
@@ -249,12 +246,12 @@ impl SealedJournal {
 
 /// The journal of a client that is mounted.
 pub(super) struct ClientJournal {
-    log: Log,
+    pub(super) log: Log,
     pub(super) session: Uuid,
     /// One record at a time.
     committing: tokio::sync::Mutex<()>,
     /// Its records. The last one stays: it names the session.
-    records: Mutex<Places>,
+    pub(super) records: Mutex<Places>,
     pub(super) copies: Copies,
     /// The number of the last mutation that was made before it began: positions count from there on.
     before: u64,
@@ -265,6 +262,14 @@ pub(super) struct ClientJournal {
 }
 
 impl ClientJournal {
+    /// One with these records.
+    pub(super) fn new(log: Log, session: Uuid, records: Places, copies: Copies) -> ClientJournal {
+        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
+        let (before, is_over) = Default::default();
+        let forgotten = log.released().into();
+        ClientJournal { log, session, committing, records, copies, before, is_over, forgotten }
+    }
+
     /// It begins behind a mutation with this number, before anything is in it.
     pub(super) fn begin_behind(&mut self, number: u64) {
         assert!(self.records.get_mut().len() == 1, "a journal begins when it is empty");

@@ -47,6 +47,11 @@ pub(crate) enum Mark {
     Begins,
     /// The copy was taken over: nothing follows.
     Sealed,
+    /// What follows is that of another machine's mount, which is to move here, and there is that of the session with this name. It begins with
+    /// the head's position, as after [`Mark::Begins`].
+    Arrives(Uuid),
+    /// The mount has moved here.
+    Arrived,
 }
 
 impl Mark {
@@ -92,11 +97,13 @@ pub(crate) struct Chain {
     pub(crate) next: u64,
     /// It was taken over.
     pub(crate) is_sealed: bool,
+    /// It is that of a mount which is to move here from another machine, where it is that of this session.
+    pub(crate) arrives_from: Option<Uuid>,
 }
 
 impl Default for Chain {
     fn default() -> Chain {
-        Chain { session: None, first: 1, next: 1, is_sealed: false }
+        Chain { session: None, first: 1, next: 1, is_sealed: false, arrives_from: None }
     }
 }
 
@@ -109,19 +116,23 @@ impl Chain {
         let Head { session, first } = head;
         let follows = self.session == Some(session) && first == self.next;
         match mark {
-            Some(Mark::Begins) => self.first = first,
+            Some(Mark::Begins | Mark::Arrives(_)) => self.first = first,
             Some(Mark::Sealed) if follows => self.is_sealed = true,
             // What was before it has been written back.
             Some(Mark::Sealed) if self.session.is_none() => {
                 (self.first, self.is_sealed) = (first, true);
             }
-            None if follows && !self.is_sealed => {}
+            Some(Mark::Arrived) if self.session.is_none() => self.first = first,
+            Some(Mark::Arrived) | None if follows && !self.is_sealed => {}
             // Records without mutations begin a mount.
             None if self.first == self.next && !self.is_sealed => self.first = first,
             _ => return Err(NotNext { first }),
         }
-        if mark == Some(Mark::Begins) {
-            self.is_sealed = false;
+        match mark {
+            Some(Mark::Begins) => (self.is_sealed, self.arrives_from) = (false, None),
+            Some(Mark::Arrives(from)) => (self.is_sealed, self.arrives_from) = (false, Some(from)),
+            Some(Mark::Arrived) => self.arrives_from = None,
+            Some(Mark::Sealed) | None => {}
         }
         (self.session, self.next) = (Some(session), last + 1);
         Ok(())
@@ -167,10 +178,10 @@ impl Places {
         self.0.drain(..done).next_back().map(|(place, ..)| place.sequence)
     }
 
-    /// The oldest record with this position or a later one.
+    /// The oldest record with a mutation at this position or a later one.
     pub(crate) fn from(&self, position: u64) -> Option<(RecordPlace, u64, u64)> {
         let at = self.0.partition_point(|(.., last)| *last < position);
-        self.0.get(at).copied()
+        self.0.range(at..).find(|(_, first, last)| first <= last).copied()
     }
 }
 
@@ -300,7 +311,14 @@ mod tests {
     #[test]
     fn marks_have_a_layout_of_their_own() {
         let head = Head { session: Uuid::from_u128(7), first: 9 };
-        for (mark, last) in [(Mark::Begins, "00"), (Mark::Sealed, "01")] {
+        let from = Uuid::from_u128(6);
+        let came = "021000000000000000000000000000000006";
+        for (mark, last) in [
+            (Mark::Begins, "00"),
+            (Mark::Sealed, "01"),
+            (Mark::Arrives(from), came),
+            (Mark::Arrived, "03"),
+        ] {
             let record = mark.encode(head);
             let hex = record.header.iter().map(|it| format!("{it:02x}")).collect::<String>();
             assert_eq!(
@@ -328,7 +346,13 @@ mod tests {
         let sealed = |first: u64| of((first, first - 1), Some(Mark::Sealed));
         let record = |first, last| of((first, last), None);
         let whole = taken(&[begins(4), record(4, 6), record(7, 7), sealed(8)]).unwrap();
-        let expected = Chain { session: Some(session), first: 4, next: 8, is_sealed: true };
+        let expected = Chain {
+            session: Some(session),
+            first: 4,
+            next: 8,
+            is_sealed: true,
+            arrives_from: None,
+        };
         assert_eq!(whole, expected);
         // Of a journal that was written back the mark is left.
         assert_eq!(taken(&[sealed(8)]).unwrap(), Chain { first: 8, ..expected });

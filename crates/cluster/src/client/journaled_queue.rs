@@ -163,14 +163,25 @@ impl WritebackQueue {
         Some(Unjournaled { first, last, runs })
     }
 
-    /// Mutations of a journal wait again, which have these numbers from the first one on.
-    pub(super) fn recover(&self, first: u64, runs: Vec<Run>) {
+    /// Mutations of a journal are about to wait again, which have numbers from the first one on.
+    pub(super) fn begin_recovery(&self, first: u64) {
         let mut collected = self.collected.lock();
         assert!(
             collected.waiting.is_empty() && self.last() == 0,
             "a client recovers before it begins"
         );
-        let mut number = first - 1;
+        collected.done = first - 1;
+        self.is_recovered.store(true, Ordering::Relaxed);
+        self.made.store(first - 1, Ordering::Release);
+        self.taken.store(first - 1, Ordering::Release);
+        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
+    }
+
+    /// The next mutations of a journal wait again.
+    pub(super) fn recover(&self, runs: Vec<Run>) {
+        assert!(self.is_recovered(), "mutations wait again after a recovery has begun");
+        let mut collected = self.collected.lock();
+        let mut number = self.last();
         for Run { user, mutations } in runs {
             let user = user.map(Arc::new);
             for JournaledMutation { mutation, blocks, quota } in mutations {
@@ -188,11 +199,15 @@ impl WritebackQueue {
                 collected.waiting.push_back(Waiting { number, record, quota, user: user.clone() });
             }
         }
-        collected.done = first - 1;
-        self.is_recovered.store(true, Ordering::Relaxed);
         self.made.store(number, Ordering::Release);
-        self.taken.store(first - 1, Ordering::Release);
-        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
+    }
+
+    /// What was recovered goes on: it is in the journal with these mutations, of this size, which takes further ones.
+    pub(super) fn go_on(&self, size: u64) {
+        assert!(self.is_recovered(), "a client goes on that has recovered");
+        self.limit.begin_journal(size);
+        self.journaled.store(self.last(), Ordering::Release);
+        self.is_recovered.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn is_recovered(&self) -> bool {
@@ -214,7 +229,11 @@ impl WritebackQueue {
         let count = collected.waiting.partition_point(|waiting| waiting.number <= applied);
         let skipped: Vec<Waiting> = collected.waiting.drain(..count).collect();
         drop(collected);
-        self.leave(count, skipped.iter().map(|waiting| waiting.record.bytes()).sum());
+        let in_memory: usize = skipped.iter().map(|waiting| waiting.record.bytes()).sum();
+        let all: usize = skipped.iter().map(|waiting| waiting.record.sent_bytes()).sum();
+        let before = self.spilled.fetch_sub((all - in_memory) as u64, Ordering::Relaxed);
+        assert!(before >= (all - in_memory) as u64, "more bytes are skipped than were spilled");
+        self.leave(count, in_memory);
         let mutations: Vec<_> =
             skipped.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect();
         self.remove(&mutations, 0, &HashMap::default());

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use thalweg_fs::Ino;
 
 use crate::protocol::MAX_SPENT;
@@ -11,14 +12,15 @@ use crate::protocol::MAX_SPENT;
 /// Numbers that are left when the client reserves further ones.
 const FEW_NUMBERS: u64 = 1024;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Reservation {
     pub(super) first: u64,
     pub(super) count: u64,
     pub(super) inode_token: u64,
 }
 
-struct ReservedNumbers {
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct ReservedNumbers {
     reservation: Reservation,
     left: Range<u64>,
     /// Numbers that were taken, and of which it is not told yet whether an inode has them.
@@ -94,6 +96,17 @@ impl InodeNumbers {
     /// Reservations of numbers that inodes may get, also with mutations that the server does not have.
     pub(super) fn reservations(&self) -> Vec<Reservation> {
         self.ranges.lock().iter().map(|it| it.reservation).collect()
+    }
+
+    /// All of them, for the client that goes on with the session on another machine.
+    pub(super) fn export(&self) -> Vec<ReservedNumbers> {
+        self.ranges.lock().iter().cloned().collect()
+    }
+
+    /// The session goes on here with these.
+    pub(super) fn import(&self, numbers: Vec<ReservedNumbers>) {
+        let ranges = numbers.into_iter().filter(|it| it.left.start <= it.left.end);
+        *self.ranges.lock() = ranges.map(|it| ReservedNumbers { taken: 0, ..it }).collect();
     }
 
     pub(super) fn end_session(&self) {

@@ -114,6 +114,11 @@ impl OpenFiles {
         self.table.lock().is_open(ino)
     }
 
+    /// Files that are open for writing.
+    pub(super) fn writing(&self) -> usize {
+        self.table.lock().find(|opening, _| opening.flags.write).len()
+    }
+
     pub(super) fn told(&self) -> Vec<(Handle, Opening)> {
         self.table.lock().find(|_, known| known == Known::Told)
     }

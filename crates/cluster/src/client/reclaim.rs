@@ -89,9 +89,6 @@ impl Connections {
         channel: &Channel,
         kept: Vec<UncommittedCall>,
     ) -> Result<(), AttachError> {
-        if kept.is_empty() {
-            return Ok(());
-        }
         let calls = kept.iter().map(|kept| {
             let call = Call {
                 number: kept.number,
@@ -120,7 +117,9 @@ impl Connections {
             self.base.losses.add_all(failed, inodes);
             tracing::error!(failed, "the server has lost changes of this client");
         }
-        tracing::info!(changes = renewed.len(), "changes were made again at the new server");
+        if !renewed.is_empty() {
+            tracing::info!(changes = renewed.len(), "changes were made again at the new server");
+        }
         self.base.replay_log.end_replay(renewed);
         Ok(())
     }

@@ -47,16 +47,15 @@ impl Client {
         connector: Box<dyn Connector>,
         options: Options,
     ) -> Result<Client, AttachError> {
-        connect(env, connector, options).await.map(Client::of)
+        connect(env, connector.into(), options).await.map(Client::of)
     }
 }
 
-async fn connect(
+pub(super) async fn connect(
     env: &Env,
-    connector: Box<dyn Connector>,
+    connector: Arc<dyn Connector>,
     mut options: Options,
 ) -> Result<Stages, AttachError> {
-    let connector: Arc<dyn Connector> = connector.into();
     let Some(device) = options.journal.take() else {
         return Stages::start(env, connector, ClientBase::new(env, options)).await;
     };
@@ -73,7 +72,7 @@ async fn connect(
 }
 
 /// Opens the journal on a device for a mount, with its copies: when the client begins, and whenever the server has ended its session.
-fn reopening(
+pub(super) fn reopening(
     env: &Env,
     connector: &Arc<dyn Connector>,
     options: &Options,
@@ -129,11 +128,21 @@ async fn recover(
     let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
     let (mut resumed, mut unused) = (None, Vec::new());
     if let Some(session) = found.chain.session {
-        let done = resume(env, connector, options, (session, false), &mut found).await?;
-        if let Some(stages) = &done.stages {
-            unused = unused_of(stages, asked, &done.skipped).await.unwrap_or_default();
+        let is_arrival = found.chain.arrives_from.is_some();
+        match resume(env, connector, options, (session, false), &mut found).await {
+            Ok(Resumed { stages: None, .. }) if is_arrival => return Err(AttachError::NotArrived),
+            Ok(done) => {
+                if let Some(stages) = &done.stages {
+                    unused = unused_of(stages, asked, &done.skipped).await.unwrap_or_default();
+                }
+                resumed = done.stages;
+            }
+            // The other machine has all of it.
+            Err(AttachError::Moved) => {
+                tracing::warn!("the last mount of the journal has moved to another machine")
+            }
+            Err(error) => return Err(error),
         }
-        resumed = done.stages;
     }
     // The journal is empty before the server forgets its position.
     let journal = found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)?;
@@ -213,10 +222,15 @@ pub(super) async fn resume(
     let runs = std::mem::take(&mut found.runs);
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
-    base.queue.recover(first, runs);
+    base.queue.begin_recovery(first);
+    base.queue.recover(runs);
     let (stages, turn) = match Stages::start_held(env, connector.clone(), base).await {
         Ok(started) => started,
-        Err(AttachError::Ended) if mutations == 0 || is_copy => return Ok(Resumed::default()),
+        Err(AttachError::Ended)
+            if mutations == 0 || is_copy || found.chain.arrives_from.is_some() =>
+        {
+            return Ok(Resumed::default());
+        }
         Err(AttachError::Ended) => {
             let why = "the server has ended the session that made them".to_owned();
             return Err(AttachError::Pending { mutations, why });

@@ -163,6 +163,12 @@ impl PromisedRoom {
         self.0.lock().charged = shares_of(charges);
     }
 
+    /// What the server has promised, and mutations have not taken.
+    pub(super) fn left(&self) -> RoomGrant {
+        let ledger = self.0.lock();
+        RoomGrant { recalls: ledger.recalls, shares: ledger.left.clone() }
+    }
+
     pub(super) fn end_session(&self) {
         let no_room_until = self.0.lock().no_room_until;
         *self.0.lock() = Ledger { no_room_until, ..Ledger::default() };

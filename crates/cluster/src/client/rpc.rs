@@ -68,11 +68,13 @@ impl Outgoing {
 pub(super) struct Rpc {
     base: Arc<ClientBase>,
     slots: Slots,
+    /// A clone for each call that was sent and has no answer.
+    sent: Arc<()>,
 }
 
 impl Rpc {
     pub(super) fn new(base: Arc<ClientBase>) -> Rpc {
-        Rpc { base, slots: Slots::default() }
+        Rpc { base, slots: Slots::default(), sent: Arc::default() }
     }
 
     /// Makes a call of the program that runs. `then` sees each answer where frames are received, before anything that the server
@@ -102,6 +104,22 @@ impl Rpc {
     pub(super) async fn own(self: &Arc<Self>, request: Request) -> Result<Answer, FsError> {
         let call = Outgoing::with(request, Vec::new(), None);
         Ok(self.make(call, |_, _| {}, std::future::pending()).await?.0.answer)
+    }
+
+    /// A call is about to be sent: it counts until this is dropped. `None` if calls that are not under way are held.
+    fn count_sent(&self, own: &mut Option<Arc<()>>, is_first: bool) -> Option<Arc<()>> {
+        let counted = own.get_or_insert_with(|| self.sent.clone()).clone();
+        // In this order: a mount that is about to move holds calls, and then looks for those that count.
+        if is_first && self.base.links.is_held() {
+            *own = None;
+            return None;
+        }
+        Some(counted)
+    }
+
+    /// Whether calls were sent that have no answers.
+    pub(super) fn has_sent(&self) -> bool {
+        Arc::strong_count(&self.sent) > 1
     }
 
     /// While many changes are kept, has the server make them durable.
@@ -137,13 +155,15 @@ impl Rpc {
         tokio::pin!(cancelled);
         let mut is_cancelled = false;
         let generation = self.base.session.generation();
-        let mut failed: Option<Channel> = None;
+        let (mut failed, mut sent_once): (Option<Channel>, Option<Arc<()>>) = (None, None);
         let call = Arc::new(call);
         loop {
             let caller = call.caller.as_ref();
             let retry = base.options.retry;
             let connecting = base.links.connected(&base.env, retry, failed.as_ref(), caller);
             let channel = connecting.await?;
+            let is_first = failed.is_none();
+            let Some(counted) = self.count_sent(&mut sent_once, is_first) else { continue };
             if failed.is_some() && number.is_once && self.base.session.generation() != generation {
                 tracing::error!(
                     "a call was under way when the server ended the session; it may count or not"
@@ -155,6 +175,7 @@ impl Rpc {
             // Also when nothing waits for the answer any more, the slot is used until it comes.
             let (made, number) = (call.clone(), number.number);
             let receive = move |reply: Reply, payload: Bytes| {
+                let _counted = counted;
                 rpc.receive(&made, number, &reply, sent);
                 then(&reply, &payload);
                 (reply, payload)

@@ -34,8 +34,9 @@ impl Handler for ServerCalls {
             FromServer::InvalidateUnlessHeld(changes) => {
                 let dropping =
                     join_all(self.drop_changed(&changes).into_iter().map(Invalidation::wait));
-                let env = self.base.env.clone();
+                let (base, env) = (self.base.clone(), self.base.env.clone());
                 self.answer_after(call.id, async move {
+                    base.links.released().await;
                     // What is held is dropped when it can be.
                     let _ = env.timeout(HELD, dropping).await;
                 });
@@ -66,7 +67,7 @@ impl ServerCalls {
     fn invalidate(&self, id: u64, recall: u64, changes: &[Changed]) {
         let dropped = self.drop_changed(changes);
         let releases = changes.iter().any(|it| matches!(it, Changed::Delegation(_)));
-        if dropped.is_empty() && !releases {
+        if dropped.is_empty() && !releases && !self.base.links.is_held() {
             self.channel.answer(id, &Invalidated, &[]);
             return;
         }
@@ -76,6 +77,8 @@ impl ServerCalls {
         }
         let calls = self.clone();
         self.answer_after(id, async move {
+            // While the mount may move, the one that it moves to is to hear of it.
+            calls.base.links.released().await;
             if releases && let Err(error) = calls.hand_over().await {
                 tracing::error!(%error, "a directory was given back without all changes in it");
                 if calls.writeback.is_refused() {

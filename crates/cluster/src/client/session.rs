@@ -36,6 +36,9 @@ pub(super) struct SessionInfo {
 /// The clocks when a change is made: that of the environment, and what programs see.
 pub(super) type Clocks = (Time, Timestamp);
 
+/// The end of a lease that does not count while the client is about to hand its session over. No renewal changes it.
+const SUSPENDED: u64 = u64::MAX;
+
 /// The session of a client: one after the other.
 pub(super) struct Session {
     env: Env,
@@ -139,6 +142,17 @@ impl Session {
         (self.env.now(), Timestamp::of_nanos(self.env.wall_nanos()))
     }
 
+    /// Nothing that is cached may be used, and nothing is changed without a call, until this ends.
+    pub(super) fn suspend_lease(&self) {
+        self.lease_end.store(SUSPENDED, Ordering::Relaxed);
+    }
+
+    /// The same as after [`Self::end_lease`] from now on.
+    pub(super) fn resume_lease(&self) {
+        let resumed = |end| (end == SUSPENDED).then_some(0);
+        let _ = self.lease_end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, resumed);
+    }
+
     /// Nothing that is cached may be used until the server has answered a call again.
     pub(super) fn end_lease(&self) {
         self.lease_end.store(0, Ordering::Relaxed);
@@ -151,7 +165,8 @@ impl Session {
 
     /// The same, for a change that has read the clock.
     pub(super) fn is_leased_at(&self, now: Time) -> bool {
-        self.lease_end.load(Ordering::Relaxed) > now.as_nanos()
+        let end = self.lease_end.load(Ordering::Relaxed);
+        end > now.as_nanos() && end != SUSPENDED
     }
 
     /// [`Self::validity`], if what is cached may be used. The clock is read once: that is much of what a cached answer takes.
@@ -166,7 +181,8 @@ impl Session {
     }
 
     fn validity_at(&self, now: Time) -> Validity {
-        let end = Time::from_nanos(self.lease_end.load(Ordering::Relaxed));
+        let end = self.lease_end.load(Ordering::Relaxed);
+        let end = Time::from_nanos(if end == SUSPENDED { 0 } else { end });
         let attributes = if end > now { end.since(now) } else { Duration::ZERO };
         // The caller's kernel would have to lock a directory to drop a name of it, which a call under way may have
         // locked. So the kernel asks for each name.

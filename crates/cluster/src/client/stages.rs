@@ -31,6 +31,8 @@ pub(super) struct Stages {
     pub(super) size_records: Arc<SizeRecords>,
     pub(super) lists: AccessLists,
     pub(super) connections: Arc<Connections>,
+    /// One move to another machine at a time.
+    pub(super) moving: tokio::sync::Mutex<()>,
     _tasks: [Task<()>; 4],
 }
 
@@ -83,6 +85,7 @@ impl Stages {
         let stages = Stages {
             lists: AccessLists::default(),
             connections,
+            moving: tokio::sync::Mutex::default(),
             _tasks: tasks,
             base,
             rpc,

@@ -36,14 +36,26 @@ pub(super) struct Writeback {
     refused: OnceLock<FsError>,
     /// It is not to be sent any more.
     is_set_aside: AtomicBool,
+    /// The client was away for so long that other clients may have used what its journal is about.
+    has_lapsed: AtomicBool,
 }
 
 impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
         let sender = BatchSender::new(base.clone(), rpc.clone());
-        let (sending, refused, is_set_aside) = Default::default();
-        Writeback { base, rpc, direct_io, journaling, sender, sending, refused, is_set_aside }
+        let (sending, refused, is_set_aside, has_lapsed) = Default::default();
+        Writeback {
+            base,
+            rpc,
+            direct_io,
+            journaling,
+            sender,
+            sending,
+            refused,
+            is_set_aside,
+            has_lapsed,
+        }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -178,11 +190,18 @@ impl Writeback {
     }
 
     /// After a reboot the server has some of the mutations of the journal. The others keep the room that they have taken.
-    pub(super) fn resume(&self, JournalState { incarnation, applied, .. }: JournalState) {
+    pub(super) fn resume(&self, state: JournalState) {
+        let JournalState { incarnation, applied, returned: has_lapsed, .. } = state;
+        self.has_lapsed.store(has_lapsed, Ordering::Relaxed);
         self.base.call_numbers.begin_behind(incarnation);
         self.base.queue.skip(applied);
         self.base.room.recover(&self.base.queue.charges());
         self.base.queue.reach(applied);
+    }
+
+    /// Whether other clients may have used what a journal is about that is written back.
+    pub(super) fn has_lapsed(&self) -> bool {
+        self.has_lapsed.load(Ordering::Relaxed)
     }
 
     /// Of a journal that is written back: the last position that the server has.

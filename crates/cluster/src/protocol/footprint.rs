@@ -191,6 +191,7 @@ macro_rules! session_request {
             | $crate::protocol::Request::Reclaimed
             | $crate::protocol::Request::Renew
             | $crate::protocol::Request::Detach
+            | $crate::protocol::Request::HandOver { .. }
             | $crate::protocol::Request::Forget
             | $crate::protocol::Request::Cancel(_)
     };

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::context::{Place, Response};
 use super::counters::add;
-use super::journaled::take_over;
+use super::journaled::{hand_over, take_over};
 use super::ops::reclaim;
 use super::options::Visitor;
 use super::pipeline::{perform, replay};
@@ -102,6 +102,18 @@ impl Handler for Connection {
                 self.channel.flush();
                 self.stages.sessions.end(&session, Ending::Detached);
             }
+            Request::HandOver { to } => {
+                let handed_over = hand_over(&self.stages, &session, to).await;
+                let has_moved = handed_over.is_ok();
+                let answer =
+                    handed_over.map_or_else(|it| Answer::Failed(it.into()), |()| Answer::Done);
+                self.channel.answer(id, &plain(answer), &[]);
+                self.channel.flush();
+                if has_moved {
+                    session.disconnect(&self.channel);
+                    self.channel.close("the client has handed its session over");
+                }
+            }
             Request::Cancel(number) => session.replies.end_wait(number, true),
             Request::Forget => self.forget(&session, &payload)?,
             _ if id == UNANSWERED => {
@@ -137,8 +149,8 @@ impl Connection {
         let Stages { env, sessions, .. } = &*self.stages;
         let session = match sessions.get(id) {
             // Another client cannot know the number.
-            Some(session) if session.visitor == self.visitor => {
-                match take_over(&self.stages, &session, journal).await {
+            Some(session) => {
+                match take_over(&self.stages, &session, &self.visitor, journal).await {
                     Ok(true) => session,
                     Ok(false) if session.journal.has_lapsed_for(journal) => {
                         return Err(Answer::Lapsed);
@@ -147,7 +159,11 @@ impl Connection {
                     Err(error) => return Err(Answer::Failed(error.into())),
                 }
             }
-            Some(_) => return Err(Answer::Evicted),
+            None if resumes && sessions.was_handed_over(id) => {
+                // Not before a crash can undo it no more.
+                let durable = self.stages.files.sync_all().await;
+                return Err(durable.map_or_else(|it| Answer::Failed(it.into()), |()| Answer::Moved));
+            }
             None if resumes => return Err(Answer::Evicted),
             None => {
                 let first = JournalInfo { incarnation: 1, presence: Presence::Present };

@@ -96,7 +96,7 @@ impl GracePeriod {
 
     /// Expects a session, which has this lease; `None` if it cannot go on.
     async fn expect(&self, record: SessionRecord) -> Result<Option<Duration>, FsError> {
-        let Some(Recorded { id, visitor, lease, journal }) = decode(&record.info) else {
+        let Some(Recorded { identity, visitor, lease, journal }) = decode(&record.info) else {
             return Ok(None);
         };
         let path = match resolve(&*self.base.files, &visitor.path).await {
@@ -108,11 +108,11 @@ impl GracePeriod {
             Err(error) => return Err(error),
         };
         if journal.is_some_and(|journal| journal.presence == Presence::Lapsed) {
-            self.sessions.resume((id, visitor, path), journal, record);
+            self.sessions.resume((identity, visitor, path), journal, record);
             return Ok(Some(Duration::ZERO));
         }
         self.expected.send_if_modified(|expected| expected.insert(record.session));
-        self.sessions.resume((id, visitor, path), journal, record);
+        self.sessions.resume((identity, visitor, path), journal, record);
         Ok(Some(lease))
     }
 

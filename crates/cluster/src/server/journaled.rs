@@ -10,8 +10,10 @@
 use std::sync::Arc;
 
 use thalweg_fs::FsError;
+use uuid::Uuid;
 
 use super::base::resolve;
+use super::options::Visitor;
 use super::session::{JournalInfo, Presence, Session};
 use super::session_record::encode;
 use super::stages::Stages;
@@ -26,8 +28,12 @@ use crate::protocol::JournalMount;
 pub(super) async fn take_over(
     stages: &Stages,
     session: &Arc<Session>,
+    visitor: &Visitor,
     journal: Option<JournalMount>,
 ) -> Result<bool, FsError> {
+    let Some(identity) = session.identity().attached_by(&session.visitor, visitor) else {
+        return Ok(false);
+    };
     stages.sessions.left(session.serial).await;
     // Nothing is noted of a client that is back.
     let _turn = session.journal.noting.lock().await;
@@ -57,19 +63,52 @@ pub(super) async fn take_over(
         };
         stages.sessions.know_held(session, &record.held);
     }
-    let info = encode(session.id, &session.visitor, stages.options.lease, Some(next));
+    let info = encode(&identity, &session.visitor, stages.options.lease, Some(next));
     table.set_session(session.serial, info).await?;
+    if session.identity().is_on_its_way() {
+        // The other machine goes on if a crash undoes that it has handed the session over.
+        stages.files.sync_all().await?;
+    }
     // Otherwise another connection was faster; both are the client's, or one is a copy's.
     if !session.journal.reboot(before, next) {
         return Ok(false);
     }
-    tracing::info!(
-        client = session.visitor.name,
-        ?presence,
-        "a client with a journal has rebooted"
-    );
+    session.set_identity(identity);
+    tracing::info!(client = session.client(), ?presence, "a client with a journal has rebooted");
     for file in session.handles.take() {
         stages.open_files.close(session.serial, file).await;
     }
     Ok(true)
+}
+
+/// A client hands its session over to the one on another machine that its mount moves to: the session has another name, which that one knows.
+/// Returns when that is durable, so that no crash makes the session both theirs.
+///
+/// # Errors
+/// [`FsError::Invalid`] for a session that cannot move. After any other one it may have moved: the client attaches it again to learn that.
+pub(super) async fn hand_over(
+    stages: &Stages,
+    session: &Arc<Session>,
+    to: Uuid,
+) -> Result<(), FsError> {
+    let _turn = session.journal.noting.lock().await;
+    let present = session.journal.info().filter(|it| it.presence == Presence::Present);
+    let before = present.ok_or(FsError::Invalid("only a mount with a journal moves"))?;
+    let table = stages.files.session_table().ok_or(FsError::NotSupported)?;
+    if to.is_nil() || stages.sessions.get(to).is_some() {
+        return Err(FsError::Invalid("a session that is handed over has a name of its own"));
+    }
+    session.journal.batches_ended().await;
+    let next = JournalInfo { incarnation: before.incarnation + 1, ..before };
+    let identity = session.identity().handed_over(to);
+    let info = encode(&identity, &session.visitor, stages.options.lease, Some(next));
+    table.set_session(session.serial, info).await?;
+    if !session.journal.reboot(before, next) {
+        return Err(FsError::Invalid("the session lapses while it is handed over"));
+    }
+    // Here as on record: no client learns of it before it is durable.
+    stages.sessions.rename(session, identity);
+    stages.files.sync_all().await?;
+    tracing::info!(client = session.client(), "a client has handed its session over");
+    Ok(())
 }

@@ -144,7 +144,7 @@ pub(super) fn sessions_of(stages: &Stages) -> Vec<SessionStatus> {
         let running = session.replies.running();
         let state = session.lock();
         SessionStatus {
-            client: session.visitor.name.clone(),
+            client: session.client(),
             path: session.visitor.path.clone(),
             read_only: session.visitor.access == Access::Read,
             connected: state.channel.is_some(),
@@ -349,7 +349,7 @@ fn holder_of(session: &Session, ino: Ino, now: Time, locks: &[Lock]) -> Option<H
     let own = locks.iter().filter(|lock| lock.owner.client == session.serial);
     let locked = |lock: &Lock| files.iter().find(|file| file.at == lock.handle)?.locked;
     Some(HolderReport {
-        client: session.visitor.name.clone(),
+        client: session.client(),
         connected: session.lock().channel.is_some(),
         reading: files.iter().filter(|file| !file.flags.write).count(),
         writing: files.iter().filter(|file| file.flags.write).count(),

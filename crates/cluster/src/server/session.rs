@@ -1,6 +1,7 @@
 //! A client's session: it outlives connections, and holds inodes, open files and locks.
 
 mod handles;
+mod identity;
 mod journal;
 mod known_inodes;
 mod reply_cache;
@@ -25,6 +26,7 @@ use super::options::Visitor;
 use crate::protocol::FromServer;
 use handles::Handles;
 pub(super) use handles::OpenFile;
+pub(super) use identity::Identity;
 pub(super) use journal::{BatchPosition, JournalInfo, Presence, SessionJournal};
 use known_inodes::KnownInodes;
 pub(super) use known_inodes::MAX_RECLAIMED;
@@ -42,9 +44,10 @@ pub(super) type LevelWait = OwnedSemaphorePermit;
 
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) id: Uuid,
+    identity: Mutex<Identity>,
     /// Its number here: no other session of this server has it.
     pub(super) serial: u64,
+    /// Its client at the first connection. The name may be another one by now.
     pub(super) visitor: Visitor,
     /// The directory that its client sees as the root.
     pub(super) root: Ino,
@@ -100,7 +103,7 @@ pub(super) struct SessionResources {
 
 impl Session {
     pub(super) fn new(
-        (id, serial): (Uuid, u64),
+        (identity, serial): (Identity, u64),
         visitor: Visitor,
         path: Vec<Ino>,
         journal: SessionJournal,
@@ -120,7 +123,7 @@ impl Session {
             replayed: None,
         };
         Session {
-            id,
+            identity: Mutex::new(identity),
             serial,
             visitor,
             root,
@@ -136,6 +139,24 @@ impl Session {
             level_waits: Arc::new(Semaphore::new(MAX_LEVEL_WAITS)),
             executing: Arc::default(),
         }
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        self.identity.lock().clone()
+    }
+
+    /// Its name and its client's are these from now on. The caller knows of no other session with that name.
+    pub(super) fn set_identity(&self, identity: Identity) {
+        *self.identity.lock() = identity;
+    }
+
+    pub(super) fn id(&self) -> Uuid {
+        self.identity.lock().id
+    }
+
+    /// The name of its client.
+    pub(super) fn client(&self) -> String {
+        self.identity.lock().client.clone()
     }
 
     pub(super) fn is_confined(&self) -> bool {

@@ -16,7 +16,7 @@ use super::base::{Base, resolve};
 use super::counters::add;
 use super::foreign_use::Use;
 use super::options::Visitor;
-use super::session::{JournalInfo, Presence, Session, SessionJournal, SessionResources};
+use super::session::{Identity, JournalInfo, Presence, Session, SessionJournal, SessionResources};
 use super::session_record::encode;
 use crate::protocol::{BATCH_SLOT, Changed, Grants};
 
@@ -63,15 +63,16 @@ impl LiveSessions {
     fn insert(&mut self, session: Arc<Session>) {
         let before = self.by_serial.insert(session.serial, session.clone());
         assert!(before.is_none(), "two sessions have one number");
-        self.by_id.insert(session.id, session);
+        self.by_id.insert(session.id(), session);
     }
 
     fn remove(&mut self, session: &Session) {
         let removed = self.by_serial.remove(&session.serial);
         assert!(removed.is_some(), "a session ends that does not live");
         // Two connections may have begun sessions with one identifier: the later one has it.
-        if self.by_id.get(&session.id).is_some_and(|it| it.serial == session.serial) {
-            self.by_id.remove(&session.id);
+        let id = session.id();
+        if self.by_id.get(&id).is_some_and(|it| it.serial == session.serial) {
+            self.by_id.remove(&id);
         }
     }
 }
@@ -103,6 +104,21 @@ impl Sessions {
         live.by_serial.values().filter(|session| wanted(session)).cloned().collect()
     }
 
+    /// Whether a session with this name was handed over to another machine.
+    pub(super) fn was_handed_over(&self, id: Uuid) -> bool {
+        let was = |session: &Session| session.identity().moved.is_some_and(|it| it.from == id);
+        !self.matching(was).is_empty()
+    }
+
+    /// A session has another name from now on.
+    pub(super) fn rename(&self, session: &Arc<Session>, identity: Identity) {
+        let mut live = self.live.lock();
+        let before = live.by_id.remove(&session.id());
+        assert!(before.is_some_and(|it| it.serial == session.serial), "it has its name alone");
+        live.by_id.insert(identity.id, session.clone());
+        session.set_identity(identity);
+    }
+
     pub(super) fn know(&self, ino: Ino) -> bool {
         self.live.lock().by_serial.values().any(|session| session.knows(ino).is_ok())
     }
@@ -110,7 +126,7 @@ impl Sessions {
     /// The name of the client of a session, which may be leaving.
     pub(super) fn client_of(&self, serial: u64) -> String {
         if let Some(session) = self.with_serial(serial) {
-            return session.visitor.name.clone();
+            return session.client();
         }
         let leaving = self.leaving.lock();
         leaving.get(&serial).map(|leaving| leaving.client.clone()).unwrap_or_default()
@@ -126,14 +142,16 @@ impl Sessions {
         if self.live.lock().by_serial.len() >= self.base.options.sessions {
             return Err(FsError::Invalid("the server has its maximum of sessions"));
         }
+        let identity = Identity::new(id, visitor.name.clone());
         let serial = match self.base.files.session_table() {
             Some(table) => {
-                table.begin_session(encode(id, visitor, self.base.options.lease, journal)).await?
+                let info = encode(&identity, visitor, self.base.options.lease, journal);
+                table.begin_session(info).await?
             }
             None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
         };
         let journal = SessionJournal::new(journal, 0, Held::default());
-        let session = self.add((id, serial), visitor.clone(), path, journal);
+        let session = self.add((identity, serial), visitor.clone(), path, journal);
         // A rename may have come between that did not know of the session.
         match resolve(&*self.base.files, &visitor.path).await {
             Ok(path) if path == session.path => {}
@@ -148,7 +166,7 @@ impl Sessions {
 
     fn add(
         &self,
-        numbers: (Uuid, u64),
+        numbers: (Identity, u64),
         visitor: Visitor,
         path: Vec<Ino>,
         journal: SessionJournal,
@@ -164,14 +182,14 @@ impl Sessions {
     /// A session that the server before this one has recorded goes on, of this client and with this path.
     pub(super) fn resume(
         &self,
-        (id, visitor, path): (Uuid, Visitor, Vec<Ino>),
+        (identity, visitor, path): (Identity, Visitor, Vec<Ino>),
         journal: Option<JournalInfo>,
         record: SessionRecord,
     ) {
         let applied = record.slots.iter().find(|it| it.slot == BATCH_SLOT).map(|it| it.outcome);
         let held = record.held.clone();
         let journal = SessionJournal::new(journal, applied.unwrap_or_default(), record.held);
-        let session = self.add((id, record.session), visitor, path, journal);
+        let session = self.add((identity, record.session), visitor, path, journal);
         let mut state = session.lock();
         state.recorded = record.slots.into_iter().map(|it| (it.slot, it)).collect();
         state.replayed = Some(HashMap::default());
@@ -202,7 +220,7 @@ impl Sessions {
         };
         let lapses = matches!(how, Ending::Evicted(_)) && self.may_have_changes(session);
         let (leaves, left) = watch::channel(());
-        let leaving = LeavingSession { client: session.visitor.name.clone(), left };
+        let leaving = LeavingSession { client: session.client(), left };
         let mut resources = {
             // Before it is seen to have ended, so that a change which waits for that waits for it to leave, too.
             let mut all = self.leaving.lock();
@@ -216,7 +234,7 @@ impl Sessions {
             channel.close(why);
         }
         add(&self.base.counters.evictions, u64::from(matches!(how, Ending::Evicted(_))));
-        let Visitor { name, path, .. } = &session.visitor;
+        let (name, path) = (session.client(), &session.visitor.path);
         if lapses {
             tracing::warn!(
                 client = name,
@@ -240,7 +258,7 @@ impl Sessions {
             assert!(left.is_some(), "a session leaves twice");
             drop(leaves);
             if lapses {
-                sessions.forget_oldest(&session.visitor.name);
+                sessions.forget_oldest(&session.client());
             }
         };
         self.base.env.spawn(leaving).detach();
@@ -292,7 +310,7 @@ impl Sessions {
 
     /// The sessions of a client whose journals have lapsed. Not one whose client may still use its cache: it ends after that.
     fn lapsed_of(&self, client: &str) -> Vec<Arc<Session>> {
-        let mut lapsed = self.matching(|it| it.visitor.name == client && it.journal.has_lapsed());
+        let mut lapsed = self.matching(|it| it.client() == client && it.journal.has_lapsed());
         let leaving = self.leaving.lock();
         lapsed.retain(|session| !leaving.contains_key(&session.serial));
         lapsed
@@ -325,7 +343,7 @@ impl Sessions {
         session.journal.batches_ended().await;
         if let Some(table) = self.base.files.session_table() {
             let info = encode(
-                session.id,
+                &session.identity(),
                 &session.visitor,
                 self.base.options.lease,
                 session.journal.info(),
@@ -441,7 +459,7 @@ impl Sessions {
     }
 
     pub(super) fn evict(self: &Arc<Self>, client: &str) -> usize {
-        let of_client = self.matching(|session| session.visitor.name == client);
+        let of_client = self.matching(|session| session.client() == client);
         for session in &of_client {
             self.end(session, Ending::Evicted("an administrator evicted it"));
         }

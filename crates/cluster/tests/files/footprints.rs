@@ -62,6 +62,7 @@ ReclaimRoom [] Session Named
 Reclaimed [] Session Named
 Renew [] Session Named
 Detach [] Session Named
+HandOver [] Session Named
 Forget [] Session Named
 Cancel [] Session Named
 Reserve [] Once Nothing

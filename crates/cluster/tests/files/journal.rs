@@ -78,6 +78,14 @@ impl Journaled {
         scene: &Scene,
         lazy: bool,
     ) -> impl Future<Output = Result<Client, AttachError>> + Send + 'static {
+        let options = self.options(lazy);
+        let connector = Box::new(self.host.connector(&scene.server, PORT));
+        let env = self.process.env().clone();
+        async move { Client::connect(&env, connector, options).await }
+    }
+
+    /// Those of its mounts.
+    pub(crate) fn options(&self, lazy: bool) -> client::Options {
         let (writeback, expire) = match lazy {
             true => (Duration::from_secs(1), Duration::from_secs(60)),
             false => (Duration::from_millis(100), Duration::from_millis(300)),
@@ -88,10 +96,7 @@ impl Journaled {
         let keepers = self.keepers.clone();
         let (on_conflict, conflict) = (self.on_conflict, self.conflict);
         let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
-        let options = client::Options { on_conflict, conflict, ..options };
-        let connector = Box::new(self.host.connector(&scene.server, PORT));
-        let env = self.process.env().clone();
-        async move { Client::connect(&env, connector, options).await }
+        client::Options { on_conflict, conflict, ..options }
     }
 
     /// The power fails: of what was not durable, `left` is in the journal.

@@ -10,7 +10,7 @@ use thalweg_fs::{
 use crate::scene::new;
 
 /// The last kind of request. A new kind does not compile before it is counted here, and then [`every`] lacks it.
-const LAST: usize = 50;
+const LAST: usize = 51;
 
 fn kind(request: &Request) -> usize {
     match request {
@@ -65,6 +65,7 @@ fn kind(request: &Request) -> usize {
         Request::Path { .. } => 48,
         Request::Stage { .. } => 49,
         Request::UsedMeanwhile => 50,
+        Request::HandOver { .. } => 51,
     }
 }
 
@@ -91,6 +92,7 @@ fn about_sessions(ino: Ino) -> Vec<Request> {
         Request::Reclaimed,
         Request::Renew,
         Request::Detach,
+        Request::HandOver { to: uuid::Uuid::nil() },
         Request::Forget,
         Request::Cancel(1),
         Request::Reserve,

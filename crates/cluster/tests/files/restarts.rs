@@ -212,3 +212,21 @@ fn a_client_that_comes_back_too_late_has_lost_its_session() {
         assert_eq!(text(&a.client, file).await, "new");
     });
 }
+
+/// Nothing is made again at a server that has everything. A later change is kept until it is durable, and no longer.
+#[test]
+fn what_is_durable_at_a_later_server_is_not_kept() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let machine = scene.client("a").await;
+        let client = &machine.client;
+        let file = make(client, Ino::ROOT, "file", Node::File).await;
+        client.reference(file);
+        client.sync_all().await.unwrap();
+        assert_eq!(client.status().kept, 0);
+        scene.crash(Shape::Nothing).await;
+        put(client, file, "text").await.unwrap();
+        client.sync_all().await.unwrap();
+        assert_eq!(client.status().kept, 0);
+    });
+}

@@ -228,7 +228,7 @@ async fn notify_of_names(Op { ctx, stages }: Op<'_>, mutations: &[Mutation]) {
 /// A change that a client had made by itself is lost: counts it, and says in the log of which file.
 async fn report_lost(Op { ctx, stages }: Op<'_>, mutation: &Mutation, error: &FsError) {
     add(&stages.counters.refused, 1);
-    let client = &ctx.session.visitor.name;
+    let client = &ctx.session.client();
     let path = match ctx.files.session_table() {
         Some(table) => table.path_of(mutation.kind.ino()).await.unwrap_or_default(),
         None => String::new(),

@@ -119,7 +119,7 @@ impl RecallsUnderWay {
         since: Time,
         asked: &Drops,
     ) -> Recalling<'_> {
-        let client = by.session.visitor.name.clone();
+        let client = by.session.client();
         let recall = RecallReport { since, client, call: by.kind, unanswered: asked.clone() };
         let mut recalls = self.0.lock();
         let number = recalls.last_key_value().map_or(0, |(last, _)| last + 1);

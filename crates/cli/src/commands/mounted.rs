@@ -75,13 +75,19 @@ pub(crate) fn canonical(path: &Path) -> Outcome<PathBuf> {
         return Ok(path.to_owned());
     }
     match path.canonicalize() {
-        // A dead mount, or a mounted volume that was moved.
-        Err(error) if is_lost(&error) || is_mounted(path) => Ok(std::path::absolute(path)?),
+        // A dead mount, one that has moved to another machine, or a mounted volume that was moved.
+        Err(error) if is_lost(&error) || is_stale(&error) || is_mounted(path) => {
+            Ok(std::path::absolute(path)?)
+        }
         Err(error) => {
             Err(Failure::of(&error).while_doing(format!("cannot find {}", path.display())))
         }
         Ok(path) => Ok(path),
     }
+}
+
+fn is_stale(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESTALE)
 }
 
 /// Whether a volume of this name is mounted.

@@ -147,7 +147,8 @@ impl SharedMount {
                 .help("leave --leave out, so that everything is sent"));
         }
         let mounts = &self.session.mounts;
-        let prepared = mounts.prepare_unmount(device, last, lazy).await?;
+        // Nothing is left to be synced of one that has moved.
+        let prepared = mounts.prepare_unmount(device, last, lazy || has_moved).await?;
         // Without a journal everything is at the server now.
         if !(has_journal && last && matches!(prepared, Answer::Unmounting { lost: None, .. })) {
             return Ok(prepared);

@@ -87,7 +87,8 @@ fn a_mount_moves_to_another_machine_with_what_was_synced() {
     // Here it is stale, and leaves nothing.
     let stale = fs::read(directory.join("f4")).unwrap_err();
     assert!(stale.kind() == ErrorKind::StaleNetworkFileHandle, "{stale}");
-    assert!(scene.umount("one", &[]).status.success());
+    let unmounted = scene.umount("one", &[]);
+    assert!(unmounted.status.success(), "{}", String::from_utf8_lossy(&unmounted.stderr));
     assert_eq!(inspect(&journal)["changes"], 0);
 
     // It goes on there, and another client sees it.

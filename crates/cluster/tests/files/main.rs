@@ -53,6 +53,7 @@ mod requests;
 mod restarts;
 mod scene;
 mod size_records;
+mod staged;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
 mod syncs;

@@ -24,14 +24,14 @@ const LEAST_PART: u64 = 1 << 14;
 /// Blocks of metadata that no promise takes: for records of sessions, of removals, and for changes that are made again.
 const SPARE_PAGES: u64 = 16;
 
-/// What is wanted beside what a session has: nothing while it has half.
-fn wanted(own: Room) -> Room {
+/// What is wanted beside what a session has, to come to this: nothing of what it has half of.
+fn wanted(own: Room, most: Room) -> Room {
     let wants = |own: u64, most: u64| if own < most / 2 { most - own } else { 0 };
     Room {
-        blocks: wants(own.blocks, MOST.blocks),
-        inodes: wants(own.inodes, MOST.inodes),
-        places: wants(own.places, MOST.places),
-        bytes: wants(own.bytes, MOST.bytes),
+        blocks: wants(own.blocks, most.blocks),
+        inodes: wants(own.inodes, most.inodes),
+        places: wants(own.places, most.places),
+        bytes: wants(own.bytes, most.bytes),
     }
 }
 
@@ -127,12 +127,9 @@ impl FsState {
     ) -> Result<Vec<RoomShare>, FsError> {
         self.count_rooms().await?;
         let mut granted = Vec::new();
-        let wanted = wanted(self.rooms.promised(session, VOLUME));
-        let room = if wanted.is_none() {
-            Room::NONE
-        } else {
-            self.promise_of_volume(session, wanted).await?
-        };
+        let wanted = wanted(self.rooms.promised(session, VOLUME), MOST);
+        let room =
+            if wanted.is_none() { Room::NONE } else { self.promise_of_volume(session).await? };
         if !room.is_none() {
             granted.push(RoomShare { quota: VOLUME, room });
         }
@@ -145,7 +142,7 @@ impl FsState {
         Ok(granted)
     }
 
-    async fn promise_of_volume(&self, session: u64, wanted: Room) -> Result<Room, FsError> {
+    async fn promise_of_volume(&self, session: u64) -> Result<Room, FsError> {
         // Beside snapshots an overwrite takes room as well, and that is charged to no promise.
         if self.volume.room().is_some() {
             return Ok(Room::NONE);
@@ -169,16 +166,18 @@ impl FsState {
         let share = free.saturating_sub(others + SPARE_PAGES) / SHARE_OF_PAGES;
         let fits = |room: &Room| accounts.pages_of_others(*room).saturating_sub(others) <= share;
         let parts = std::iter::successors(Some(1), |part| Some(2 * part));
-        let mut parts = parts.take_while(|part| *part <= LEAST_PART).map(|part| wanted.part(part));
+        let parts = parts.take_while(|part| *part <= LEAST_PART);
+        // What it has too much of for a smaller part leaves room for what it lacks.
+        let mut parts = parts.map(|part| wanted(own, MOST.part(part)));
         let room = parts.find(fits).unwrap_or_default();
-        let room = Room { blocks: wanted.blocks.min(blocks), ..room };
+        let room = Room { blocks: wanted(own, MOST).blocks.min(blocks), ..room };
         accounts.add((VOLUME, session), room);
         Ok(room)
     }
 
     async fn promise_of_quota(&self, session: u64, quota: u64) -> Result<Room, FsError> {
         let own = self.rooms.promised(session, quota);
-        let wanted = wanted(own).of_quota();
+        let wanted = wanted(own, MOST).of_quota();
         if wanted.is_none() {
             return Ok(Room::NONE);
         }

@@ -28,6 +28,7 @@ mod call;
 mod footprint;
 mod journal;
 pub mod keep;
+mod limits;
 mod lists;
 pub mod moving;
 mod notices;
@@ -51,42 +52,13 @@ pub use call::{Call, CallEffect, ReplayedCall};
 pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use journal::{JournalMount, JournalState};
+pub use limits::*;
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use used::{UsedInode, conflicts_with};
 
 /// The first bytes that each side sends.
 pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
-/// Longest payload of a call or an answer in bytes, and so of a read or a write.
-pub const MAX_PAYLOAD: usize = 1 << 20;
-/// Most entries of a directory in an answer.
-pub const MAX_ENTRIES: usize = 2048;
-/// Most numbers in [`Call::answered`].
-pub const MAX_ANSWERED: usize = 64;
-/// Slots of a session.
-pub const SLOTS: u16 = 256;
-/// The slot of [`Request::Batch`]: one is under way at a time. Changes that use all other slots may wait for a batch.
-pub const BATCH_SLOT: u16 = SLOTS - 1;
-/// Most inodes in a [`Request::Reclaim`].
-pub const MAX_CLAIMS: usize = 16384;
-/// Most mutations in a [`Request::Batch`].
-pub const MAX_MUTATIONS: usize = 2048;
-/// Most inode numbers in an [`Answer::Numbers`].
-pub const MAX_NUMBERS: u64 = 4096;
-/// Most mutations of a batch that is [staged](Request::Stage).
-pub const MAX_STAGED_MUTATIONS: usize = 1 << 19;
-/// Most inodes that a staged batch makes.
-pub const MAX_STAGED_INODES: usize = 1 << 16;
-/// Most bytes of a staged batch.
-pub const MAX_STAGED: usize = 64 << 20;
-/// Most numbers in [`Request::Batch`] of inodes that are not made.
-pub const MAX_SPENT: usize = 64;
-/// Most recalls that one [`Request::Batch`] releases.
-pub const MAX_RELEASES: usize = 64;
-/// Most quotas that the changes of one [`Request::Batch`] count for, and the volume.
-pub const MAX_SHARES: usize = 16;
-/// Most inodes in a [`Request::Forget`].
-pub const MAX_FORGOTTEN: usize = 4096;
 
 /// What a client wants.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

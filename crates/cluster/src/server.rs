@@ -44,6 +44,7 @@ mod session;
 mod session_record;
 mod sessions;
 mod stages;
+mod use_notes;
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;

@@ -18,6 +18,7 @@ pub mod access;
 pub mod acl;
 pub mod answer;
 pub mod attributes;
+pub mod coalesce;
 pub mod contents;
 pub mod direct;
 pub mod entry;

@@ -4,7 +4,6 @@
 //! The maker knows what they come to: it alone could see and change what they are about. The functions here say what the
 //! attributes become; a filesystem that applies the mutations comes to the same ones.
 
-pub mod coalesce;
 pub mod runs;
 
 use bytes::Bytes;

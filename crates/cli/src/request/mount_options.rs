@@ -1,5 +1,6 @@
 //! The options behind `-o` of a mount.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -231,28 +232,8 @@ impl MountOptions {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
             "journal_size" => journal.journal_size = Some(size(name, value)?.0),
-            "on_conflict" => {
-                journal.on_conflict = Some(value.parse().map_err(|error: UnknownOnConflict| {
-                    Failure::new(format!("on_conflict={value} is {error}"))
-                })?);
-            }
-            "conflict" => {
-                journal.conflict = Some(value.parse().map_err(|error: UnknownConflictScope| {
-                    Failure::new(format!("conflict={value} is {error}"))
-                })?);
-            }
-            "replicate" => journal.replicate = Some(value.parse()?),
-            "receive" => {
-                let place = match value.parse::<u16>() {
-                    Ok(port) => format!("0.0.0.0:{port}"),
-                    Err(_) => value.to_owned(),
-                };
-                // As for what is listened on elsewhere.
-                place.parse::<ListenAddress>().map_err(|why| {
-                    Failure::new(format!("receive={value}: {why}"))
-                        .help("write receive, receive=PORT or receive=HOST:PORT")
-                })?;
-                journal.receive = Some(place);
+            "on_conflict" | "conflict" | "replicate" | "receive" => {
+                journal.take_shared(name, value)?
             }
             "threshold" => journal.threshold = Some(bytes(name, value)?),
             "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
@@ -284,13 +265,11 @@ impl MountOptions {
             }
             "read_ahead" => self.read_ahead = Some(bytes(name, value)?),
             "contents" => {
+                let wrong = || format!("contents={value} is neither direct nor server");
                 self.contents = Some(match value {
                     "direct" => ContentsWord::Direct,
                     "server" => ContentsWord::Server,
-                    _ => {
-                        let wrong = format!("contents={value} is neither direct nor server");
-                        return Err(Failure::new(wrong));
-                    }
+                    _ => return Err(Failure::new(wrong())),
                 });
             }
             "user" | "comment" => {}
@@ -344,6 +323,35 @@ impl MountOptions {
 }
 
 impl JournalOptions {
+    /// Takes an option of a client's journal of a shared filesystem.
+    fn take_shared(&mut self, name: &str, value: &str) -> Outcome<()> {
+        let wrong = |error: &dyn Display| Failure::new(format!("{name}={value} is {error}"));
+        match name {
+            "on_conflict" => {
+                let found = value.parse();
+                self.on_conflict = Some(found.map_err(|it: UnknownOnConflict| wrong(&it))?);
+            }
+            "conflict" => {
+                let parsed = value.parse().map_err(|error: UnknownConflictScope| wrong(&error));
+                self.conflict = Some(parsed?);
+            }
+            "replicate" => self.replicate = Some(value.parse()?),
+            _ => {
+                let place = match value.parse::<u16>() {
+                    Ok(port) => format!("0.0.0.0:{port}"),
+                    Err(_) => value.to_owned(),
+                };
+                // As for what is listened on elsewhere.
+                place.parse::<ListenAddress>().map_err(|why| {
+                    Failure::new(format!("receive={value}: {why}"))
+                        .help("write receive, receive=PORT or receive=HOST:PORT")
+                })?;
+                self.receive = Some(place);
+            }
+        }
+        Ok(())
+    }
+
     /// The options of a store that ran with `now`: options that are not given keep their values.
     pub(crate) fn over(&self, now: inplace::Options) -> inplace::Options {
         inplace::Options {

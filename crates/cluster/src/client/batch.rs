@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use thalweg_env::HashMap;
 use thalweg_fs::Ino;
+use thalweg_fs::coalesce::Coalesced;
 use thalweg_fs::mutation::Mutation;
-use thalweg_fs::mutation::coalesce::Coalesced;
 use thalweg_fs::ranges::Ranges;
 use thalweg_store::journal::log::RecordPlace;
 
@@ -63,7 +63,7 @@ impl BatchLimit {
 /// What a batch has of a limit.
 #[derive(Default)]
 pub(super) struct Taking {
-    /// Bytes of all that was taken, and what is sent of them.
+    /// Bytes of the mutations, and those of them that are sent.
     pub(super) bytes: usize,
     sent: usize,
     written: HashMap<Ino, Ranges>,

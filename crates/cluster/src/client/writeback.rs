@@ -315,8 +315,8 @@ impl Writeback {
         let before = batch.last - batch.mutations.len() as u64;
         let bytes = batch.bytes;
         let begun = self.base.now();
-        let (mut parts, mut position, mut is_whole) =
-            (vec![0..batch.mutations.len()], before, true);
+        let (mut parts, mut position, mut is_whole) = (Vec::new(), before, true);
+        parts.push(0..batch.mutations.len());
         while let Some(part) = parts.pop() {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
             let how = (syncs && parts.is_empty(), releases);

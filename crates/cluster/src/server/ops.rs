@@ -33,9 +33,7 @@ pub(super) async fn carry_out(
         Request::Reserve => delegations::reserve_numbers(ctx).await,
         Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
         Request::Stage { batch, part } => Ok(batch::stage(op, (*batch, *part), payload)),
-        Request::Batch { sync, charged, positions, staged, spent, .. } => {
-            batch::apply(op, (&payload, *staged), *sync, (charged, spent), *positions).await
-        }
+        batch @ Request::Batch { .. } => batch::apply(op, &payload, batch).await,
         Request::ReachContents { address } => content::reach_contents(op, address).await,
         Request::ExtendWriteBound { ino, end } => content::extend_write_bound(op, *ino, *end).await,
         Request::KeepSizeRecord { ino, instead_of } => {

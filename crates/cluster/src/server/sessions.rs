@@ -14,7 +14,6 @@ use uuid::Uuid;
 
 use super::base::{Base, resolve};
 use super::counters::add;
-use super::foreign_use::Use;
 use super::options::Visitor;
 use super::session::{Identity, JournalInfo, Presence, Session, SessionJournal, SessionResources};
 use super::session_record::encode;
@@ -39,7 +38,7 @@ pub(super) enum Ending {
 
 #[derive(Debug)]
 pub(super) struct Sessions {
-    base: Base,
+    pub(super) base: Base,
     /// The number of the last session of a filesystem without records. 0 is the machine with the filesystem.
     last: AtomicU64,
     live: Mutex<LiveSessions>,
@@ -404,30 +403,6 @@ impl Sessions {
         session.journal.note_used(held.used);
         self.base.foreign_uses.begin();
         Ok(())
-    }
-
-    /// A session has used inodes, or is about to change them: what clients may have changed of these in their journals that were away.
-    /// When this returns it is on record.
-    pub(super) async fn note_uses(&self, by: u64, uses: impl FnOnce() -> Vec<Use>) {
-        if !self.base.foreign_uses.has_begun() {
-            return;
-        }
-        let uses = uses();
-        let may_conflict = |it: &Session| it.serial != by && !it.journal.widened(&uses).is_empty();
-        for session in self.matching(may_conflict) {
-            let _turn = session.journal.noting.lock().await;
-            let used = session.journal.widened(&uses);
-            let held = Held { used, ..Held::default() };
-            while let Some(table) = self.base.files.session_table() {
-                let Err(error) = table.hold(session.serial, &held).await else { break };
-                if session.lock().has_ended {
-                    break;
-                }
-                tracing::error!(%error, "the use of what is a client's that is away cannot be noted; it is tried again");
-                self.base.env.sleep(self.base.options.lease / 4).await;
-            }
-            session.journal.note_used(held.used);
-        }
     }
 
     /// A session knows what its client may have changed in its journal.

@@ -15,6 +15,7 @@ mod grow;
 mod in_place;
 mod locks;
 mod lost;
+mod maker;
 mod model;
 mod mutations;
 mod numbers;

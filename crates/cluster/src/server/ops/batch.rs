@@ -7,7 +7,6 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::room::RoomShare;
 use thalweg_fs::{Filesystem, FsError, Ino, Rename};
 
 use super::super::context::RequestContext;
@@ -18,7 +17,7 @@ use super::super::session::{BatchPosition, Session};
 use super::{Answered, Op, Response};
 use crate::protocol::{
     Answer, MAX_MUTATIONS, MAX_SPENT, MAX_STAGED_INODES, MAX_STAGED_MUTATIONS, RemovedInode,
-    changed_by_mutations, decode_list,
+    Request, changed_by_mutations, decode_list,
 };
 
 /// Inodes that are made, each with whether it is a directory.
@@ -72,13 +71,11 @@ fn unstage(
 }
 
 /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
-pub(super) async fn apply(
-    op: Op<'_>,
-    (payload, staged): (&Bytes, u32),
-    sync: bool,
-    (charged, spent): (&[RoomShare], &[Ino]),
-    positions: Option<(u64, u64)>,
-) -> Answered {
+pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Answered {
+    let Request::Batch { sync, charged, positions, staged, spent, .. } = request else {
+        return Err(FsError::Invalid("the call has no mutations"));
+    };
+    let (sync, positions, staged) = (*sync, *positions, *staged);
     let Op { ctx, stages } = op;
     check_shares(charged)?;
     if spent.len() > MAX_SPENT {

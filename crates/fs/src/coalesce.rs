@@ -9,8 +9,8 @@ use std::ops::Range;
 use bytes::Bytes;
 use thalweg_env::{HashMap, HashSet};
 
-use super::{Mutation, MutationKind};
 use crate::attributes::{AttributeChange, Ino, TimeChange, Timestamp};
+use crate::mutation::{Mutation, MutationKind};
 use crate::node::{Node, Rename};
 use crate::ranges::Ranges;
 
@@ -151,7 +151,7 @@ fn is_about(kind: &MutationKind, gone: &HashSet<Ino>) -> bool {
 fn rest_of(kind: &MutationKind, len: u64, covered: &mut HashMap<Ino, Ranges>) -> Rest {
     let (ino, offset, clear_suid) = match kind {
         MutationKind::Write { ino, offset, clear_suid, .. } => (*ino, *offset, *clear_suid),
-        // What was written before may be cut off by it, or be read by those who have stored something.
+        // What was written before may be cut off by it.
         MutationKind::SetAttributes { ino, change } if change.size.is_some() => {
             covered.remove(ino);
             return Rest::Whole;

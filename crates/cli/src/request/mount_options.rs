@@ -249,9 +249,8 @@ impl MountOptions {
             | "subtype" => {}
             "threads" => {
                 let threads = value.parse().ok().filter(|threads| (1..=64).contains(threads));
-                let wrong =
-                    || Failure::new(format!("threads={value} is not a number from 1 to 64"));
-                self.threads = Some(threads.ok_or_else(wrong)?);
+                let wrong = || format!("threads={value} is not a number from 1 to 64");
+                self.threads = Some(threads.ok_or_else(|| Failure::new(wrong()))?);
             }
             "spin" => {
                 let micros = value.parse().ok().filter(|micros| *micros <= 1000);
@@ -326,10 +325,10 @@ impl JournalOptions {
     /// Takes an option of a client's journal of a shared filesystem.
     fn take_shared(&mut self, name: &str, value: &str) -> Outcome<()> {
         let wrong = |error: &dyn Display| Failure::new(format!("{name}={value} is {error}"));
+        let parsed = value.parse();
         match name {
             "on_conflict" => {
-                let found = value.parse();
-                self.on_conflict = Some(found.map_err(|it: UnknownOnConflict| wrong(&it))?);
+                self.on_conflict = Some(parsed.map_err(|it: UnknownOnConflict| wrong(&it))?);
             }
             "conflict" => {
                 let parsed = value.parse().map_err(|error: UnknownConflictScope| wrong(&error));

@@ -151,11 +151,7 @@ fn is_about(kind: &MutationKind, gone: &HashSet<Ino>) -> bool {
 fn rest_of(kind: &MutationKind, len: u64, covered: &mut HashMap<Ino, Ranges>) -> Rest {
     let (ino, offset, clear_suid) = match kind {
         MutationKind::Write { ino, offset, clear_suid, .. } => (*ino, *offset, *clear_suid),
-        // What was written before may be cut off by it.
-        MutationKind::SetAttributes { ino, change } if change.size.is_some() => {
-            covered.remove(ino);
-            return Rest::Whole;
-        }
+        // A later write of the same bytes leaves nothing of them, whatever size the file has between.
         MutationKind::Stored { ino, .. } => {
             covered.remove(ino);
             return Rest::Whole;

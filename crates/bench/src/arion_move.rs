@@ -2,7 +2,7 @@
 //!
 //! The machines are those of `arion-fsync`, and one more with a solid-state drive of its own; 1 Gbit/s between each two. First programs write what
 //! the server does not have. Then the mount moves, while eight writers go on: each writes 4 KiB to a file of its own, and syncs it, again and again. A writer
-//! whose call finds that the mount has moved repeats it at the other machine, as a virtual machine would that moves with its mount. At the end each
+//! that finds the mount moved repeats its call at the other machine, as a virtual machine would that moves with its mount. At the end each
 //! finds there what it has written.
 //!
 //! | figure | meaning |
@@ -26,7 +26,7 @@ use thalweg_sim::net::LinkSpec;
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 
 use crate::cluster_site::{Site, new};
-use crate::rig::{self, failed, rounded};
+use crate::rig::{self, failed};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -63,13 +63,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     report.figure("scale", scale);
     let dirty = ((DIRTY * scale) as u64).max(LARGE);
     let figures = thalweg_sim::run(options.seed, move |env| measure(env, dirty))?;
-    let mut missed = 0;
-    for (name, figure) in figures {
-        report.figure(name, rounded(figure));
-        let aim = AIMS.iter().find(|(aimed, _)| *aimed == name);
-        missed += u32::from(aim.is_some_and(|(_, aim)| figure > aim + 5e-4));
-    }
-    report.figure("below_aim", f64::from(missed));
+    rig::tell(&mut report, figures, AIMS);
     Ok(report)
 }
 

@@ -28,7 +28,7 @@ use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::device::DeviceRef;
 
 use crate::cluster_site::{Site, new};
-use crate::rig::{self, failed, rounded};
+use crate::rig::{self, failed};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -75,13 +75,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         ("round_trips_per_fsync", round_trips),
         ("wire_bytes_per_user_byte", wire_bytes),
     ];
-    let mut missed = 0;
-    for (name, figure) in figures {
-        report.figure(name, rounded(figure));
-        let aim = AIMS.iter().find(|(aimed, _)| *aimed == name);
-        missed += u32::from(aim.is_some_and(|(_, aim)| figure > aim + 5e-4));
-    }
-    report.figure("below_aim", f64::from(missed));
+    rig::tell(&mut report, figures, AIMS);
     Ok(report)
 }
 

@@ -15,7 +15,7 @@ use thalweg_store::chain::{Chain, Cleaning, Create, Link, Options, Parts, Recove
 use thalweg_store::device::{Device, DeviceRef, Mirror, Side, Stripe};
 use uuid::Uuid;
 
-use crate::BenchError;
+use crate::{BenchError, Report};
 
 /// Blocks in a segment: 28 MB.
 pub(crate) const SEGMENT: u32 = 7_200;
@@ -369,4 +369,19 @@ pub(crate) fn processor() -> f64 {
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
+/// Tells figures, and how many of them are above their aims.
+pub(crate) fn tell(
+    report: &mut Report,
+    figures: impl IntoIterator<Item = (&'static str, f64)>,
+    aims: &[(&str, f64)],
+) {
+    let mut missed = 0;
+    for (name, figure) in figures {
+        report.figure(name, rounded(figure));
+        let aim = aims.iter().find(|(aimed, _)| *aimed == name);
+        missed += u32::from(aim.is_some_and(|(_, aim)| figure > aim + 5e-4));
+    }
+    report.figure("below_aim", f64::from(missed));
 }

@@ -32,7 +32,7 @@ impl Host for Door {
     async fn serve<S: Stream>(&self, guest: Guest<S>) {
         let Guest { stream, permission, seat: _seat, .. } = guest;
         let client = &*permission.client().name.clone();
-        tracing::info!(client, "a client connected, whose mount may move here");
+        tracing::info!(client, "a client connected that may move its mount here");
         tokio::select! {
             biased;
             () = permission.ended() => tracing::info!(client, "a client's permission ended"),
@@ -51,7 +51,7 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Listens for clients whose mounts move here.
+    /// Listens for clients that move their mounts here.
     pub(super) async fn begin(
         env: &Env,
         address: &Address,
@@ -79,7 +79,7 @@ impl Receiving {
         arrived.ok_or_else(|| Failure::new("the mount that has moved here is gone"))
     }
 
-    /// Lets clients in no more, once the one whose mount is here has heard that.
+    /// Lets clients in no more, once the one that has moved its mount here has heard of that.
     pub(super) fn end(self, env: &Env) {
         let own = env.clone();
         let ending = async move {

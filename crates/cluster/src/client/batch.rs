@@ -34,7 +34,7 @@ pub(super) struct Batch {
     /// Bytes of files that its mutations write.
     pub(super) bytes: usize,
     pub(super) releases: Vec<u64>,
-    /// Those of the mutations whose bytes are in the journal alone, in their order.
+    /// Writes that have their bytes in the journal alone, in their order.
     pub(super) spilled: Vec<SpilledWrite>,
 }
 
@@ -90,7 +90,7 @@ impl Taking {
     }
 }
 
-/// A mutation of a batch whose bytes are in the journal alone.
+/// A write of a batch that has its bytes in the journal alone.
 #[derive(Clone, Copy)]
 pub(super) struct SpilledWrite {
     /// The mutation in the batch.
@@ -108,7 +108,7 @@ impl Batch {
         (&self.mutations[part.clone()], &self.charges[part.clone()])
     }
 
-    /// The mutations of a part whose bytes are in the journal alone.
+    /// The writes of a part that have their bytes in the journal alone.
     fn spilled_in(&self, part: &Range<usize>) -> Range<usize> {
         let at = |index| self.spilled.partition_point(|it| it.index < index);
         at(part.start)..at(part.end)
@@ -124,7 +124,7 @@ impl Batch {
         Coalesced::of(mutations.iter().zip(lens))
     }
 
-    /// Takes out those of a part whose bytes are wanted, and in the journal alone.
+    /// Takes out those of a part that are wanted.
     pub(super) fn take_spilled(
         &mut self,
         part: &Range<usize>,

@@ -1,7 +1,7 @@
 //! Which mutations of a journal are skipped is on record at the server before any of them is: a client that crashes while it writes the
 //! others back finds there what is still to become conflict copies.
 //!
-//! The record is a file beside the lists of conflict sets. The session of the journal writes it, whose calls recall nothing from itself.
+//! The record is a file beside the lists of conflict sets. The session of the journal writes it: its calls recall nothing from itself.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

@@ -5,16 +5,13 @@ use thalweg_fs::FsError;
 use thalweg_fs::mutation::Mutation;
 use thalweg_fs::ranges::Ranges;
 
+use super::batch::BATCH_BYTES;
 use super::journal_format::{JournaledMutation, Run};
-use super::record::room_of;
+use super::record::{MUTATION_BYTES, room_of};
 use super::room::Charge;
 use super::stages::Stages;
 use super::user::User;
 use crate::protocol::{MAX_MUTATIONS, MAX_SHARES};
-
-/// Bytes of one batch, about, and what a mutation counts for beside its data.
-const BATCH_BYTES: usize = 512 << 10;
-const MUTATION_BYTES: usize = 128;
 
 /// The server refuses the mutation at a position. It has all before that, but for skipped ones.
 pub(super) struct Refused {

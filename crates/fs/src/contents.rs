@@ -54,6 +54,9 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
     /// Where they are, for messages.
     fn name(&self) -> String;
 
+    /// Bytes of a file from a multiple of it on, as many as it says, are changed together by one call of [`Contents::write_all`].
+    fn unit(&self) -> u64;
+
     /// `len` bytes from `offset` on.
     ///
     /// # Errors

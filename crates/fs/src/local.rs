@@ -8,6 +8,7 @@
 mod accesses;
 mod area;
 mod background;
+mod batch_contents;
 mod blocks;
 mod calls;
 pub mod check;
@@ -38,6 +39,7 @@ mod private_blocks;
 mod promises;
 mod quota;
 mod records;
+mod redo;
 mod references;
 mod reservation;
 mod reserved_blocks;

@@ -6,6 +6,8 @@
 
 pub mod runs;
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -140,6 +142,22 @@ impl MutationKind {
         match self {
             MutationKind::Write { data, .. } => data.len(),
             _ => 0,
+        }
+    }
+
+    /// The bytes that it writes.
+    pub fn written(&self) -> Option<Range<u64>> {
+        match self {
+            MutationKind::Write { offset, data, .. } => {
+                Some(*offset..offset.saturating_add(data.len() as u64))
+            }
+            MutationKind::Stored { offset, len, .. } => Some(*offset..offset.saturating_add(*len)),
+            MutationKind::Create { .. }
+            | MutationKind::SetAttributes { .. }
+            | MutationKind::Unlink { .. }
+            | MutationKind::RemoveDirectory { .. }
+            | MutationKind::Rename { .. }
+            | MutationKind::Link { .. } => None,
         }
     }
 

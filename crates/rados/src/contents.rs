@@ -29,6 +29,10 @@ impl Contents for FileObjects {
         self.shown()
     }
 
+    fn unit(&self) -> u64 {
+        self.stripe()
+    }
+
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, FsError> {
         Ok(FileObjects::read(self, ino.0, offset, len).await?)
     }

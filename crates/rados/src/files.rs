@@ -58,6 +58,11 @@ impl FileObjects {
         FileObjects { cluster: Some(cluster), ..self }
     }
 
+    /// Bytes of an object.
+    pub(crate) fn stripe(&self) -> u64 {
+        self.stripe
+    }
+
     /// Where they are.
     pub(crate) fn location(&self) -> Option<Location> {
         Some(Location {

@@ -222,6 +222,10 @@ impl Contents for SimContents {
         "contents in memory".to_owned()
     }
 
+    fn unit(&self) -> u64 {
+        STRIPE
+    }
+
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, FsError> {
         self.check()?;
         let mut bytes = vec![0; len];

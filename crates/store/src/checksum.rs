@@ -7,12 +7,16 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
+/// The CRC-32C of parts, as if they were one.
+pub fn crc32c_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    parts.into_iter().for_each(|part| digest.update(part));
+    digest.finalize() as u32
+}
+
 /// The CRC-32C of `first` and then `rest`, as if they were one.
 pub(crate) fn crc32c_of_both(first: &[u8], rest: &[u8]) -> u32 {
-    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
-    digest.update(first);
-    digest.update(rest);
-    digest.finalize() as u32
+    crc32c_of([first, rest])
 }
 
 #[cfg(test)]

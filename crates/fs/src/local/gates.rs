@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
 use tokio::sync::{OwnedRwLockWriteGuard, RwLock};
 
+use crate::attributes::Ino;
 use crate::contents::Contents;
 
 /// Gates that are kept before unused ones are removed.
@@ -18,6 +19,8 @@ pub(super) struct ExternalContents {
     gates: Mutex<Gates>,
     /// Files whose write bound may not be durable yet.
     pub(super) raised: Mutex<HashSet<u64>>,
+    /// The sessions that have a record of a batch ([`super::redo`]), with the byte behind its last one at most.
+    pub(super) records: Mutex<HashMap<u64, u64>>,
     /// One at a time works off what was left.
     pub(super) turn: tokio::sync::Mutex<()>,
 }
@@ -35,6 +38,7 @@ impl ExternalContents {
             contents,
             gates: Mutex::default(),
             raised: Mutex::default(),
+            records: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
         }
     }
@@ -57,5 +61,24 @@ impl ExternalContents {
     /// Passes the gate of a file alone.
     pub(super) async fn alone(&self, ino: u64) -> OwnedRwLockWriteGuard<()> {
         self.gate(ino).write_owned().await
+    }
+
+    /// Passes the gates of files alone, which come in the order of their numbers.
+    pub(super) async fn alone_all(
+        &self,
+        inodes: impl Iterator<Item = Ino>,
+    ) -> Vec<OwnedRwLockWriteGuard<()>> {
+        let mut gates = Vec::new();
+        for ino in inodes {
+            gates.push(self.alone(ino.0).await);
+        }
+        gates
+    }
+
+    /// The session has a record of a batch, up to this byte.
+    pub(super) fn note_record(&self, session: u64, end: u64) {
+        let mut records = self.records.lock();
+        let known = records.entry(session).or_default();
+        *known = end.max(*known);
     }
 }

@@ -400,11 +400,16 @@ impl LocalFs {
         let inner = Arc::new(FsState::new(env, volume, found, options));
         if !options.read_only {
             inner.make_table().await?;
+        }
+        let background = Arc::new(env.spawn(inner.clone().keep()));
+        let fs = LocalFs { inner, within: None, recorder: None, _keeper: background };
+        if !options.read_only {
+            fs.finish_batches().await?;
+            let inner = &fs.inner;
             let orphans =
                 if options.keep_orphans { Vec::new() } else { inner.stored_orphans().await? };
             inner.resume_deferred_work(orphans);
         }
-        let background = env.spawn(inner.clone().keep());
-        Ok(LocalFs { inner, within: None, recorder: None, _keeper: Arc::new(background) })
+        Ok(fs)
     }
 }

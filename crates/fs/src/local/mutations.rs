@@ -1,46 +1,47 @@
 //! Changes that were made elsewhere, applied in bulk.
 //!
 //! Where contents are kept elsewhere, the bytes of all mutations are stored first, and then names and sizes change in one
-//! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was.
+//! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was. Bytes that replace others
+//! would be seen: those of a client with a journal are stored last, when the transaction is about to commit, and behind a
+//! record by which the next opening makes the batch whole ([`super::redo`]).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
 use thalweg_store::txn::Transaction;
 
 use super::LocalFs;
+use super::batch_contents::Replaced;
 use super::direct::size_record_key;
 use super::effects::Effects;
-use super::external_contents::{REACH, write_bound_of};
-use super::format::{TRUNCATING, encode_time};
+use super::format::encode_time;
 use super::fs_call::FsCall;
 use super::gates::ExternalContents;
+use super::redo::Redo;
 use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
-use crate::filesystem::{MAX_FILE, WriteAt};
-use crate::mutation::runs::{Run, Runs, is_stored, runs_of};
+use crate::filesystem::WriteAt;
+use crate::mutation::runs::{is_stored, runs_of};
 use crate::mutation::{Mutation, MutationKind};
+use crate::session_table::{RecordedCall, Recorder};
 
-/// The maximum number of files that are stored concurrently.
-const FILES_AT_ONCE: usize = 64;
-
-/// The byte behind the last one that is written.
-fn end_of(runs: &[Run]) -> u64 {
-    runs.iter().map(|run| run.end).max().unwrap_or_default()
+/// What is stored when nothing refuses a batch any more: bytes that replace others, behind a record of the batch if they are
+/// more than one change.
+struct LastBytes<'a> {
+    external_contents: &'a ExternalContents,
+    replaced: Replaced,
+    redo: Option<Redo>,
 }
 
-/// The end of the last hole that writes leave in a file of this size.
-fn last_gap(runs: &[Run], mut size: u64) -> Option<u64> {
-    let mut last = None;
-    for run in runs {
-        if run.offset > size {
-            last = Some(run.offset);
+impl LastBytes<'_> {
+    async fn store(&self) -> Result<(), FsError> {
+        if let Some(redo) = &self.redo {
+            redo.store(self.external_contents, &self.replaced).await?;
         }
-        size = size.max(run.end);
+        self.replaced.store(self.external_contents).await
     }
-    last
 }
 
 impl LocalFs {
@@ -54,111 +55,71 @@ impl LocalFs {
         cover: &Cover,
         outcome: u64,
     ) -> Result<(), FsError> {
-        let mut gates = Vec::new();
-        if let Some(external_contents) = self.external_to_change()? {
-            if mutations.iter().any(|mutation| sets_size(&mutation.kind)) {
-                return Err(FsError::NotSupported);
-            }
-            let runs = runs_of(mutations);
-            // In the order of their numbers, so that two batches never wait for each other.
-            for ino in runs.keys() {
-                gates.push(external_contents.alone(ino.0).await);
-            }
-            let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
-            self.check_stored(stored, mutations).await?;
-            self.store_runs(external_contents, runs, mutations, cover).await?;
+        let Some(external_contents) = self.external_to_change()? else {
+            return self.commit_batch(mutations, cover, outcome, None).await;
+        };
+        if mutations.iter().any(|mutation| sets_size(&mutation.kind)) {
+            return Err(FsError::NotSupported);
         }
+        let runs = runs_of(mutations);
+        // In the order of their numbers, so that two batches never wait for each other.
+        let _gates = external_contents.alone_all(runs.keys().copied()).await;
+        let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
+        self.check_stored(stored, mutations).await?;
+        let replaced = self.store_new(external_contents, runs, mutations, cover).await?;
+        // Without a journal, what a client has not synced may be lost in part.
+        let call = self.recorder.as_ref().map(|it| it.call).filter(|_| outcome > 0);
+        let Some(call) = call.filter(|_| !replaced.is_empty()) else {
+            replaced.store(external_contents).await?;
+            return self.commit_batch(mutations, cover, outcome, None).await;
+        };
+        let redo = if replaced.is_one_change(external_contents, mutations) {
+            None
+        } else {
+            // What the record is about: the state behind all earlier batches.
+            self.inner.sync_volume().await?;
+            Some(Redo::of((call, outcome), mutations, &replaced))
+        };
+        let last = LastBytes { external_contents, replaced, redo };
+        self.commit_batch(mutations, cover, outcome, Some(&last)).await
+    }
+
+    /// Makes what a crash has left of the batch of a session whole.
+    ///
+    /// # Errors
+    /// Those of the store and of the contents.
+    pub(super) async fn redo(
+        &self,
+        external_contents: &ExternalContents,
+        (redo, replaced): (Redo, Replaced),
+    ) -> Result<(), FsError> {
+        let call = RecordedCall { before: None, ..redo.call() };
+        let fs = LocalFs { recorder: Some(Arc::new(Recorder::new(call))), ..self.clone() };
+        let last = LastBytes { external_contents, replaced, redo: None };
+        fs.commit_batch(redo.mutations(), &Cover::default(), redo.outcome(), Some(&last)).await
+    }
+
+    /// The transaction of a batch, which stores bytes when nothing refuses it any more.
+    async fn commit_batch(
+        &self,
+        mutations: &[Mutation],
+        cover: &Cover,
+        outcome: u64,
+        last: Option<&LastBytes<'_>>,
+    ) -> Result<(), FsError> {
+        let is_stored = AtomicBool::new(false);
         self.change(async |txn| {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            Ok(((), self.apply_in(&txn, mutations, cover.clone(), outcome).await?))
+            let effects = self.apply_in(&txn, mutations, cover.clone(), outcome).await?;
+            if let Some(last) = last.filter(|_| !is_stored.load(Ordering::Relaxed)) {
+                last.store().await?;
+                is_stored.store(true, Ordering::Relaxed);
+            }
+            Ok(((), effects))
         })
         .await
-    }
-
-    /// Refuses mutations about bytes that their maker cannot have stored.
-    async fn check_stored(&self, stored: Runs, mutations: &[Mutation]) -> Result<(), FsError> {
-        let made: HashSet<Ino> =
-            mutations.iter().filter_map(|mutation| mutation.kind.made()).collect();
-        for (ino, runs) in stored {
-            let (size, write_bound) = if made.contains(&ino) {
-                (0, REACH)
-            } else {
-                let record = self.inner.external_file(ino.0).await?;
-                let is_cut = record.flags & TRUNCATING != 0;
-                (record.size.get(), if is_cut { 0 } else { write_bound_of(&record) })
-            };
-            let has_bytes = runs.iter().any(|run| !run.data.is_empty());
-            if has_bytes || end_of(&runs) > write_bound || last_gap(&runs, size).is_some() {
-                return Err(FsError::Invalid("the bytes may not be stored"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores what mutations write to files.
-    async fn store_runs(
-        &self,
-        external_contents: &ExternalContents,
-        runs: Runs,
-        mutations: &[Mutation],
-        cover: &Cover,
-    ) -> Result<(), FsError> {
-        let made: HashSet<Ino> =
-            mutations.iter().filter_map(|mutation| mutation.kind.made()).collect();
-        let storing = runs.into_iter().map(|(ino, runs)| {
-            let is_new = made.contains(&ino);
-            async move {
-                if is_new {
-                    self.prepare_new(external_contents, ino, &runs).await?
-                } else {
-                    self.prepare_old(external_contents, ino, &runs, cover).await?
-                }
-                let writes: Vec<_> = runs.into_iter().map(Run::into_write).collect();
-                external_contents.contents.write_all(ino, &writes, is_new).await
-            }
-        });
-        stream::iter(storing).buffer_unordered(FILES_AT_ONCE).try_collect::<()>().await
-    }
-
-    /// Before bytes of a file that there is are stored.
-    async fn prepare_old(
-        &self,
-        external_contents: &ExternalContents,
-        ino: Ino,
-        runs: &[Run],
-        cover: &Cover,
-    ) -> Result<(), FsError> {
-        let end = end_of(runs);
-        if end > MAX_FILE {
-            return Err(FsError::FileTooLarge);
-        }
-        let record = self.inner.external_file(ino.0).await?;
-        let start = last_gap(runs, record.size.get()).unwrap_or_default();
-        self.inner.prepare_growth(external_contents, ino.0, &record, (start, end), cover).await?;
-        self.inner.extend_write_bound(external_contents, ino.0, end).await
-    }
-
-    /// Before bytes of a file are stored that the same mutations make.
-    async fn prepare_new(
-        &self,
-        external_contents: &ExternalContents,
-        ino: Ino,
-        runs: &[Run],
-    ) -> Result<(), FsError> {
-        if end_of(runs) > REACH {
-            return Err(FsError::NotSupported);
-        }
-        let txn = self.inner.look().await?;
-        if FsCall::new(&self.inner, &txn, false).find_inode(ino.0).await?.is_some() {
-            return Err(FsError::Invalid("an inode has the number"));
-        }
-        // A creation that a crash has undone may have left bytes.
-        match last_gap(runs, 0) {
-            None => Ok(()),
-            Some(start) => external_contents.contents.zero(ino, 0..start).await,
-        }
     }
 
     async fn apply_in(

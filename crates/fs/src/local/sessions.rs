@@ -178,7 +178,7 @@ impl<'a> FsCall<'a> {
     }
 
     /// Whether the record of a slot has this call, or a later one.
-    async fn has_slot(
+    pub(super) async fn has_slot(
         &mut self,
         (session, slot): (u64, u16),
         number: u64,
@@ -295,6 +295,7 @@ impl SessionTable for LocalFs {
 
     async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError> {
         for session in sessions {
+            self.inner.forget_record(*session).await?;
             while !self.remove_session(*session).await? {}
         }
         self.inner.sync(None).await

@@ -1,6 +1,7 @@
 //! Power cuts: after each the check finds no damage, and the filesystem is in a state that its volume
 //! promises: that after some call, no older than the last durable one.
 
+mod batches;
 mod repair;
 mod reuse;
 mod rig;

@@ -1,5 +1,7 @@
 //! Contents that are kept elsewhere, compared with the files.
 
+use thalweg_env::HashSet;
+
 use super::damage::Damage;
 use super::lost::Missing;
 use super::paths::Paths;
@@ -16,8 +18,14 @@ impl Scan {
         let Some(external_contents) = &inner.external_contents else { return Ok(()) };
         let listed = external_contents.contents.list().await?;
         self.objects = listed.values().map(|stored| stored.objects).sum();
+        let unfinished = inner.unfinished_batches(external_contents).await?;
+        let made = unfinished.iter().flat_map(|(redo, _)| redo.mutations());
+        let waited_for: HashSet<Ino> = made.flat_map(|mutation| mutation.kind.inodes()).collect();
         for (&Ino(ino), stored) in &listed {
             let (objects, end) = (stored.objects, stored.end);
+            if waited_for.contains(&Ino(ino)) || inner.is_record(ino).await? {
+                continue;
+            }
             match self.nodes.get(&ino).filter(|node| node.kind == Kind::File) {
                 Some(node) => {
                     let size = node.record.size.get();

@@ -73,13 +73,10 @@ impl LocalFs {
             replaced.store(external_contents).await?;
             return self.commit_batch(mutations, cover, outcome, None).await;
         };
-        let redo = if replaced.is_one_change(external_contents, mutations) {
-            None
-        } else {
-            // What the record is about: the state behind all earlier batches.
-            self.inner.sync_volume().await?;
-            Some(Redo::of((call, outcome), mutations, &replaced))
-        };
+        // What is replaced is seen at once: so nothing before it may be undone by a crash.
+        self.inner.sync_volume().await?;
+        let is_one_change = replaced.is_one_change(external_contents, mutations);
+        let redo = (!is_one_change).then(|| Redo::of((call, outcome), mutations, &replaced));
         let last = LastBytes { external_contents, replaced, redo };
         self.commit_batch(mutations, cover, outcome, Some(&last)).await
     }

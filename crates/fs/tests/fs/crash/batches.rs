@@ -223,7 +223,9 @@ impl History {
                 fs.sync_all().await.unwrap();
                 recorder.mark(number);
             }
-            env.sleep(Duration::from_millis(maker.rng.random_range(0..900))).await;
+            if maker.rng.random_bool(0.3) {
+                env.sleep(Duration::from_millis(maker.rng.random_range(0..900))).await;
+            }
         }
         assert_eq!(see(&fs).await, maker.state);
         History { rig, recorder, contents, session, states, in_one_object, begun }

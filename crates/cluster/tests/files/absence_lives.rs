@@ -238,7 +238,7 @@ fn check_others(name: &str, seen: Option<&Seen>, entries: &[&ConflictEntry]) {
 
 fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, usize) {
     run(seed, move |env| async move {
-        let mut scene = Scene::durable(&env).await;
+        let mut scene = Scene::either(&env, options(), seed % 4 == 3).await;
         let mut rng = env.rng();
         let mut tally = Tally::default();
         let (visitor, top) = bystander(&scene).await;

@@ -422,7 +422,7 @@ pub(crate) async fn recover(
 
 fn live(seed: u64, rounds: usize) -> Tally {
     run(seed, move |env| async move {
-        let mut scene = Scene::durable(&env).await;
+        let mut scene = Scene::either(&env, options(), seed % 4 == 3).await;
         let mut rng = env.rng();
         let mut tally = Tally::default();
         let (visitor, top) = bystander(&scene).await;

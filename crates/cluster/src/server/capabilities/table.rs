@@ -12,8 +12,9 @@ use crate::protocol::{Changed, Grants};
 /// What is to be dropped, for each session.
 pub(in crate::server) type Drops = Vec<(u64, Vec<Changed>)>;
 
-/// Inodes with equal numbers modulo this share a slot. Two in one slot cost each other a grant now and then.
-const SLOTS: usize = 4096;
+/// Inodes whose numbers have the same hash share a slot. Two in one slot cost each other a grant now and then.
+const SLOTS: usize = 1 << SLOT_BITS;
+const SLOT_BITS: u32 = 12;
 /// Directories of which it is remembered that several sessions use them.
 const MAX_SHARED: usize = 65536;
 
@@ -76,8 +77,10 @@ struct Slot {
     last: u64,
 }
 
+/// Numbers are given away in ranges, so that those of a directory and of what is made in it may differ by a power of two: they are
+/// hashed by the golden ratio (Knuth, volume 3, 6.4).
 fn slot(ino: Ino) -> usize {
-    (ino.0 % SLOTS as u64) as usize
+    (ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - SLOT_BITS)) as usize
 }
 
 impl Table {

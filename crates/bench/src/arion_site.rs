@@ -68,8 +68,16 @@ pub(crate) struct RadosSite {
 
 impl RadosSite {
     pub(crate) async fn new(env: &Env) -> Result<RadosSite, BenchError> {
+        RadosSite::with_contents(env, |contents| contents).await
+    }
+
+    /// The filesystem has these contents around its own.
+    pub(crate) async fn with_contents(
+        env: &Env,
+        around: impl FnOnce(Arc<dyn Contents>) -> Arc<dyn Contents>,
+    ) -> Result<RadosSite, BenchError> {
         let rados = SimRados::new(env, rados());
-        let (files, image) = filesystem_on(env, &rados).await?;
+        let (files, image) = filesystem_on(env, &rados, around).await?;
         let site = Site::serve(env, link(), PROCESSING, (files, image)).await?;
         Ok(RadosSite { site, rados })
     }
@@ -92,12 +100,16 @@ pub(crate) fn tallies(rados: &SimRados) -> Vec<ServerTally> {
     (0..self::rados().servers).map(|server| rados.server(server)).collect()
 }
 
-async fn filesystem_on(env: &Env, rados: &SimRados) -> Result<(LocalFs, DeviceRef), BenchError> {
+async fn filesystem_on(
+    env: &Env,
+    rados: &SimRados,
+    around: impl FnOnce(Arc<dyn Contents>) -> Arc<dyn Contents>,
+) -> Result<(LocalFs, DeviceRef), BenchError> {
     let store = rados.client().store();
     let layout = RadosOptions::default();
     let image = RadosDevice::create(env, store, "files", 2 * IMAGE, &layout).await;
     let image = Arc::new(image.map_err(failed)?);
-    let contents: Arc<dyn Contents> = Arc::new(image.files("fs").map_err(failed)?);
+    let contents: Arc<dyn Contents> = around(Arc::new(image.files("fs").map_err(failed)?));
     let device: DeviceRef = image.clone();
     let parts = || Parts { data: device.clone(), journal: None };
     let new = NewInPlace {

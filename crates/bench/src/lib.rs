@@ -28,6 +28,7 @@
 //! - [`arion_fs`]: durable writes and SQLite on one with a client's journal, beside the same;
 //! - [`arion_fsync`]: what an fsync costs a client with a journal;
 //! - [`arion_move`]: a mount with a journal moves to another machine while programs work;
+//! - [`arion_objects`]: what object servers get so that its batches are whole after a crash;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
 //! - [`arion_recall`]: a client waits for what one with a journal has not sent;
 //! - [`arion_recovery`]: a client's journal is recovered after a power cut;
@@ -59,6 +60,7 @@ pub mod arion_fs;
 pub mod arion_fsync;
 mod arion_machines;
 pub mod arion_move;
+pub mod arion_objects;
 pub mod arion_recall;
 pub mod arion_recovery;
 pub mod arion_replicate;
@@ -196,6 +198,7 @@ const BENCHES: &[BenchEntry] = &[
     arion_fs::ENTRY,
     arion_fsync::ENTRY,
     arion_move::ENTRY,
+    arion_objects::ENTRY,
     arion_replicate::ENTRY,
     arion_recall::ENTRY,
     arion_recovery::ENTRY,

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
 use thalweg_fs::Node;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::log::{FoundRecord, Log, LogRecovery, RecordPlace};
 use thalweg_store::journal::{End, JournalError};
@@ -20,11 +21,13 @@ use uuid::Uuid;
 use super::copies::{self, Attached, Copies, CopyError, KeeperLink, KeeperTarget};
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
-use super::journal_format::{Chain, Entry, Head, JournalRecord, Mark, Places, Run};
+use super::journal_format::{Chain, Entry, Head, Mark, PlacedRecord, Places, unknown_format};
+use super::journal_record::{JournalRecord, Run};
 use super::journaled_queue::Unjournaled;
 use super::pending::JournalUse;
 use super::queue::WritebackQueue;
 use crate::conflicts::encode_path;
+use crate::protocol::keep::KeepRefusal;
 
 /// Bytes of mutations in one record, about.
 const RECORD_BYTES: usize = 1 << 20;
@@ -161,12 +164,15 @@ impl FoundJournal {
     /// [`JournalError::Invalid`]; the device's.
     pub(super) async fn open(env: &Env, device: DeviceRef) -> Result<FoundJournal, JournalError> {
         let decode = |found: FoundRecord| {
+            if let Some(format) = unknown_format(&found.header) {
+                return Some(Err(format));
+            }
             let entry = Entry::decode(found.stamp, &found.header)?;
             let record = match entry.mark {
                 Some(_) => None,
                 None => Some(JournalRecord::decode(&found)?),
             };
-            Some((entry, record))
+            Some(Ok((entry, record)))
         };
         let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
         if let End::Rotten { sequence, later } = scanned.end {
@@ -174,11 +180,13 @@ impl FoundJournal {
             return Err(JournalError::Rotten { device, sequence, later });
         }
         let mut found = FoundJournal { log, chain: Chain::default(), runs: Vec::new() };
-        for (entry, record) in scanned.records {
-            found.chain.take(entry).map_err(|error| {
-                let device = found.log.device().name();
-                JournalError::Invalid(format!("{device}: {error}"))
-            })?;
+        for scanned in scanned.records {
+            let invalid = |why: String| {
+                JournalError::Invalid(format!("{}: {why}", found.log.device().name()))
+            };
+            let (entry, record) =
+                scanned.map_err(|format| invalid(UnknownFormat(format).to_string()))?;
+            found.chain.take(entry).map_err(|error| invalid(error.to_string()))?;
             if matches!(entry.mark, Some(Mark::Begins | Mark::Arrives(_))) {
                 found.runs.clear();
             }
@@ -206,12 +214,13 @@ impl FoundJournal {
     ) -> Result<ClientJournal, JournalError> {
         let (session, before) = (env.uuid(), self.chain.session);
         let log = self.log.begin(1).await?;
-        let begins = JournalRecord { head: Head { session, first: 1 }, runs: Vec::new() };
+        let after = JournalPosition::default();
+        let (begins, _) = JournalRecord::new(session, after, 0, Vec::new());
         let appended = log.append(&begins.encode()).await?;
         let mut records = Places::default();
-        records.push(appended.place, 1, 0);
+        records.push(appended.place, after, after);
         let copies = Copies::new(env, session, before, keepers);
-        Ok(ClientJournal::new(log, session, records, copies))
+        Ok(ClientJournal::new(log, session, (records, after), copies))
     }
 
     /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
@@ -220,11 +229,19 @@ impl FoundJournal {
     /// The device's.
     pub(super) async fn seal(self) -> Result<SealedJournal, JournalError> {
         let log = self.log.keep(1).await?;
-        let head = Head { session: self.chain.session.unwrap_or_default(), first: self.chain.next };
+        let (session, durable) = (self.chain.session.unwrap_or_default(), self.chain.durable);
+        let head = Head::of_mark(session, self.chain.end(), durable);
         let sealed = log.append(&Mark::Sealed.encode(head)).await?.sequence;
         Ok(SealedJournal { log, sealed })
     }
 }
+
+/// Why a journal is not read that another release of this program has written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "its records have format {0}, which this release does not read: the one that wrote it can write it back, `cluster journal create` gives it up"
+)]
+pub(crate) struct UnknownFormat(pub(crate) u8);
 
 /// A copy of a journal that is taken over.
 pub(super) struct SealedJournal {
@@ -248,8 +265,8 @@ impl SealedJournal {
 pub(super) struct ClientJournal {
     pub(super) log: Log,
     pub(super) session: Uuid,
-    /// One record at a time.
-    committing: tokio::sync::Mutex<()>,
+    /// One record at a time; the position of the last mutation that it has.
+    committing: tokio::sync::Mutex<JournalPosition>,
     /// Its records. The last one stays: it names the session.
     pub(super) records: Mutex<Places>,
     pub(super) copies: Copies,
@@ -262,9 +279,14 @@ pub(super) struct ClientJournal {
 }
 
 impl ClientJournal {
-    /// One with these records.
-    pub(super) fn new(log: Log, session: Uuid, records: Places, copies: Copies) -> ClientJournal {
-        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
+    /// One with these records, up to a position.
+    pub(super) fn new(
+        log: Log,
+        session: Uuid,
+        (records, end): (Places, JournalPosition),
+        copies: Copies,
+    ) -> ClientJournal {
+        let (committing, records) = (tokio::sync::Mutex::new(end), Mutex::new(records));
         let (before, is_over) = Default::default();
         let forgotten = log.released().into();
         ClientJournal { log, session, committing, records, copies, before, is_over, forgotten }
@@ -307,7 +329,7 @@ impl ClientJournal {
         queue: &WritebackQueue,
         last: u64,
     ) -> Result<(), JournalError> {
-        let _turn = self.committing.lock().await;
+        let mut end = self.committing.lock().await;
         if self.is_over.load(Ordering::Relaxed) {
             return Err(JournalError::Full { needed: 0 });
         }
@@ -317,15 +339,18 @@ impl ClientJournal {
             else {
                 return Ok(());
             };
-            let (first, last) = (self.position(number), self.position(last_number));
-            let record = JournalRecord { head: Head { session: self.session, first }, runs };
-            let record = record.encode();
+            let after = *end;
+            assert!(self.position(number) == after.position + 1, "a journal has no holes");
+            let durable = self.copies.released();
+            let (record, hashes) = JournalRecord::new(self.session, after, durable, runs);
+            let (next, record) = (record.end(), record.encode());
             // No copy has a record that the journal has not.
             self.log.check_room(&record)?;
             let (appended, ()) = join(self.log.append(&record), self.copies.append(&record)).await;
             let place = appended?.place;
-            self.records.lock().push(place, first, last);
-            queue.journaled(last_number);
+            *end = next;
+            self.records.lock().push(place, after, next);
+            queue.journaled(number..=last_number, &hashes);
             queue.spill(number..=last_number, place);
         }
         Ok(())
@@ -364,13 +389,16 @@ impl ClientJournal {
 
     /// Attaches the copy at a keeper, and sends what it lacks.
     pub(super) async fn attach_copy(&self, link: &KeeperLink) -> Result<(), CopyError> {
-        let first = self.records.lock().first().unwrap_or(1);
+        let after = self.after();
         let size = self.log.device().geometry().size;
-        let mut attached = link.attach(&self.copies, size, first).await?;
+        let mut attached = link.attach(&self.copies, size, after).await?;
         while self.send_missing(&mut attached, SENT_AT_ONCE).await? == SENT_AT_ONCE {}
         // The rest is little, and no further record comes meanwhile.
-        let _turn = self.committing.lock().await;
+        let end = self.committing.lock().await;
         while self.send_missing(&mut attached, SENT_AT_ONCE).await? > 0 {}
+        if attached.end != *end {
+            return Err(CopyError::Refused(KeepRefusal::Diverged));
+        }
         if self.copies.has_ended() {
             self.copies.end_copy(link, Some(attached.channel)).await;
             return Err(CopyError::Ended);
@@ -383,15 +411,18 @@ impl ClientJournal {
     async fn send_missing(&self, to: &mut Attached, most: usize) -> Result<usize, CopyError> {
         let mut sent = 0;
         while sent < most {
-            let Some((place, first, last)) = self.records.lock().from(to.next) else { break };
+            let next = to.end.position + 1;
+            let Some(PlacedRecord { place, after, end }) = self.records.lock().from(next) else {
+                break;
+            };
             let found = match self.log.read(place).await {
                 // The server has made it durable meanwhile.
                 Err(JournalError::Released { .. }) => continue,
                 found => found?,
             };
-            let record = (last, &found.header[..], found.body.clone());
-            self.copies.send(&to.channel, record, first > to.next).await?;
-            to.next = last + 1;
+            let record = (end.position, &found.header[..], found.body.clone());
+            self.copies.send(&to.channel, record, after.position > to.end.position).await?;
+            to.end = end;
             sent += 1;
         }
         Ok(sent)

@@ -91,7 +91,9 @@ impl Journaling {
         // In this order: a batch is kept before it counts as sent.
         let done = self.base.queue.done().min(self.base.queue.reached());
         let first = self.base.replay_log.first_position();
-        journal.release(first.map_or(done, |first| done.min(journal.number(first) - 1)))
+        let done = first.map_or(done, |first| done.min(journal.number(first) - 1));
+        self.base.queue.sent_ends.release(journal.position(done));
+        journal.release(done)
     }
 
     /// Releases what the server has made durable, and has a scan find nothing of it: at once if that is wanted `now`.

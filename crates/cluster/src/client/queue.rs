@@ -21,6 +21,7 @@ use super::inodes::{Inodes, Stripe};
 use super::overlay::{MAX_SEARCHED, OwnSteps};
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
+use super::sent_ends::SentEnds;
 use super::user;
 use crate::protocol::{MAX_RELEASES, MAX_SHARES};
 
@@ -87,6 +88,9 @@ pub(super) struct WritebackQueue {
     pub(super) kept: AtomicU64,
     /// With a journal: the server's record of the session has its position up to this mutation.
     pub(super) reached: AtomicU64,
+    /// And the hash up to that.
+    pub(super) reached_hash: AtomicU64,
+    pub(super) sent_ends: SentEnds,
     /// All mutations are those of a journal that is written back.
     pub(super) is_recovered: AtomicBool,
 }
@@ -106,6 +110,8 @@ impl WritebackQueue {
             leased: AtomicU64::new(0),
             kept: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            reached_hash: AtomicU64::new(0),
+            sent_ends: SentEnds::default(),
             is_recovered: AtomicBool::new(false),
         }
     }
@@ -114,7 +120,7 @@ impl WritebackQueue {
     pub(super) fn append(&self, stripe: &mut Stripe, record: Record, quota: u64, now: Time) -> u64 {
         self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
         let number = self.made.fetch_add(1, Ordering::AcqRel) + 1;
-        stripe.stage(Waiting { number, record, quota, user: user::current() });
+        stripe.stage(Waiting { number, hash: 0, record, quota, user: user::current() });
         if self.since.load(Ordering::Relaxed) == NEVER {
             self.since.store(now.as_nanos(), Ordering::Relaxed);
         }
@@ -324,7 +330,9 @@ impl WritebackQueue {
         assert!(before >= (bytes - in_memory) as u64, "more bytes are read back than were spilled");
         // Decoded without the lock.
         let mut only_replaces = true;
-        let parts = taken.into_iter().map(|Waiting { record, quota, .. }| {
+        let mut hashes = Vec::with_capacity(taken.len());
+        let parts = taken.into_iter().map(|Waiting { hash, record, quota, .. }| {
+            hashes.push(hash);
             let Parts { mutation, blocks, grows } = record.into_parts();
             only_replaces &= !grows && mutation.kind.names().next().is_none();
             let room = room_of(&mutation.kind, blocks);
@@ -332,7 +340,7 @@ impl WritebackQueue {
         });
         let (mutations, charges) = parts.unzip();
         let bytes = data_bytes as usize;
-        Batch { mutations, charges, user, only_replaces, last, bytes, releases, spilled }
+        Batch { mutations, charges, hashes, user, only_replaces, last, bytes, releases, spilled }
     }
 
     /// Mutations do not wait any more.

@@ -18,6 +18,8 @@ const LEAST_SPILLED: usize = 256;
 pub(super) struct Waiting {
     /// Mutations of a client are counted from 1 on.
     pub(super) number: u64,
+    /// The hash up to it, once it is in the journal; else 0.
+    pub(super) hash: u64,
     pub(super) record: Record,
     /// The root of the quota that it counts for; 0 for none.
     pub(super) quota: u64,

@@ -37,6 +37,12 @@ use crate::protocol::{
     Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request, UsedInode, decode_list,
 };
 
+/// The server does not know the session any more.
+const ENDED: &str = "the server has ended the session that made them";
+
+/// What a user can do about changes that are not written back.
+const GIVE_UP: &str = "; `cluster journal export` has them in files, and `cluster journal erase --force` gives them up";
+
 impl Client {
     /// Connects, and begins a session. The journal of an earlier mount is written back first.
     ///
@@ -191,8 +197,7 @@ async fn begin_empty(
     let mutations = found.mutations();
     let is_ours = found.chain.session == Some(session);
     if mutations > 0 || !is_ours {
-        let why = "the server has ended the session that made them".to_owned();
-        return Err(AttachError::Pending { mutations, why });
+        return Err(AttachError::Pending { mutations, why: format!("{ENDED}{GIVE_UP}") });
     }
     found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)
 }
@@ -218,11 +223,11 @@ pub(super) async fn resume(
     (session, is_copy): (Uuid, bool),
     found: &mut FoundJournal,
 ) -> Result<Resumed, AttachError> {
-    let (mutations, first) = (found.mutations(), found.chain.first);
+    let (mutations, first, durable) = (found.mutations(), found.chain.first, found.chain.durable);
     let runs = std::mem::take(&mut found.runs);
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
-    base.queue.begin_recovery(first);
+    base.queue.begin_recovery(found.chain.after());
     base.queue.recover(runs);
     let (stages, turn) = match Stages::start_held(env, connector.clone(), base).await {
         Ok(started) => started,
@@ -232,7 +237,12 @@ pub(super) async fn resume(
             return Ok(Resumed::default());
         }
         Err(AttachError::Ended) => {
-            let why = "the server has ended the session that made them".to_owned();
+            return Err(AttachError::Pending { mutations, why: format!("{ENDED}{GIVE_UP}") });
+        }
+        Err(AttachError::Diverged) => {
+            let why = format!(
+                "the server has other ones of the same session: the journal was copied or put back, and another copy of it was mounted{GIVE_UP}"
+            );
             return Err(AttachError::Pending { mutations, why });
         }
         Err(error) => return Err(error),
@@ -241,14 +251,14 @@ pub(super) async fn resume(
     let reached = stages.writeback.reached();
     // Nothing is sent that is not in the journal, whose last record stays. A copy may lack what was sent while its keeper was away.
     if !is_copy && reached >= found.chain.next {
-        let why = "the server has later ones: this is an older copy of the journal".to_owned();
-        return Err(pending(why));
+        let why = "the server has later ones: this is an older copy of the journal";
+        return Err(pending(format!("{why}{GIVE_UP}")));
     }
-    // What the server has refused has a position there, too.
-    if !is_copy && mutations > 0 && first > reached + 1 {
-        let lost = first - reached - 1;
+    // What the server has refused has a position there, too. Without what it has lost, inodes may be others' that the journal has changes of.
+    if mutations > 0 && durable > reached {
+        let lost = durable - reached;
         let why = format!(
-            "the server has lost {lost} changes before them: its volume is of an earlier time"
+            "the server has lost {lost} changes that it had made durable: its volume is of an earlier time{GIVE_UP}"
         );
         return Err(pending(why));
     }
@@ -329,7 +339,8 @@ impl Resumption<'_> {
         let Stages { writeback, base, .. } = self.stages;
         let again = FoundJournal::open(self.env, found.device()).await;
         let again = again.map_err(AttachError::journal)?;
-        let (runs, first, last) = (again.runs, again.chain.first, again.chain.next - 1);
+        let (runs, after, last) = (again.runs, again.chain.after(), again.chain.end());
+        let first = again.chain.first;
         // What other clients want meanwhile they get at once, and the server refuses changes of it. If it did not know of the client's
         // absence, they would miss these.
         let turn = if base.session.info().has_returned {
@@ -340,23 +351,23 @@ impl Resumption<'_> {
             Some(turn)
         };
         let plan = PlanFile::new(self.stages, self.session);
-        let (mut reached, mut recorded) = (writeback.reached(), Ranges::default());
+        let (mut reached, mut recorded) = (writeback.reached_position(), Ranges::default());
         let (skipped, used) = loop {
             let used = self.used_meanwhile().await?;
             let rule = ConflictRule::new(base.options.conflict, &used);
-            let skipped = skipped_of(rule, (&runs, first), reached, &before);
+            let skipped = skipped_of(rule, (&runs, first), reached.position, &before);
             // Before the server passes one of them.
             if skipped != recorded {
                 plan.save(&skipped).await.map_err(|error| self.pending(error))?;
                 recorded = skipped.clone();
             }
-            match write_around(self.stages, (&runs, first), reached, &skipped).await {
+            match write_around(self.stages, (&runs, after), reached, &skipped).await {
                 Ok(all) => {
                     reached = all;
                     break (skipped, used);
                 }
-                Err(Refused { position, error }) if is_conflict(&error) => {
-                    (reached, before) = (position - 1, skipped);
+                Err(Refused { position, reached: all, error }) if is_conflict(&error) => {
+                    (reached, before) = (all, skipped);
                     before.add(position..position + 1);
                     why.get_or_insert(error);
                 }

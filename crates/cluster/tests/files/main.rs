@@ -9,6 +9,7 @@ mod access;
 mod alone;
 mod answers;
 mod basics;
+mod chained;
 mod closed;
 mod crossing;
 mod direct;

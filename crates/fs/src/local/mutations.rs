@@ -22,6 +22,7 @@ use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, WriteAt};
 use crate::mutation::runs::{Run, Runs, is_stored, runs_of};
 use crate::mutation::{Mutation, MutationKind};
+use crate::session_table::JournalPosition;
 
 /// The maximum number of files that are stored concurrently.
 const FILES_AT_ONCE: usize = 64;
@@ -52,7 +53,7 @@ impl LocalFs {
         &self,
         mutations: &[Mutation],
         cover: &Cover,
-        outcome: u64,
+        end: JournalPosition,
     ) -> Result<(), FsError> {
         let mut gates = Vec::new();
         if let Some(external_contents) = self.external_to_change()? {
@@ -72,7 +73,7 @@ impl LocalFs {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            Ok(((), self.apply_in(&txn, mutations, cover.clone(), outcome).await?))
+            Ok(((), self.apply_in(&txn, mutations, cover.clone(), end).await?))
         })
         .await
     }
@@ -166,7 +167,7 @@ impl LocalFs {
         txn: &Arc<dyn Transaction>,
         mutations: &[Mutation],
         cover: Cover,
-        outcome: u64,
+        end: JournalPosition,
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
         let is_within = self.inner.external_contents.is_none();
@@ -193,7 +194,8 @@ impl LocalFs {
             op.apply(kind).await?;
             kind.inodes().for_each(|it| op.end_change(it.0));
         }
-        (op.recorder, op.now, op.is_stored, op.outcome) = (recorder, now, false, outcome);
+        (op.recorder, op.now, op.is_stored) = (recorder, now, false);
+        (op.outcome, op.hash) = (end.position, end.hash);
         effects.add(op.finish().await?);
         Ok(effects)
     }

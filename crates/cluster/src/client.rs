@@ -39,7 +39,9 @@ mod inodes;
 pub mod journal;
 pub(crate) mod journal_format;
 mod journal_moves;
+mod journal_pages;
 mod journal_record;
+mod journal_runs;
 mod journal_slot;
 mod journaled_queue;
 mod journaling;
@@ -83,8 +85,8 @@ pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
 pub use moving::{MoveError, MoveReport, MoveTarget};
 pub use options::{
-    ConflictScope, OnConflict, Options, Recover, UnknownConflictScope, UnknownOnConflict,
-    UnknownRecover,
+    ConflictScope, JournaledData, OnConflict, Options, Recover, UnknownConflictScope,
+    UnknownOnConflict, UnknownRecover,
 };
 pub use pending::{Changes, MountedJournal, PendingReport};
 pub use receiver::{Arrival, Receiver};

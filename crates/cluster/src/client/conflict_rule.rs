@@ -9,7 +9,7 @@ use thalweg_fs::Ino;
 use thalweg_fs::mutation::MutationKind;
 use thalweg_fs::ranges::Ranges;
 
-use super::journal_record::Run;
+use super::journal_runs::Run;
 use super::options::ConflictScope;
 use crate::protocol::UsedInode;
 
@@ -114,7 +114,7 @@ mod tests {
     use thalweg_fs::mutation::Mutation;
     use thalweg_fs::{AttributeChange, NewNode, Node, Rename, Timestamp};
 
-    use super::super::journal_record::JournaledMutation;
+    use super::super::journal_runs::JournaledMutation;
     use super::*;
 
     const TOP: Ino = Ino(1);

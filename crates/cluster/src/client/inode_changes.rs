@@ -6,7 +6,7 @@ use thalweg_fs::mutation::MutationKind;
 use thalweg_fs::ranges::Ranges;
 use thalweg_fs::{AttributeChange, Ino, NewNode, Rename};
 
-use super::journal_record::Run;
+use super::journal_runs::Run;
 
 /// A change of the bytes of a file.
 #[derive(Clone, Debug)]

@@ -18,12 +18,14 @@ use thalweg_store::journal::log::{FoundRecord, Log, LogRecovery, RecordPlace};
 use thalweg_store::journal::{End, JournalError};
 use uuid::Uuid;
 
-use super::copies::{self, Attached, Copies, CopyError, KeeperLink, KeeperTarget};
+use super::copies::{self, Attached, Copies, CopyError, KeeperLink};
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
 use super::journal_format::{Chain, Entry, Head, Mark, PlacedRecord, Places, unknown_format};
-use super::journal_record::{JournalRecord, Run};
+use super::journal_record::JournalRecord;
+use super::journal_runs::Run;
 use super::journaled_queue::Unjournaled;
+use super::options::{JournaledData, Options};
 use super::pending::JournalUse;
 use super::queue::WritebackQueue;
 use crate::conflicts::encode_path;
@@ -203,24 +205,24 @@ impl FoundJournal {
         self.runs.iter().map(|run| run.mutations.len()).sum()
     }
 
-    /// Forgets everything, and begins a mount, with copies at these keepers.
+    /// Forgets everything, and begins a mount with these options.
     ///
     /// # Errors
     /// The device's.
     pub(super) async fn begin(
         self,
         env: &Env,
-        keepers: Vec<KeeperTarget>,
+        options: &Options,
     ) -> Result<ClientJournal, JournalError> {
         let (session, before) = (env.uuid(), self.chain.session);
         let log = self.log.begin(1).await?;
         let after = JournalPosition::default();
         let (begins, _) = JournalRecord::new(session, after, 0, Vec::new());
-        let appended = log.append(&begins.encode()).await?;
+        let appended = log.append(&begins.encode(false)).await?;
         let mut records = Places::default();
         records.push(appended.place, after, after);
-        let copies = Copies::new(env, session, before, keepers);
-        Ok(ClientJournal::new(log, session, (records, after), copies))
+        let copies = Copies::new(env, session, before, options.keepers.clone());
+        Ok(ClientJournal::new(log, session, (records, after), (options.data, copies)))
     }
 
     /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
@@ -267,6 +269,8 @@ pub(super) struct ClientJournal {
     pub(super) session: Uuid,
     /// One record at a time; the position of the last mutation that it has.
     committing: tokio::sync::Mutex<JournalPosition>,
+    /// Records have whole pages.
+    has_pages: bool,
     /// Its records. The last one stays: it names the session.
     pub(super) records: Mutex<Places>,
     pub(super) copies: Copies,
@@ -284,12 +288,23 @@ impl ClientJournal {
         log: Log,
         session: Uuid,
         (records, end): (Places, JournalPosition),
-        copies: Copies,
+        (data, copies): (JournaledData, Copies),
     ) -> ClientJournal {
+        let has_pages = data == JournaledData::Pages;
         let (committing, records) = (tokio::sync::Mutex::new(end), Mutex::new(records));
         let (before, is_over) = Default::default();
         let forgotten = log.released().into();
-        ClientJournal { log, session, committing, records, copies, before, is_over, forgotten }
+        ClientJournal {
+            log,
+            session,
+            committing,
+            has_pages,
+            records,
+            copies,
+            before,
+            is_over,
+            forgotten,
+        }
     }
 
     /// It begins behind a mutation with this number, before anything is in it.
@@ -335,7 +350,7 @@ impl ClientJournal {
         }
         while !queue.is_journaled(last) {
             let Some(Unjournaled { first: number, last: last_number, runs }) =
-                queue.unjournaled(RECORD_BYTES)
+                queue.unjournaled(RECORD_BYTES, self.has_pages)
             else {
                 return Ok(());
             };
@@ -343,7 +358,7 @@ impl ClientJournal {
             assert!(self.position(number) == after.position + 1, "a journal has no holes");
             let durable = self.copies.released();
             let (record, hashes) = JournalRecord::new(self.session, after, durable, runs);
-            let (next, record) = (record.end(), record.encode());
+            let (next, record) = (record.end(), record.encode(self.has_pages));
             // No copy has a record that the journal has not.
             self.log.check_room(&record)?;
             let (appended, ()) = join(self.log.append(&record), self.copies.append(&record)).await;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Header and body are in postcard's encoding. Positions count the mutations of a session from 1 on. Each record has the hash
-//! ([`journal_record`](super::journal_record)) before its mutations, which is that of the record before, and the one behind them.
+//! ([`journal_runs`](super::journal_runs)) before its mutations, which is that of the record before, and the one behind them.
 //!
 //! A copy at a keeper ([`crate::keeper`]) has the same records, and marks beside them, which have no body:
 //!
@@ -28,6 +28,8 @@ pub const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
 
 /// The version of the format.
 pub(super) const FORMAT: u8 = 3;
+/// The same of a body with whole pages ([`journal_pages`](super::journal_pages)).
+pub(super) const FORMAT_OF_PAGES: u8 = 5;
 /// The same of marks.
 const FORMAT_OF_MARKS: u8 = 4;
 
@@ -99,7 +101,10 @@ pub(crate) struct Entry {
 
 /// The format of a record that is none of these, for a program that is older or newer.
 pub(crate) fn unknown_format(header: &[u8]) -> Option<u8> {
-    header.first().copied().filter(|format| !matches!(*format, FORMAT | FORMAT_OF_MARKS))
+    header
+        .first()
+        .copied()
+        .filter(|format| !matches!(*format, FORMAT | FORMAT_OF_MARKS | FORMAT_OF_PAGES))
 }
 
 impl Entry {
@@ -108,7 +113,7 @@ impl Entry {
         let (format, rest) = postcard::take_from_bytes::<u8>(header).ok()?;
         let (head, rest) = postcard::take_from_bytes::<Head>(rest).ok()?;
         let mark = match format {
-            FORMAT => None,
+            FORMAT | FORMAT_OF_PAGES => None,
             FORMAT_OF_MARKS => Some(postcard::take_from_bytes::<Mark>(rest).ok()?.0),
             _ => return None,
         };
@@ -298,7 +303,7 @@ mod tests {
             assert_eq!(unknown_format(&record.header), None);
         }
         // Those of the release before.
-        for old in [1, 2, 5] {
+        for old in [1, 2, 6] {
             assert_eq!(unknown_format(&[old, 16, 0]), Some(old));
         }
     }

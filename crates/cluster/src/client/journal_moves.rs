@@ -9,23 +9,29 @@ use uuid::Uuid;
 use super::copies::{Copies, KeeperTarget};
 use super::journal::{ClientJournal, FoundJournal};
 use super::journal_format::{Head, Mark, PlacedRecord, Places};
-use super::journal_record::{JournalRecord, Run};
+use super::journal_record::JournalRecord;
+use super::journal_runs::Run;
+use super::options::JournaledData;
 
 impl FoundJournal {
     /// Forgets everything, for what another machine's mount has that is to move here.
     ///
     /// # Errors
     /// The device's.
-    pub(super) async fn receive(self) -> Result<ArrivingJournal, JournalError> {
+    pub(super) async fn receive(
+        self,
+        data: JournaledData,
+    ) -> Result<ArrivingJournal, JournalError> {
         let log = self.log.begin(1).await?;
         let (session, durable, end) = Default::default();
-        Ok(ArrivingJournal { log, session, durable, end, records: Places::default() })
+        Ok(ArrivingJournal { log, data, session, durable, end, records: Places::default() })
     }
 }
 
 /// The journal of a mount that is to move here.
 pub(super) struct ArrivingJournal {
     log: Log,
+    data: JournaledData,
     /// The session that it gets.
     session: Uuid,
     /// The server has made everything up to this position durable.
@@ -66,7 +72,8 @@ impl ArrivingJournal {
     ) -> Result<(RecordPlace, u64, Vec<Run>), JournalError> {
         let after = self.end;
         let (record, _) = JournalRecord::new(self.session, after, self.durable, runs);
-        let place = self.log.append(&record.encode()).await?.place;
+        let encoded = record.encode(self.data == JournaledData::Pages);
+        let place = self.log.append(&encoded).await?.place;
         self.end = record.end();
         self.records.push(place, after, self.end);
         Ok((place, self.end.position, record.runs))
@@ -99,7 +106,7 @@ impl ArrivingJournal {
         let place = self.log.append(&Mark::Arrived.encode(head)).await?.place;
         self.records.push(place, end, end);
         let copies = Copies::new(env, session, None, keepers);
-        Ok(ClientJournal::new(self.log, session, (self.records, end), copies))
+        Ok(ClientJournal::new(self.log, session, (self.records, end), (self.data, copies)))
     }
 }
 

@@ -1,37 +1,12 @@
 //! The records of a client's journal that have mutations.
-//!
-//! A hash chains these: that of each mutation is over the one before it. So two journals that have the same hash at a position have the same
-//! mutations up to there.
 
-use std::hash::Hasher;
-
-use postcard::ser_flavors::Flavor;
-use serde::{Deserialize, Serialize};
-use siphasher::sip::SipHasher13;
-use thalweg_fs::Credentials;
-use thalweg_fs::mutation::Mutation;
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_store::journal::log::{FoundRecord, LogRecord};
 use uuid::Uuid;
 
-use super::journal_format::{FORMAT, Head};
-
-/// A mutation, with what its inode's owner has taken for it of the room that the server has promised.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct JournaledMutation {
-    pub(super) mutation: Mutation,
-    /// Blocks that the file gets.
-    pub(super) blocks: u64,
-    /// The root of the quota that it counts for; 0 for none.
-    pub(super) quota: u64,
-}
-
-/// Mutations of one user that follow each other.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Run {
-    pub(super) user: Option<Credentials>,
-    pub(super) mutations: Vec<JournaledMutation>,
-}
+use super::journal_format::{FORMAT, FORMAT_OF_PAGES, Head};
+use super::journal_pages;
+use super::journal_runs::{Run, hashes, last_hash};
 
 /// A record of a journal. One without mutations begins a mount.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,76 +40,43 @@ impl JournalRecord {
         self.head.first + count as u64 - 1
     }
 
-    pub(super) fn encode(&self) -> LogRecord {
-        let header = postcard::to_allocvec(&(FORMAT, self.head)).expect("memory takes a head");
-        let body = postcard::to_allocvec(&self.runs).expect("memory takes any mutation");
+    /// Its bytes of files as whole pages, if that is wanted.
+    pub(super) fn encode(&self, has_pages: bool) -> LogRecord {
+        let (format, body) = match has_pages {
+            true => (FORMAT_OF_PAGES, journal_pages::encode(&self.runs)),
+            false => {
+                (FORMAT, postcard::to_allocvec(&self.runs).expect("memory takes any mutation"))
+            }
+        };
+        let header = postcard::to_allocvec(&(format, self.head)).expect("memory takes a head");
         LogRecord { stamp: self.last(), header, body: vec![body.into()], blocks: Vec::new() }
     }
 
     /// A record of a log; `None` for one that no client has written.
     pub(super) fn decode(found: &FoundRecord) -> Option<JournalRecord> {
         let (format, head): (u8, Head) = postcard::from_bytes(&found.header).ok()?;
-        let runs: Vec<Run> = postcard::from_bytes(&found.body).ok()?;
+        let runs: Vec<Run> = match format {
+            FORMAT => postcard::from_bytes(&found.body).ok()?,
+            FORMAT_OF_PAGES => journal_pages::decode(&found.body)?,
+            _ => return None,
+        };
         let count: usize = runs.iter().map(|run| run.mutations.len()).sum();
         let last = head.first.checked_add(count as u64)?.checked_sub(1)?;
-        let is_whole =
-            format == FORMAT && found.blocks == 0 && head.first > 0 && last == found.stamp;
+        let is_whole = found.blocks == 0 && head.first > 0 && last == found.stamp;
         let is_whole = is_whole && last_hash(head.before, &runs) == head.hash;
         is_whole.then_some(JournalRecord { head, runs })
     }
-}
-
-/// Takes what is encoded, instead of memory for it.
-struct Hashing(SipHasher13);
-
-impl Flavor for Hashing {
-    type Output = u64;
-
-    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.0.write_u8(byte);
-        Ok(())
-    }
-
-    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-        self.0.write(bytes);
-        Ok(())
-    }
-
-    fn finalize(self) -> postcard::Result<u64> {
-        Ok(self.0.finish())
-    }
-}
-
-/// The hash up to a mutation of this user. That of none is 0.
-fn hash_after(before: u64, user: Option<&Credentials>, mutation: &JournaledMutation) -> u64 {
-    // It shows mistakes, and keeps nobody out: a client that lies harms itself alone. So the key is known.
-    let hashing = Hashing(SipHasher13::new());
-    let hash = postcard::serialize_with_flavor(&(before, user, mutation), hashing);
-    hash.expect("any mutation is encoded").max(1)
-}
-
-/// The hash up to each mutation of these runs.
-pub(super) fn hashes(before: u64, runs: &[Run]) -> impl Iterator<Item = u64> {
-    let mutations = runs.iter().flat_map(|run| run.mutations.iter().map(|it| (&run.user, it)));
-    mutations.scan(before, |hash, (user, mutation)| {
-        *hash = hash_after(*hash, user.as_ref(), mutation);
-        Some(*hash)
-    })
-}
-
-/// The hash up to the last mutation of these runs.
-fn last_hash(before: u64, runs: &[Run]) -> u64 {
-    hashes(before, runs).last().unwrap_or(before)
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
-    use thalweg_fs::mutation::MutationKind;
+    use thalweg_fs::mutation::{Mutation, MutationKind};
     use thalweg_fs::{Ino, Rename, Timestamp};
 
     use super::super::journal_format::Entry;
+    use super::super::journal_runs::JournaledMutation;
     use super::*;
 
     fn found(record: LogRecord) -> FoundRecord {
@@ -172,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_layout_stays() {
-        let record = write().encode();
+        let record = write().encode(false);
         let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it:02x}")).collect::<String>();
         assert_eq!(record.stamp, 9);
         let head = "031000000000000000000000000000000007 09 0201000000000000 068032f9408b778b 05";
@@ -193,7 +135,7 @@ mod tests {
             (MutationKind::Link { parent, name, ino }, "07ac020161ad02"),
         ];
         for (kind, expected) in kinds {
-            let body = of(kind).encode().body.concat();
+            let body = of(kind).encode(false).body.concat();
             let hex = body.iter().map(|it| format!("{it:02x}")).collect::<String>();
             assert_eq!(hex, format!("01000180c49fd50c05{expected}0102"));
         }
@@ -201,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_record_that_no_client_wrote_is_refused() {
-        let record = write().encode();
+        let record = write().encode(false);
         let wrong_stamp = LogRecord { stamp: 10, ..record.clone() };
         let none_is_first = JournalRecord { head: Head { first: 0, ..write().head }, ..write() };
         let mut zeroth = record;

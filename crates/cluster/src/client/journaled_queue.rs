@@ -10,7 +10,8 @@ use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
-use super::journal_record::{JournaledMutation, Run, hashes};
+use super::journal_pages::paged_bytes;
+use super::journal_runs::{JournaledMutation, Run, hashes};
 use super::pending::Changes;
 use super::queue::{Collected, NO_JOURNAL, SentBatch, WritebackQueue};
 use super::record::{Parts, Record, Waiting, room_of};
@@ -154,15 +155,18 @@ impl WritebackQueue {
         collected.waiting.front().is_some_and(|first| self.is_journaled(first.number))
     }
 
-    /// The next mutations that are not in the journal, of about so many bytes at most.
-    pub(super) fn unjournaled(&self, most: usize) -> Option<Unjournaled> {
+    /// The next mutations that are not in the journal, of about so many bytes at most, or with their pages.
+    pub(super) fn unjournaled(&self, most: usize, has_pages: bool) -> Option<Unjournaled> {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
         let start = collected.waiting.partition_point(|waiting| self.is_journaled(waiting.number));
         let first = collected.waiting.get(start)?.number;
         let (mut bytes, mut last, mut runs) = (0, first, Vec::<Run>::new());
         for Waiting { number, record, quota, user, .. } in collected.waiting.range(start..) {
-            bytes += record.bytes();
+            bytes += match record.write_range().filter(|_| has_pages) {
+                Some((_, range)) => paged_bytes(range.start, (range.end - range.start) as usize),
+                None => record.bytes(),
+            };
             if bytes > most && *number > first {
                 break;
             }

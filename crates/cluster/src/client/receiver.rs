@@ -28,7 +28,7 @@ use super::error::AttachError;
 use super::filesystem::Client;
 use super::journal::FoundJournal;
 use super::journal_moves::ArrivingJournal;
-use super::journal_record::Run;
+use super::journal_runs::Run;
 use super::moved_state::MovedState;
 use super::options::Options;
 use super::recovery::{connect, reopening};
@@ -312,7 +312,7 @@ impl Shared {
         }
         self.check_sight(&offer.sight).await?;
         let found = FoundJournal::open(&self.env, self.device.clone()).await.map_err(failed)?;
-        let mut journal = found.receive().await.map_err(failed)?;
+        let mut journal = found.receive(self.options.data).await.map_err(failed)?;
         let (size, used) = (journal.size(), offer.used);
         if size < used.saturating_add(SPARE) {
             return Err(MoveRefusal::TooSmall { size, used });

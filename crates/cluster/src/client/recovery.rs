@@ -151,7 +151,7 @@ async fn recover(
         }
     }
     // The journal is empty before the server forgets its position.
-    let journal = found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)?;
+    let journal = found.begin(env, options).await.map_err(AttachError::journal)?;
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
@@ -199,7 +199,7 @@ async fn begin_empty(
     if mutations > 0 || !is_ours {
         return Err(AttachError::Pending { mutations, why: format!("{ENDED}{GIVE_UP}") });
     }
-    found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)
+    found.begin(env, options).await.map_err(AttachError::journal)
 }
 
 /// What became of a journal that was written back.

@@ -7,7 +7,7 @@ use thalweg_fs::ranges::Ranges;
 use thalweg_fs::session_table::JournalPosition;
 
 use super::batch::BATCH_BYTES;
-use super::journal_record::{JournaledMutation, Run, hashes};
+use super::journal_runs::{JournaledMutation, Run, hashes};
 use super::record::{MUTATION_BYTES, room_of};
 use super::room::Charge;
 use super::stages::Stages;

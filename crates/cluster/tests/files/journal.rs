@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{self, AttachError, Client, ConflictScope, OnConflict, journal};
+use thalweg_cluster::client::{
+    self, AttachError, Client, ConflictScope, JournaledData, OnConflict, journal,
+};
 use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_env::Env;
 use thalweg_fs::{AttributeChange, Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
@@ -32,6 +34,10 @@ pub(crate) struct Journaled {
     /// What becomes of changes that other clients have made impossible, and which those are.
     pub(crate) on_conflict: OnConflict,
     pub(crate) conflict: ConflictScope,
+    /// Which bytes of files are in the journal.
+    pub(crate) data: JournaledData,
+    /// Bytes of changes in memory.
+    pub(crate) memory: usize,
 }
 
 impl Journaled {
@@ -41,8 +47,21 @@ impl Journaled {
         let device = recorder.device("client-journal", Geometry { size: SIZE, sector: 512 });
         journal::create(&env, &device).await.unwrap();
         let (host, process) = (scene.admit(visitor(name)), env.node());
-        let (keepers, on_conflict, conflict) = Default::default();
-        Journaled { env, host, process, recorder, device, keepers, on_conflict, conflict }
+        let (keepers, on_conflict, conflict, data) = Default::default();
+        // So that most of what waits is in the journal alone.
+        let memory = 64 << 10;
+        Journaled {
+            env,
+            host,
+            process,
+            recorder,
+            device,
+            keepers,
+            on_conflict,
+            conflict,
+            data,
+            memory,
+        }
     }
 
     /// The machine is lost with its journal; another one takes its place, which has an empty one.
@@ -54,6 +73,11 @@ impl Journaled {
         journal::create(&self.env, &self.device).await.unwrap();
         self.process = self.env.node();
         self.host.power_on();
+    }
+
+    /// Bytes that were written to the journal's device so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.device.tallies().total().write_bytes
     }
 
     pub(crate) fn device(&self) -> DeviceRef {
@@ -91,12 +115,10 @@ impl Journaled {
             false => (Duration::from_millis(100), Duration::from_millis(300)),
         };
         let journal = Some(self.device.clone());
-        // So that most of what waits is in the journal alone.
-        let memory = 64 << 10;
-        let keepers = self.keepers.clone();
+        let (memory, keepers) = (self.memory, self.keepers.clone());
         let (on_conflict, conflict) = (self.on_conflict, self.conflict);
         let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
-        client::Options { on_conflict, conflict, ..options }
+        client::Options { on_conflict, conflict, data: self.data, ..options }
     }
 
     /// The power fails: of what was not durable, `left` is in the journal.

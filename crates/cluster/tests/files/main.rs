@@ -21,6 +21,7 @@ mod hostile;
 mod hostile_users;
 mod journal;
 mod journal_crashes;
+mod journal_data;
 mod journal_use;
 mod keeper_crashes;
 mod keeper_hostile;

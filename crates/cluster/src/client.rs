@@ -34,6 +34,7 @@ mod dirty_limit;
 mod durability;
 mod error;
 mod filesystem;
+mod found_journal;
 pub mod inode_changes;
 mod inodes;
 pub mod journal;

@@ -258,7 +258,7 @@ impl Connections {
             before.end().await;
         }
         match reopen(kept, self.open_files.suspended()).await {
-            Ok(Reopened { mut journal, unused }) => {
+            Ok(Reopened { mut journal, unused, .. }) => {
                 self.open_files.found(unused);
                 self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
                 let before = self.base.queue.begin_journal(journal.room().size);

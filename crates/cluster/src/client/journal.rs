@@ -11,19 +11,19 @@ use futures::future::join;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
 use thalweg_fs::Node;
-use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::mutation::Mutation;
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_store::device::DeviceRef;
-use thalweg_store::journal::log::{FoundRecord, Log, LogRecovery, RecordPlace};
-use thalweg_store::journal::{End, JournalError};
+use thalweg_store::journal::JournalError;
+use thalweg_store::journal::log::{Log, RecordPlace};
 use uuid::Uuid;
 
 use super::copies::{self, Attached, Copies, CopyError, KeeperLink};
+use super::found_journal::FoundJournal;
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
-use super::journal_format::{Chain, Entry, Head, Mark, PlacedRecord, Places, unknown_format};
+use super::journal_format::{PlacedRecord, Places};
 use super::journal_record::JournalRecord;
-use super::journal_runs::Run;
 use super::journaled_queue::Unjournaled;
 use super::options::{JournaledData, Options};
 use super::pending::JournalUse;
@@ -79,14 +79,12 @@ pub struct JournalReport {
 /// # Errors
 /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`], [`JournalError::Rotten`]; the device's.
 pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, JournalError> {
-    let found = FoundJournal::open(env, device.clone()).await?;
-    let mutations = found.runs.iter().flat_map(|run| &run.mutations).map(|it| &it.mutation.kind);
+    let found = FoundJournal::open(env, device.clone(), 0).await?;
     let (mut inodes, mut bytes) = (HashSet::default(), 0);
-    for kind in mutations {
+    for it in found.runs.iter().flat_map(|run| &run.mutations) {
+        let kind = it.record.parts().mutation.kind;
         inodes.insert(kind.made().or(kind.unlinked()).unwrap_or(kind.ino()));
-        if let MutationKind::Write { data, .. } = kind {
-            bytes += data.len() as u64;
-        }
+        bytes += it.record.data_bytes();
     }
     Ok(JournalReport {
         session: found.chain.session,
@@ -131,8 +129,11 @@ impl ExportedInode {
 /// # Errors
 /// As [`inspect`].
 pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>, JournalError> {
-    let found = FoundJournal::open(env, device.clone()).await?;
-    let rest = Rest::of(found.runs, |_| true);
+    let found = FoundJournal::open(env, device.clone(), 0).await?;
+    let mut rest = Rest::default();
+    for record in &found.records {
+        rest.add(found.read(record).await?, record.after.position + 1, |_| true);
+    }
     let exported = rest.iter().map(|(ino, changes)| {
         let (ranges, size) = extent(&changes.steps);
         let made = changes.made.as_ref();
@@ -150,61 +151,7 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
     Ok(exported.collect())
 }
 
-/// A journal that was opened, and what it has.
-pub(super) struct FoundJournal {
-    pub(super) log: LogRecovery,
-    /// The session that it is of, and the positions of its mutations.
-    pub(super) chain: Chain,
-    pub(super) runs: Vec<Run>,
-}
-
 impl FoundJournal {
-    /// Reads a journal, and changes nothing.
-    ///
-    /// # Errors
-    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Rotten`],
-    /// [`JournalError::Invalid`]; the device's.
-    pub(super) async fn open(env: &Env, device: DeviceRef) -> Result<FoundJournal, JournalError> {
-        let decode = |found: FoundRecord| {
-            if let Some(format) = unknown_format(&found.header) {
-                return Some(Err(format));
-            }
-            let entry = Entry::decode(found.stamp, &found.header)?;
-            let record = match entry.mark {
-                Some(_) => None,
-                None => Some(JournalRecord::decode(&found)?),
-            };
-            Some(Ok((entry, record)))
-        };
-        let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
-        if let End::Rotten { sequence, later } = scanned.end {
-            let device = log.device().name();
-            return Err(JournalError::Rotten { device, sequence, later });
-        }
-        let mut found = FoundJournal { log, chain: Chain::default(), runs: Vec::new() };
-        for scanned in scanned.records {
-            let invalid = |why: String| {
-                JournalError::Invalid(format!("{}: {why}", found.log.device().name()))
-            };
-            let (entry, record) =
-                scanned.map_err(|format| invalid(UnknownFormat(format).to_string()))?;
-            found.chain.take(entry).map_err(|error| invalid(error.to_string()))?;
-            if matches!(entry.mark, Some(Mark::Begins | Mark::Arrives(_))) {
-                found.runs.clear();
-            }
-            found.runs.extend(record.into_iter().flat_map(|it| it.runs));
-        }
-        Ok(found)
-    }
-
-    pub(super) fn device(&self) -> DeviceRef {
-        self.log.device().clone()
-    }
-
-    pub(super) fn mutations(&self) -> usize {
-        self.runs.iter().map(|run| run.mutations.len()).sum()
-    }
-
     /// Forgets everything, and begins a mount with these options.
     ///
     /// # Errors
@@ -215,7 +162,7 @@ impl FoundJournal {
         options: &Options,
     ) -> Result<ClientJournal, JournalError> {
         let (session, before) = (env.uuid(), self.chain.session);
-        let log = self.log.begin(1).await?;
+        let log = self.into_log()?.begin(1).await?;
         let after = JournalPosition::default();
         let (begins, _) = JournalRecord::new(session, after, 0, Vec::new());
         let appended = log.append(&begins.encode(false)).await?;
@@ -223,43 +170,6 @@ impl FoundJournal {
         records.push(appended.place, after, after);
         let copies = Copies::new(env, session, before, options.keepers.clone());
         Ok(ClientJournal::new(log, session, (records, after), (options.data, copies)))
-    }
-
-    /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn seal(self) -> Result<SealedJournal, JournalError> {
-        let log = self.log.keep(1).await?;
-        let (session, durable) = (self.chain.session.unwrap_or_default(), self.chain.durable);
-        let head = Head::of_mark(session, self.chain.end(), durable);
-        let sealed = log.append(&Mark::Sealed.encode(head)).await?.sequence;
-        Ok(SealedJournal { log, sealed })
-    }
-}
-
-/// Why a journal is not read that another release of this program has written.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "its records have format {0}, which this release does not read: the one that wrote it can write it back, `cluster journal create` gives it up"
-)]
-pub(crate) struct UnknownFormat(pub(crate) u8);
-
-/// A copy of a journal that is taken over.
-pub(super) struct SealedJournal {
-    log: Log,
-    /// The number of its last record.
-    sealed: u64,
-}
-
-impl SealedJournal {
-    /// The server has everything, and made it durable. The mark stays.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn forget(&self) -> Result<(), JournalError> {
-        self.log.release(self.sealed);
-        self.log.forget().await
     }
 }
 

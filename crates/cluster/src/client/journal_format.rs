@@ -107,6 +107,13 @@ pub(crate) fn unknown_format(header: &[u8]) -> Option<u8> {
         .filter(|format| !matches!(*format, FORMAT | FORMAT_OF_MARKS | FORMAT_OF_PAGES))
 }
 
+/// Why a journal is not read that another release of this program has written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "its records have format {0}, which this release does not read: the one that wrote it can write it back, `cluster journal create` gives it up"
+)]
+pub(crate) struct UnknownFormat(pub(crate) u8);
+
 impl Entry {
     /// Of a record with this stamp and header; `None` if no client and no keeper has written it.
     pub(crate) fn decode(last: u64, header: &[u8]) -> Option<Entry> {

@@ -7,7 +7,8 @@ use thalweg_store::journal::log::{Log, RecordPlace};
 use uuid::Uuid;
 
 use super::copies::{Copies, KeeperTarget};
-use super::journal::{ClientJournal, FoundJournal};
+use super::found_journal::FoundJournal;
+use super::journal::ClientJournal;
 use super::journal_format::{Head, Mark, PlacedRecord, Places};
 use super::journal_record::JournalRecord;
 use super::journal_runs::Run;
@@ -22,7 +23,7 @@ impl FoundJournal {
         self,
         data: JournaledData,
     ) -> Result<ArrivingJournal, JournalError> {
-        let log = self.log.begin(1).await?;
+        let log = self.into_log()?.begin(1).await?;
         let (session, durable, end) = Default::default();
         Ok(ArrivingJournal { log, data, session, durable, end, records: Places::default() })
     }

@@ -10,11 +10,12 @@ use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
+use super::found_journal::{FoundMutation, FoundRun};
 use super::journal_pages::paged_bytes;
-use super::journal_runs::{JournaledMutation, Run, hashes};
+use super::journal_runs::{JournaledMutation, Run};
 use super::pending::Changes;
 use super::queue::{Collected, NO_JOURNAL, SentBatch, WritebackQueue};
-use super::record::{Parts, Record, Waiting, room_of};
+use super::record::{Parts, Waiting, room_of};
 use super::room::Charge;
 
 /// Mutations for a record of the journal: they follow those that are there.
@@ -199,33 +200,41 @@ impl WritebackQueue {
     }
 
     /// The next mutations of a journal wait again.
-    pub(super) fn recover(&self, runs: Vec<Run>) {
+    pub(super) fn recover(&self, runs: Vec<FoundRun>) {
         assert!(self.is_recovered(), "mutations wait again after a recovery has begun");
         let mut collected = self.collected.lock();
         let mut number = self.last();
-        let before = collected.waiting.back().map_or_else(|| self.reached_hash(), |it| it.hash);
-        let all: Vec<u64> = hashes(before, &runs).collect();
-        let mut all = all.into_iter();
-        for Run { user, mutations } in runs {
+        for FoundRun { user, mutations } in runs {
             let user = user.map(Arc::new);
-            for JournaledMutation { mutation, blocks, quota } in mutations {
+            for FoundMutation { record, quota, hash } in mutations {
                 number += 1;
-                for ino in mutation.kind.inodes() {
+                for ino in record.parts().mutation.kind.inodes() {
                     self.inodes.with_new(ino, |node| {
                         node.delegation.changed();
                         // Conflict copies are found by the session that has made it, also when the server has all changes of it.
                         node.cached.references += 1;
                     });
                 }
-                // What grows is known to the server, which alone stores bytes beside a journal.
-                let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));
-                self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
-                let hash = all.next().unwrap_or_default();
+                let (own, all) = (record.bytes(), record.sent_bytes());
+                self.bytes.fetch_add(own, Ordering::Relaxed);
+                self.spilled.fetch_add((all - own) as u64, Ordering::Relaxed);
                 let user = user.clone();
                 collected.waiting.push_back(Waiting { number, hash, record, quota, user });
             }
         }
         self.made.store(number, Ordering::Release);
+        drop(collected);
+        self.note_memory(self.in_memory());
+    }
+
+    /// So many bytes of mutations are in memory, or were.
+    pub(super) fn note_memory(&self, bytes: usize) {
+        self.most_in_memory.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The most that was noted.
+    pub(super) fn most_in_memory(&self) -> usize {
+        self.most_in_memory.load(Ordering::Relaxed)
     }
 
     /// What was recovered goes on: it is in the journal with these mutations, of this size, which takes further ones.

@@ -80,6 +80,8 @@ pub(super) struct WritebackQueue {
     /// How much may wait with a journal.
     pub(super) limit: DirtyLimit,
     pub(super) since: AtomicU64,
+    /// Bytes of mutations that were in memory at most, of a journal that is written back.
+    pub(super) most_in_memory: AtomicUsize,
     /// Mutations up to this one are in the journal, and may be sent.
     pub(super) journaled: AtomicU64,
     /// Those up to this one are in the journal and all its copies since before the lease was over.
@@ -106,6 +108,7 @@ impl WritebackQueue {
             spilled: AtomicU64::new(0),
             limit,
             since: AtomicU64::new(NEVER),
+            most_in_memory: AtomicUsize::new(0),
             journaled: AtomicU64::new(NO_JOURNAL),
             leased: AtomicU64::new(0),
             kept: AtomicU64::new(0),

@@ -26,7 +26,7 @@ use uuid::Uuid;
 use super::base::ClientBase;
 use super::error::AttachError;
 use super::filesystem::Client;
-use super::journal::FoundJournal;
+use super::found_journal::{FoundJournal, FoundRun};
 use super::journal_moves::ArrivingJournal;
 use super::journal_runs::Run;
 use super::moved_state::MovedState;
@@ -127,7 +127,7 @@ impl Receiver {
             || JournalError::Invalid("a mount that moves here needs a journal".to_owned());
         let device =
             options.journal.clone().ok_or_else(no_journal).map_err(AttachError::journal)?;
-        let open = || FoundJournal::open(env, device.clone());
+        let open = || FoundJournal::open(env, device.clone(), 0);
         let chain = open().await.map_err(AttachError::journal)?.chain;
         let (slot, before) = match (chain.arrives_from, chain.session) {
             (Some(from), _) => (Slot::InDoubt(from), None),
@@ -311,7 +311,7 @@ impl Shared {
             return Err(MoveRefusal::Invalid);
         }
         self.check_sight(&offer.sight).await?;
-        let found = FoundJournal::open(&self.env, self.device.clone()).await.map_err(failed)?;
+        let found = FoundJournal::open(&self.env, self.device.clone(), 0).await.map_err(failed)?;
         let mut journal = found.receive(self.options.data).await.map_err(failed)?;
         let (size, used) = (journal.size(), offer.used);
         if size < used.saturating_add(SPARE) {
@@ -415,7 +415,7 @@ impl Arriving {
             self.base = shared.new_base(&self.offer, after);
         }
         let (place, last, runs) = self.journal.append(runs).await.map_err(failed)?;
-        self.base.queue.recover(runs);
+        self.base.queue.recover(FoundRun::all(runs, after.hash, None));
         self.base.queue.spill(first..=last, place);
         Ok(())
     }

@@ -21,13 +21,14 @@ use uuid::Uuid;
 
 use super::base::ClientBase;
 use super::conflict_plan::PlanFile;
-use super::conflict_rule::{ConflictRule, skipped_of};
+use super::conflict_rule::ConflictRule;
 use super::conflicts::{Keeper, is_conflict};
 use super::copies::CopyError;
 use super::error::AttachError;
 use super::filesystem::Client;
+use super::found_journal::FoundJournal;
 use super::inode_changes::Rest;
-use super::journal::{ClientJournal, FoundJournal};
+use super::journal::ClientJournal;
 use super::journal_slot::{Kept, Reopen, Reopened};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
@@ -68,8 +69,9 @@ pub(super) async fn connect(
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
     let reopen = reopening(env, &connector, &options, device);
-    let journal = reopen(Kept::Session, Vec::new()).await?.journal;
+    let Reopened { journal, memory, .. } = reopen(Kept::Session, Vec::new()).await?;
     let base = ClientBase::new(env, options);
+    base.queue.note_memory(memory);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
     base.journal.reopen_by(reopen);
@@ -93,7 +95,7 @@ pub(super) fn reopening(
                 Kept::Session => recover(&env, &connector, &options, device, &asked).await?,
                 Kept::Nothing(session) => {
                     let journal = begin_empty(&env, &options, session, device).await?;
-                    Reopened { journal, unused: Vec::new() }
+                    Reopened { journal, unused: Vec::new(), memory: 0 }
                 }
             };
             attach_copies(&reopened.journal).await?;
@@ -131,14 +133,16 @@ async fn recover(
     device: DeviceRef,
     asked: &[Ino],
 ) -> Result<Reopened, AttachError> {
-    let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
-    let (mut resumed, mut unused) = (None, Vec::new());
+    let found = FoundJournal::open(env, device, options.memory / 2).await;
+    let mut found = found.map_err(AttachError::journal)?;
+    let (mut resumed, mut unused, mut memory) = (None, Vec::new(), 0);
     if let Some(session) = found.chain.session {
         let is_arrival = found.chain.arrives_from.is_some();
         match resume(env, connector, options, (session, false), &mut found).await {
             Ok(Resumed { stages: None, .. }) if is_arrival => return Err(AttachError::NotArrived),
             Ok(done) => {
                 if let Some(stages) = &done.stages {
+                    memory = stages.base.queue.most_in_memory();
                     unused = unused_of(stages, asked, &done.skipped).await.unwrap_or_default();
                 }
                 resumed = done.stages;
@@ -155,7 +159,7 @@ async fn recover(
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
-    Ok(Reopened { journal, unused })
+    Ok(Reopened { journal, unused, memory })
 }
 
 /// Those of these inodes that no other client has used, and that have all of the journal's changes, with their paths.
@@ -193,7 +197,7 @@ async fn begin_empty(
     session: Uuid,
     device: DeviceRef,
 ) -> Result<ClientJournal, AttachError> {
-    let found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
+    let found = FoundJournal::open(env, device, 0).await.map_err(AttachError::journal)?;
     let mutations = found.mutations();
     let is_ours = found.chain.session == Some(session);
     if mutations > 0 || !is_ours {
@@ -228,6 +232,7 @@ pub(super) async fn resume(
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
     base.queue.begin_recovery(found.chain.after());
+    base.journal.recover_from(found.log());
     base.queue.recover(runs);
     let (stages, turn) = match Stages::start_held(env, connector.clone(), base).await {
         Ok(started) => started,
@@ -337,10 +342,6 @@ impl Resumption<'_> {
         turn: SendGuard,
     ) -> Result<Ranges, AttachError> {
         let Stages { writeback, base, .. } = self.stages;
-        let again = FoundJournal::open(self.env, found.device()).await;
-        let again = again.map_err(AttachError::journal)?;
-        let (runs, after, last) = (again.runs, again.chain.after(), again.chain.end());
-        let first = again.chain.first;
         // What other clients want meanwhile they get at once, and the server refuses changes of it. If it did not know of the client's
         // absence, they would miss these.
         let turn = if base.session.info().has_returned {
@@ -354,14 +355,13 @@ impl Resumption<'_> {
         let (mut reached, mut recorded) = (writeback.reached_position(), Ranges::default());
         let (skipped, used) = loop {
             let used = self.used_meanwhile().await?;
-            let rule = ConflictRule::new(base.options.conflict, &used);
-            let skipped = skipped_of(rule, (&runs, first), reached.position, &before);
+            let skipped = self.skipped_of(found, &used, (reached.position, &before)).await?;
             // Before the server passes one of them.
             if skipped != recorded {
                 plan.save(&skipped).await.map_err(|error| self.pending(error))?;
                 recorded = skipped.clone();
             }
-            match write_around(self.stages, (&runs, after), reached, &skipped).await {
+            match write_around(self.stages, found, reached, &skipped).await {
                 Ok(all) => {
                     reached = all;
                     break (skipped, used);
@@ -379,12 +379,34 @@ impl Resumption<'_> {
         if skipped.is_empty() {
             return Ok(skipped);
         }
-        let rest = Rest::of(runs, |number| skipped.contains(first + number));
+        let mut rest = Rest::default();
+        for record in &found.records {
+            let runs = found.read(record).await.map_err(AttachError::journal)?;
+            rest.add(runs, record.after.position + 1, |position| skipped.contains(position));
+        }
         self.skipped = rest.iter().map(|(ino, _)| ino).collect();
         let why = why.unwrap_or(FsError::Stale);
         self.keep_rest(rest, &used, &why).await?;
-        pass_skipped(self.stages, reached, last).await.map_err(|error| self.pending(error))?;
+        pass_skipped(self.stages, reached, found.chain.end())
+            .await
+            .map_err(|error| self.pending(error))?;
         plan.remove().await.map_err(|error| self.pending(error))?;
+        Ok(skipped)
+    }
+
+    /// The positions of the mutations that are skipped: those that were before, and what conflicts behind the last position that the server has.
+    async fn skipped_of(
+        &self,
+        found: &FoundJournal,
+        used: &HashMap<Ino, UsedInode>,
+        known: (u64, &Ranges),
+    ) -> Result<Ranges, AttachError> {
+        let mut rule = ConflictRule::new(self.stages.base.options.conflict, used);
+        let mut skipped = Ranges::default();
+        for record in &found.records {
+            let runs = found.read(record).await.map_err(AttachError::journal)?;
+            rule.add_skipped((&runs, record.after.position + 1), known, &mut skipped);
+        }
         Ok(skipped)
     }
 

@@ -74,7 +74,11 @@ impl BatchSender {
             return BatchLimit::MESSAGE;
         }
         let carried = usize::try_from(self.base.queue.rate()).unwrap_or(usize::MAX);
-        let most = self.most_staged.load(Ordering::Relaxed);
+        let mut most = self.most_staged.load(Ordering::Relaxed);
+        if self.base.queue.is_recovered() {
+            // Its bytes are read for it.
+            most = most.min(self.base.options.memory / 2);
+        }
         BatchLimit::staged(carried.min(most), self.coalesces())
     }
 

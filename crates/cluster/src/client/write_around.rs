@@ -1,12 +1,13 @@
 //! Writes a journal back around the mutations that conflict with what other clients have done: these are skipped.
 
 use smallvec::SmallVec;
-use thalweg_fs::FsError;
 use thalweg_fs::mutation::Mutation;
 use thalweg_fs::ranges::Ranges;
 use thalweg_fs::session_table::JournalPosition;
+use thalweg_fs::{Action, Failure, FsError};
 
 use super::batch::BATCH_BYTES;
+use super::found_journal::FoundJournal;
 use super::journal_runs::{JournaledMutation, Run, hashes};
 use super::record::{MUTATION_BYTES, room_of};
 use super::room::Charge;
@@ -95,6 +96,25 @@ fn parts<'a>(
 /// # Errors
 /// [`Refused`]: the first mutation that the server does not take, or that does not reach it.
 pub(super) async fn write_around(
+    stages: &Stages,
+    found: &FoundJournal,
+    mut reached: JournalPosition,
+    skipped: &Ranges,
+) -> Result<JournalPosition, Refused> {
+    for record in &found.records {
+        if record.end.position <= reached.position {
+            continue;
+        }
+        let runs = found.read(record).await.map_err(|error| {
+            let error = FsError::Store(Failure::new(Action::GiveUp, error));
+            Refused { position: record.after.position + 1, reached, error }
+        })?;
+        reached = write_runs(stages, (&runs, record.after), reached, skipped).await?;
+    }
+    Ok(reached)
+}
+
+async fn write_runs(
     stages: &Stages,
     (runs, after): (&[Run], JournalPosition),
     mut reached: JournalPosition,

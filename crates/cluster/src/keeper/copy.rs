@@ -15,9 +15,9 @@ use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use super::shelf::{KeptCopy, Shelf};
-use crate::client::journal::{MIN_SIZE, OWNER, UnknownFormat};
+use crate::client::journal::{MIN_SIZE, OWNER};
 use crate::client::journal_format::{
-    Chain, Entry, Head, Mark, NotNext, Places, sent_record, unknown_format,
+    Chain, Entry, Head, Mark, NotNext, Places, UnknownFormat, sent_record, unknown_format,
 };
 use crate::protocol::keep::{KeepRefusal, MAX_BODY, MAX_HEADER};
 

@@ -42,9 +42,14 @@ pub(crate) struct Journaled {
 
 impl Journaled {
     pub(crate) async fn new(scene: &Scene, name: &str) -> Journaled {
+        Journaled::sized(scene, name, SIZE).await
+    }
+
+    /// With a journal of so many bytes.
+    pub(crate) async fn sized(scene: &Scene, name: &str, size: u64) -> Journaled {
         let env = scene.env.clone();
         let recorder = Recorder::with_latency(&env, Duration::from_micros(100));
-        let device = recorder.device("client-journal", Geometry { size: SIZE, sector: 512 });
+        let device = recorder.device("client-journal", Geometry { size, sector: 512 });
         journal::create(&env, &device).await.unwrap();
         let (host, process) = (scene.admit(visitor(name)), env.node());
         let (keepers, on_conflict, conflict, data) = Default::default();

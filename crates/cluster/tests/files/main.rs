@@ -22,6 +22,7 @@ mod hostile_users;
 mod journal;
 mod journal_crashes;
 mod journal_data;
+mod journal_memory;
 mod journal_use;
 mod keeper_crashes;
 mod keeper_hostile;

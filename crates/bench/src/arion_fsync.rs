@@ -9,6 +9,7 @@
 //! | `messages_per_create_fsync`, `_rename_fsync`, `_unlink_fsync` | the same, where a file is made, renamed or removed before |
 //! | `flushes_per_fsync_1`, `_64` | of the journal's drive, with 1 and 64 writers |
 //! | `wasteless_journal_bytes_per_user_byte_128_1`, `_128_64`, `_4096_1`, `_4096_64` | written to the drive, for writes of so many bytes by so many writers |
+//! | `data_journal_bytes_per_user_byte_128_1`, `_128_64`, `_4096_1`, `_4096_64` | the same where the journal has whole pages (`data=data`) |
 //! | `read_bytes_per_partial_write` | that the server sends for a write of 128 bytes to a block that is at the server |
 //! | `below_aim` | the figures that miss their aims |
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
-use thalweg_cluster::client::Client;
+use thalweg_cluster::client::{Client, JournaledData};
 use thalweg_env::Env;
 use thalweg_fs::{Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::net::LinkSpec;
@@ -66,11 +67,16 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     report.figure("scale", scale);
     let measure = |load| thalweg_sim::run(options.seed, move |env| measure(env, load, syncs));
     let mut figures: Vec<(String, f64)> = Vec::new();
-    for bytes in [128, 4096] {
+    let modes = [("wasteless", JournaledData::Wasteless), ("data", JournaledData::Pages)];
+    for (at, bytes) in [128, 4096, 128, 4096].into_iter().enumerate() {
+        let (mode, data) = modes[at / 2];
         for writers in [1, 64] {
-            let spent = measure(Load::Writes { bytes, writers })?;
-            let name = format!("wasteless_journal_bytes_per_user_byte_{bytes}_{writers}");
+            let spent = measure(Load::Writes { bytes, writers, data })?;
+            let name = format!("{mode}_journal_bytes_per_user_byte_{bytes}_{writers}");
             figures.push((name, spent.journal_bytes / f64::from(bytes)));
+            if data == JournaledData::Pages {
+                continue;
+            }
             if bytes == 128 {
                 figures.push((format!("flushes_per_fsync_{writers}"), spent.flushes));
             }
@@ -95,13 +101,16 @@ fn run(options: &Options) -> Result<Report, BenchError> {
         missed += u32::from(*figure > aim + 5e-4);
     }
     report.figure("below_aim", f64::from(missed));
+    for (name, figure) in figures.iter().filter(|(name, _)| name.starts_with("data_")) {
+        report.figure(name, rounded(*figure));
+    }
     Ok(report)
 }
 
 /// What the writers do before each `fsync`.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    Writes { bytes: u32, writers: u64 },
+    Writes { bytes: u32, writers: u64, data: JournaledData },
     Creates,
     Renames,
     Unlinks,
@@ -120,11 +129,11 @@ struct Spent {
 async fn measure(env: Env, load: Load, syncs: u64) -> Result<Spent, BenchError> {
     let site = Site::new(&env, LinkSpec::default()).await?;
     let drive = Arc::new(SolidState::new(&env, "journal", SolidStateSpec::sata(JOURNAL)));
-    let client = site.journaled(drive.clone()).await?;
-    let writers = match load {
-        Load::Writes { writers, .. } => writers,
-        _ => 1,
+    let (writers, data) = match load {
+        Load::Writes { writers, data, .. } => (writers, data),
+        _ => (1, JournaledData::default()),
     };
+    let client = site.journaled_as(drive.clone(), data).await?;
     let (directory, files) = prepare(&client, load, writers, syncs).await.map_err(failed)?;
     let counts = || {
         let sent = client.traffic().sent();

@@ -26,6 +26,7 @@ use thalweg_cluster::server::{self, Server};
 use thalweg_env::Env;
 use thalweg_fs::local::LocalFs;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Caller, Filesystem, FsError, Ino, Lookup, NewNode, Node, OpenFlags, Timestamp};
 use thalweg_store::device::{DeviceRef, MemoryDevice};
 use thalweg_store::inplace::Mode;
@@ -259,7 +260,7 @@ async fn make_in_bulk(env: &Env, fs: &LocalFs, round: u32, files: u64) -> Result
     };
     let mutations: Vec<Mutation> = numbers.map(mutation).collect();
     let begun = env.now();
-    session_table.apply(&mutations, &[], 0).await?;
+    session_table.apply(&mutations, &[], JournalPosition::default()).await?;
     Ok(files as f64 / env.now().since(begun).as_secs_f64())
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use thalweg_cluster::client::{self, Client, KeeperTarget, MoveTarget, Receiver};
+use thalweg_cluster::client::{self, Client, JournaledData, KeeperTarget, MoveTarget, Receiver};
 use thalweg_cluster::keeper::Keeper;
 use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::connection::{Listener, Stream};
@@ -194,6 +194,17 @@ impl Site {
     /// A client with a journal on a drive of its own, which it makes empty.
     pub(crate) async fn journaled(&self, drive: DeviceRef) -> Result<Client, BenchError> {
         self.journaled_with(drive, Vec::new()).await
+    }
+
+    /// The same, with these bytes of files in the journal.
+    pub(crate) async fn journaled_as(
+        &self,
+        drive: DeviceRef,
+        data: JournaledData,
+    ) -> Result<Client, BenchError> {
+        client::journal::create(&self.env, &drive).await.map_err(failed)?;
+        let options = client::Options { data, ..journaled(drive) };
+        self.connect(&self.env, JOURNALED, options).await
     }
 
     /// The same; its journal has copies at these keepers.

@@ -191,7 +191,10 @@ impl From<OpenError> for Failure {
                 Failure { number: libc::EACCES, text: error.to_string() }
             }
             OpenError::Attach(
-                AttachError::Journal(_) | AttachError::Pending { .. } | AttachError::NotArrived,
+                AttachError::Journal(_)
+                | AttachError::Pending { .. }
+                | AttachError::NotArrived
+                | AttachError::Diverged,
             ) => Failure { number: libc::EIO, text: error.to_string() },
             OpenError::Invalid(text) => Failure::invalid(text),
             OpenError::Threads(error) => Failure {

@@ -2,13 +2,15 @@
 
 use std::path::Path;
 
-use thalweg_cluster::client::journal;
+use thalweg_cluster::client::{JournaledData, journal};
 use thalweg_env::Env;
 use thalweg_store::device::{Access, DeviceRef};
+use thalweg_store::inplace::{self, Mode};
 use thalweg_store::pool::PoolError;
 
 use crate::devices;
 use crate::failure::{Failure, Outcome, explain_journal};
+use crate::request::mount_options::JournalOptions;
 
 /// Bytes of a new journal.
 pub(crate) const USUAL_SIZE: u64 = 2 << 30;
@@ -55,4 +57,53 @@ pub(crate) async fn device(env: &Env, path: &Path, access: Access) -> Outcome<De
     opened.map_err(|error| {
         Failure::from(error).while_doing(format!("cannot open the journal {}", path.display()))
     })
+}
+
+/// Which bytes of files the journal of a client has.
+pub(crate) fn data_of(options: &JournalOptions) -> Outcome<JournaledData> {
+    let threshold = options.threshold.filter(|_| options.data != Some(Mode::Selective));
+    if threshold.is_some() {
+        return Err(Failure::new("threshold= is about data=selective")
+            .help("add data=selective, or leave threshold= out"));
+    }
+    match options.data {
+        None | Some(Mode::Wasteless) => Ok(JournaledData::Wasteless),
+        Some(Mode::Data) => Ok(JournaledData::Pages),
+        Some(Mode::Selective) => {
+            let usual = inplace::Options::default().threshold;
+            let threshold = options.threshold.unwrap_or(usual);
+            Ok(JournaledData::Selective { threshold })
+        }
+        Some(mode @ (Mode::Writeback | Mode::Ordered)) => {
+            Err(Failure::new(format!("a client's journal has no mode {mode}"))
+                .help("data=wasteless, data=data and data=selective are possible"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::mount_options::{MountOptions, Unknown};
+
+    #[test]
+    fn a_journal_of_a_client_has_three_of_the_modes() {
+        let data = |list: &str| {
+            let options = MountOptions::parse(&[list.to_owned()], Unknown::Refuse);
+            data_of(&options.unwrap().journal).map_err(|error| error.to_string())
+        };
+        let selective = |threshold| Ok(JournaledData::Selective { threshold });
+        assert_eq!(data("ro"), Ok(JournaledData::Wasteless));
+        assert_eq!(data("data=wasteless"), Ok(JournaledData::Wasteless));
+        assert_eq!(data("data=data"), Ok(JournaledData::Pages));
+        assert_eq!(data("data=selective"), selective(4096));
+        assert_eq!(data("data=selective,threshold=64K"), selective(65_536));
+        for (wrong, word) in [
+            ("data=ordered", "ordered"),
+            ("data=writeback", "writeback"),
+            ("threshold=1", "threshold="),
+        ] {
+            assert!(data(wrong).unwrap_err().contains(word), "{wrong}");
+        }
+    }
 }

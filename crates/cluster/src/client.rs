@@ -34,11 +34,15 @@ mod dirty_limit;
 mod durability;
 mod error;
 mod filesystem;
+mod found_journal;
 pub mod inode_changes;
 mod inodes;
 pub mod journal;
 pub(crate) mod journal_format;
 mod journal_moves;
+mod journal_pages;
+mod journal_record;
+mod journal_runs;
 mod journal_slot;
 mod journaled_queue;
 mod journaling;
@@ -66,6 +70,7 @@ mod replay_log;
 mod room;
 mod rpc;
 mod sender;
+mod sent_ends;
 mod server_calls;
 mod session;
 mod size_records;
@@ -81,8 +86,8 @@ pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
 pub use moving::{MoveError, MoveReport, MoveTarget};
 pub use options::{
-    ConflictScope, OnConflict, Options, Recover, UnknownConflictScope, UnknownOnConflict,
-    UnknownRecover,
+    ConflictScope, JournaledData, OnConflict, Options, Recover, UnknownConflictScope,
+    UnknownOnConflict, UnknownRecover,
 };
 pub use pending::{Changes, MountedJournal, PendingReport};
 pub use receiver::{Arrival, Receiver};

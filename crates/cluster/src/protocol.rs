@@ -51,14 +51,14 @@ use crate::failure::WireError;
 pub use call::{Call, CallEffect, ReplayedCall};
 pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
-pub use journal::{JournalMount, JournalState};
+pub use journal::{BatchPositions, JournalMount, JournalState};
 pub use limits::*;
 pub use lists::{decode_entries, decode_list, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use used::{UsedInode, conflicts_with};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 16 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 17 };
 
 /// What a client wants.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -133,9 +133,9 @@ pub enum Request {
         /// The numbers of recalls ([`FromServer::Invalidate`]): once these mutations count, the server has all that the client
         /// has made of what is recalled. At most [`MAX_RELEASES`].
         releases: Vec<u64>,
-        /// Of a client with a journal: the first and the last position there. The first one follows the last one of the batch
-        /// before. A batch that the server has already is answered and not applied again.
-        positions: Option<(u64, u64)>,
+        /// Of a client with a journal: it follows the batch before. A batch that the server has already is answered and not applied again;
+        /// one behind other mutations than the server has is refused.
+        positions: Option<BatchPositions>,
         /// The list was sent before, in so many parts ([`Request::Stage`]), and the payload is a list of the inodes that it makes,
         /// each with whether that is a directory. [`Answer::Unstaged`] if the server does not have all parts. 0: the payload is the list.
         staged: u32,

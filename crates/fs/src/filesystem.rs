@@ -28,7 +28,7 @@ use crate::locks::{Lock, LockKind, LockOwner, LockRange};
 use crate::mutation::{ByteMutations, Mutation};
 pub use crate::node::{NewNode, Node, Rename};
 use crate::room::{Promises, RoomShare};
-use crate::session_table::{Held, Recorder, SessionRecord};
+use crate::session_table::{Held, JournalPosition, Recorder, SessionRecord};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -473,7 +473,7 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     }
 
     /// Applies mutations in their order: all of them in one transaction, or none. When they count, the promise of the session is
-    /// less by `charged`, and it refuses nothing that this covers. The record of the call has this outcome.
+    /// less by `charged`, and it refuses nothing that this covers. The record of the call has where they end in their client's journal.
     ///
     /// # Errors
     /// The first one of a mutation: those of the call that would make the same change; [`FsError::Invalid`] for an inode number
@@ -482,7 +482,7 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
         &self,
         mutations: &[Mutation],
         charged: &[RoomShare],
-        outcome: u64,
+        end: JournalPosition,
     ) -> Result<(), FsError>;
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions

@@ -47,6 +47,17 @@ pub struct SlotRecord {
     pub number: u64,
     /// As in [`Committed`].
     pub outcome: u64,
+    /// [`JournalPosition::hash`] of a call by which mutations were applied; else 0.
+    pub hash: u64,
+}
+
+/// A position in a client's journal, which counts mutations from 1 on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct JournalPosition {
+    /// How many mutations there are up to here.
+    pub position: u64,
+    /// The client's hash over all of them; 0 before the first one.
+    pub hash: u64,
 }
 
 /// A call that is recorded by a later one, which has replaced everything that it would have come to.

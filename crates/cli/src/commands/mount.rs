@@ -16,6 +16,7 @@ use super::fstab;
 use super::mount_shared::Remote;
 use super::mounted::{canonical, is_dead, mount_on, no_server, server_folder, take_away};
 use super::status;
+use crate::client_journal;
 use crate::control::Client;
 use crate::daemon::background;
 use crate::daemon::mount_flags::change_flags;
@@ -99,6 +100,9 @@ Of a shared filesystem, for changes that the client has made by itself:
   journal_dev=PATH  keep a journal of them there, a file or a device of this machine: fsync needs no message then.
                     A new file is made. writeback and expire are 60 with a journal
   journal_size=SIZE of a new journal (2G)
+  data=wasteless|data|selective  which bytes of files are in the journal: those that were written (wasteless, the
+                    default), the pages of 4 KiB that writes touch, or those of writes below threshold=SIZE (4096); with
+                    selective larger writes go to the server, and an fsync behind one needs it
   commit=SECONDS    how old changes become that are not in the journal yet (1)
   conflict=prefix|file  which changes in the journal conflict when others have used what one of them changes while this
                     machine was away: that one and all behind it (prefix), or that one and those that depend on it (file)
@@ -206,6 +210,7 @@ async fn shared(
 ) -> Outcome<()> {
     let JournalOptions { writeback, expire, commit, journal_size, on_conflict, conflict, .. } =
         options.journal;
+    let JournalOptions { data, threshold, .. } = options.journal;
     let JournalOptions { journal_dev, replicate, receive, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
@@ -214,6 +219,8 @@ async fn shared(
         commit,
         journal_dev,
         journal_size,
+        data,
+        threshold,
         on_conflict,
         conflict,
         replicate: replicate.clone(),
@@ -225,8 +232,8 @@ async fn shared(
             "{address} is a shared filesystem, without these options"
         ))
         .help(
-            "leave out writeback_cache, and the options of volumes that are updated in place but writeback, expire, commit \
-             and journal_dev",
+            "leave out writeback_cache, and the options of volumes that are updated in place but writeback, expire, commit, \
+             journal_dev, data and threshold",
         ));
     }
     if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
@@ -234,14 +241,17 @@ async fn shared(
     }
     let is_about_journal = commit.is_some()
         || journal_size.is_some()
+        || data.is_some()
+        || threshold.is_some()
         || on_conflict.is_some()
         || conflict.is_some()
         || replicate.is_some()
         || receive.is_some();
     if !has_journal && is_about_journal {
-        let words = "commit=, journal_size=, conflict=, on_conflict=, replicate= and receive are about a journal";
+        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, replicate= and receive are about a journal";
         return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
+    client_journal::data_of(&options.journal)?;
     let directory = usable(directory)?;
     if let Some(found) = mounts::at(&directory)?.filter(|it| it.source == address.to_string()) {
         let place = found.mountpoint.display();

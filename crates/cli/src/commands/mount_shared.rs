@@ -242,6 +242,7 @@ impl Remote {
             writeback: options.writeback.unwrap_or(writeback),
             expire: options.expire.unwrap_or(expire),
             commit: options.commit.unwrap_or(defaults.commit),
+            data: client_journal::data_of(options)?,
             on_conflict: options.on_conflict.unwrap_or(defaults.on_conflict),
             conflict: options.conflict.unwrap_or(defaults.conflict),
             host: host_name().unwrap_or(defaults.host),

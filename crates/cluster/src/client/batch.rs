@@ -26,6 +26,8 @@ pub(super) type Part<'a> = (&'a [Mutation], &'a [Charge]);
 pub(super) struct Batch {
     pub(super) mutations: Vec<Mutation>,
     pub(super) charges: Vec<Charge>,
+    /// The hash up to each mutation, of those that are in the journal.
+    pub(super) hashes: Vec<u64>,
     pub(super) user: User,
     /// No name changes and no file becomes longer, so that bytes may be stored before or after.
     pub(super) only_replaces: bool,
@@ -103,6 +105,13 @@ pub(super) struct SpilledWrite {
 }
 
 impl Batch {
+    /// The hash up to a mutation of it.
+    pub(super) fn hash_up_to(&self, number: u64) -> u64 {
+        let behind = usize::try_from(self.last - number).unwrap_or(usize::MAX);
+        let at = self.hashes.len().checked_sub(behind + 1);
+        at.map_or(0, |at| self.hashes[at])
+    }
+
     /// A part, with what each mutation takes.
     pub(super) fn part(&self, part: &Range<usize>) -> Part<'_> {
         (&self.mutations[part.clone()], &self.charges[part.clone()])

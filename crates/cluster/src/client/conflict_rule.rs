@@ -9,7 +9,7 @@ use thalweg_fs::Ino;
 use thalweg_fs::mutation::MutationKind;
 use thalweg_fs::ranges::Ranges;
 
-use super::journal_format::Run;
+use super::journal_runs::Run;
 use super::options::ConflictScope;
 use crate::protocol::UsedInode;
 
@@ -67,6 +67,25 @@ impl<'a> ConflictRule<'a> {
         }
     }
 
+    /// Adds the positions of mutations that are skipped: those that were before, and what conflicts behind the last position that the server
+    /// has. These runs have positions from `first` on.
+    pub(super) fn add_skipped(
+        &mut self,
+        (runs, first): (&[Run], u64),
+        (reached, before): (u64, &Ranges),
+        skipped: &mut Ranges,
+    ) {
+        let mutations = runs.iter().flat_map(|run| &run.mutations).map(|it| &it.mutation.kind);
+        for (position, kind) in (first..).zip(mutations) {
+            let is_skipped =
+                before.contains(position) || (position > reached && self.conflicts(kind));
+            if is_skipped {
+                self.skip(kind);
+                skipped.add(position..position + 1);
+            }
+        }
+    }
+
     /// A mutation is skipped.
     pub(super) fn skip(&mut self, kind: &MutationKind) {
         let is_foreseen = self.conflicts(kind);
@@ -89,33 +108,24 @@ impl<'a> ConflictRule<'a> {
     }
 }
 
-/// The positions of the mutations that are skipped: those that were before, and what conflicts behind the last position that the
-/// server has. The mutations have positions from `first` on.
-pub(super) fn skipped_of(
-    mut rule: ConflictRule<'_>,
-    (runs, first): (&[Run], u64),
-    reached: u64,
-    before: &Ranges,
-) -> Ranges {
-    let mut skipped = Ranges::default();
-    let mutations = runs.iter().flat_map(|run| &run.mutations).map(|it| &it.mutation.kind);
-    for (position, kind) in (first..).zip(mutations) {
-        let is_skipped = before.contains(position) || (position > reached && rule.conflicts(kind));
-        if is_skipped {
-            rule.skip(kind);
-            skipped.add(position..position + 1);
-        }
-    }
-    skipped
-}
-
 #[cfg(test)]
 mod tests {
     use thalweg_fs::mutation::Mutation;
     use thalweg_fs::{AttributeChange, NewNode, Node, Rename, Timestamp};
 
-    use super::super::journal_format::JournaledMutation;
+    use super::super::journal_runs::JournaledMutation;
     use super::*;
+
+    fn skipped_of(
+        mut rule: ConflictRule<'_>,
+        runs: (&[Run], u64),
+        reached: u64,
+        before: &Ranges,
+    ) -> Ranges {
+        let mut skipped = Ranges::default();
+        rule.add_skipped(runs, (reached, before), &mut skipped);
+        skipped
+    }
 
     const TOP: Ino = Ino(1);
 

@@ -126,7 +126,16 @@ impl Connections {
         // After a reboot no server is known, and what was held is reclaimed only if the server expects that.
         let has_rebooted = begun && before.is_nil();
         if has_rebooted {
-            self.writeback.resume(state);
+            self.writeback.resume(state)?;
+        } else if begun && journal.is_some() && !self.base.queue.sent_ends.contains(state.applied) {
+            // The session is not detached: it may be another client's by now.
+            channel.close("the server has other changes of this session");
+            tracing::error!(
+                position = state.applied.position,
+                "the server has other changes of this session than this client has made: its volume is of an earlier time, or the journal was copied and is mounted twice"
+            );
+            self.end_session(false);
+            return Err(AttachError::Ended);
         }
         let is_new = begun && if has_rebooted { state.expected } else { before != server };
         self.base.inodes.set_rules(LocalRules { bytes, is_direct: !contents.is_empty(), squash });
@@ -249,7 +258,7 @@ impl Connections {
             before.end().await;
         }
         match reopen(kept, self.open_files.suspended()).await {
-            Ok(Reopened { mut journal, unused }) => {
+            Ok(Reopened { mut journal, unused, .. }) => {
                 self.open_files.found(unused);
                 self.base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
                 let before = self.base.queue.begin_journal(journal.room().size);

@@ -212,8 +212,9 @@ pub(super) async fn write(
         WriteAt::End => 0,
     };
     let (mut went, mut next) = (None, at);
-    let is_long = data.iter().map(Bytes::len).sum::<usize>() > MAX_WRITE;
-    let is_cut = is_long && stages.base.inodes.has_delegation(ino);
+    let whole = data.iter().map(Bytes::len).sum::<usize>();
+    let is_direct = stages.is_direct(whole);
+    let is_cut = whole > MAX_WRITE && !is_direct && stages.base.inodes.has_delegation(ino);
     let mut pieces = cut(start, data, if is_cut { MAX_WRITE } else { MAX_PAYLOAD });
     if pieces.is_empty() {
         pieces.push(Vec::new());
@@ -221,7 +222,8 @@ pub(super) async fn write(
     for piece in pieces {
         let len: usize = piece.iter().map(Bytes::len).sum();
         let write = || stages.write_now(ino, next, &piece, how);
-        let offset = match stages.change_locally(ino, write).await? {
+        let local = if is_direct { None } else { stages.change_locally(ino, write).await? };
+        let offset = match local {
             Some(offset) => {
                 stages.writeback.throttle().await?;
                 offset
@@ -233,6 +235,10 @@ pub(super) async fn write(
         };
         went.get_or_insert(offset);
         next = WriteAt::Offset(offset + len as u64);
+    }
+    if is_direct {
+        // The next small change of a file of the client's own is to need no server.
+        stages.complete_attributes(ino).await?;
     }
     Ok(went.unwrap_or(start))
 }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::Traffic;
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_store::journal::JournalError;
@@ -89,7 +90,7 @@ pub(super) enum CopyError {
 impl CopyError {
     /// Whether it is of no use to try again.
     pub(super) fn is_final(&self) -> bool {
-        matches!(self, CopyError::Refused(KeepRefusal::TakenOver))
+        matches!(self, CopyError::Refused(KeepRefusal::TakenOver | KeepRefusal::Diverged))
     }
 }
 
@@ -115,8 +116,8 @@ pub(super) struct Attached {
     pub(super) channel: Channel,
     /// Receives answers.
     _running: Task<io::Result<()>>,
-    /// The position behind what the copy has.
-    pub(super) next: u64,
+    /// The last position that the copy has.
+    pub(super) end: JournalPosition,
 }
 
 impl KeeperLink {
@@ -130,12 +131,12 @@ impl KeeperLink {
         &self.target.name
     }
 
-    /// Connects, and attaches the copy of a journal of so many bytes. `first`: the first position of a new one.
+    /// Connects, and attaches the copy of a journal of so many bytes. A new one begins `after` a position.
     pub(super) async fn attach(
         &self,
         copies: &Copies,
         size: u64,
-        first: u64,
+        after: JournalPosition,
     ) -> Result<Attached, CopyError> {
         let attaching = async {
             let mut stream =
@@ -152,9 +153,9 @@ impl KeeperLink {
             let _running = env.spawn(async move { receiving.run(reader, &NoCalls).await });
             let (session, before) = (copies.session, copies.before);
             let is_durable = self.target.is_durable;
-            let call = KeepCall::Attach { session, before, size, is_durable, first };
+            let call = KeepCall::Attach { session, before, size, is_durable, after };
             match channel.call(&call, &[]).await?.0 {
-                KeepAnswer::Attached { next } => Ok(Attached { channel, _running, next }),
+                KeepAnswer::Attached { end } => Ok(Attached { channel, _running, end }),
                 KeepAnswer::Refused(refusal) => Err(CopyError::Refused(refusal)),
                 KeepAnswer::Done => Err(CopyError::Unexpected),
             }
@@ -165,7 +166,7 @@ impl KeeperLink {
 
     /// The copy has everything before its next position, and gets each record from now on.
     pub(super) fn set_up(&self, attached: Attached) {
-        self.next.store(attached.next, Ordering::Release);
+        self.next.store(attached.end.position + 1, Ordering::Release);
         *self.link.lock() = Link::Up(attached);
     }
 
@@ -281,7 +282,8 @@ impl Copies {
         self.links.iter().all(|link| link.has(last))
     }
 
-    fn released(&self) -> u64 {
+    /// The server has made everything up to this position durable.
+    pub(super) fn released(&self) -> u64 {
         self.released.load(Ordering::Acquire)
     }
 

@@ -41,6 +41,9 @@ pub enum AttachError {
         "the journal is that of a mount which was to move here, and has not: `mount -o receive` waits for it, `cluster journal erase --force` gives it up"
     )]
     NotArrived,
+    /// The server has other mutations of the session than the journal.
+    #[error("the server has other changes of this session than the journal")]
+    Diverged,
     /// The session that was to go on has ended.
     #[error("the server has ended the session")]
     Ended,

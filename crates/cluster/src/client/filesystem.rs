@@ -63,6 +63,8 @@ pub struct ClientStatus {
     pub kept: usize,
     /// Changes that were acknowledged, and may be lost: the server crashed, and did not get them again.
     pub lost: u64,
+    /// Bytes of changes that were in memory at most while the journal of the mount before was written back.
+    pub recovery_memory: usize,
 }
 
 /// A filesystem behind a server. Clones are the same client; its session ends with [`Client::close`], or when the server
@@ -146,6 +148,7 @@ impl Client {
             unsent: self.stages.base.queue.len(),
             kept: self.stages.base.replay_log.len(),
             lost: self.stages.base.losses.counted(),
+            recovery_memory: self.stages.base.queue.most_in_memory(),
         }
     }
 

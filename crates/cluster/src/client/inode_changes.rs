@@ -6,7 +6,7 @@ use thalweg_fs::mutation::MutationKind;
 use thalweg_fs::ranges::Ranges;
 use thalweg_fs::{AttributeChange, Ino, NewNode, Rename};
 
-use super::journal_format::Run;
+use super::journal_runs::Run;
 
 /// A change of the bytes of a file.
 #[derive(Clone, Debug)]
@@ -88,6 +88,7 @@ impl Changes {
 }
 
 /// The rest of a journal.
+#[derive(Default)]
 pub(super) struct Rest {
     /// Inodes in the order of their first change.
     inodes: Vec<Ino>,
@@ -97,17 +98,15 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Those of the mutations of these runs, which are counted from 0 on, that `belongs` names.
-    pub(super) fn of(runs: Vec<Run>, belongs: impl Fn(u64) -> bool) -> Rest {
-        let mut rest =
-            Rest { inodes: Vec::new(), changes: HashMap::default(), count: 0, time: i64::MAX };
+    /// Adds those of the mutations of these runs that `belongs` names. They have positions from `first` on.
+    pub(super) fn add(&mut self, runs: Vec<Run>, first: u64, belongs: impl Fn(u64) -> bool) {
         let mutations = runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation);
-        for (_, mutation) in (0..).zip(mutations).filter(|(number, _)| belongs(*number)) {
-            rest.count += 1;
-            rest.time = rest.time.min(mutation.time.seconds);
-            rest.add(mutation.kind);
+        for (_, mutation) in (first..).zip(mutations).filter(|(position, _)| belongs(*position)) {
+            let seconds = mutation.time.seconds;
+            self.time = if self.count == 0 { seconds } else { self.time.min(seconds) };
+            self.count += 1;
+            self.add_change(mutation.kind);
         }
-        rest
     }
 
     fn of_inode(&mut self, ino: Ino) -> &mut Changes {
@@ -117,7 +116,7 @@ impl Rest {
         })
     }
 
-    fn add(&mut self, kind: MutationKind) {
+    fn add_change(&mut self, kind: MutationKind) {
         match kind {
             MutationKind::Create { parent, name, new, number } => {
                 self.of_inode(number).made = Some((parent, name, new));

@@ -11,20 +11,25 @@ use futures::future::join;
 use parking_lot::Mutex;
 use thalweg_env::{Env, HashSet};
 use thalweg_fs::Node;
-use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::mutation::Mutation;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_store::device::DeviceRef;
-use thalweg_store::journal::log::{FoundRecord, Log, LogRecovery, RecordPlace};
-use thalweg_store::journal::{End, JournalError};
+use thalweg_store::journal::JournalError;
+use thalweg_store::journal::log::{Log, RecordPlace};
 use uuid::Uuid;
 
-use super::copies::{self, Attached, Copies, CopyError, KeeperLink, KeeperTarget};
+use super::copies::{self, Attached, Copies, CopyError, KeeperLink};
+use super::found_journal::FoundJournal;
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
-use super::journal_format::{Chain, Entry, Head, JournalRecord, Mark, Places, Run};
+use super::journal_format::{PlacedRecord, Places};
+use super::journal_record::JournalRecord;
 use super::journaled_queue::Unjournaled;
+use super::options::{JournaledData, Options};
 use super::pending::JournalUse;
 use super::queue::WritebackQueue;
 use crate::conflicts::encode_path;
+use crate::protocol::keep::KeepRefusal;
 
 /// Bytes of mutations in one record, about.
 const RECORD_BYTES: usize = 1 << 20;
@@ -74,14 +79,12 @@ pub struct JournalReport {
 /// # Errors
 /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`], [`JournalError::Rotten`]; the device's.
 pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, JournalError> {
-    let found = FoundJournal::open(env, device.clone()).await?;
-    let mutations = found.runs.iter().flat_map(|run| &run.mutations).map(|it| &it.mutation.kind);
+    let found = FoundJournal::open(env, device.clone(), 0).await?;
     let (mut inodes, mut bytes) = (HashSet::default(), 0);
-    for kind in mutations {
+    for it in found.runs.iter().flat_map(|run| &run.mutations) {
+        let kind = it.record.parts().mutation.kind;
         inodes.insert(kind.made().or(kind.unlinked()).unwrap_or(kind.ino()));
-        if let MutationKind::Write { data, .. } = kind {
-            bytes += data.len() as u64;
-        }
+        bytes += it.record.data_bytes();
     }
     Ok(JournalReport {
         session: found.chain.session,
@@ -126,8 +129,11 @@ impl ExportedInode {
 /// # Errors
 /// As [`inspect`].
 pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>, JournalError> {
-    let found = FoundJournal::open(env, device.clone()).await?;
-    let rest = Rest::of(found.runs, |_| true);
+    let found = FoundJournal::open(env, device.clone(), 0).await?;
+    let mut rest = Rest::default();
+    for record in &found.records {
+        rest.add(found.read(record).await?, record.after.position + 1, |_| true);
+    }
     let exported = rest.iter().map(|(ino, changes)| {
         let (ranges, size) = extent(&changes.steps);
         let made = changes.made.as_ref();
@@ -145,102 +151,25 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
     Ok(exported.collect())
 }
 
-/// A journal that was opened, and what it has.
-pub(super) struct FoundJournal {
-    pub(super) log: LogRecovery,
-    /// The session that it is of, and the positions of its mutations.
-    pub(super) chain: Chain,
-    pub(super) runs: Vec<Run>,
-}
-
 impl FoundJournal {
-    /// Reads a journal, and changes nothing.
-    ///
-    /// # Errors
-    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Rotten`],
-    /// [`JournalError::Invalid`]; the device's.
-    pub(super) async fn open(env: &Env, device: DeviceRef) -> Result<FoundJournal, JournalError> {
-        let decode = |found: FoundRecord| {
-            let entry = Entry::decode(found.stamp, &found.header)?;
-            let record = match entry.mark {
-                Some(_) => None,
-                None => Some(JournalRecord::decode(&found)?),
-            };
-            Some((entry, record))
-        };
-        let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
-        if let End::Rotten { sequence, later } = scanned.end {
-            let device = log.device().name();
-            return Err(JournalError::Rotten { device, sequence, later });
-        }
-        let mut found = FoundJournal { log, chain: Chain::default(), runs: Vec::new() };
-        for (entry, record) in scanned.records {
-            found.chain.take(entry).map_err(|error| {
-                let device = found.log.device().name();
-                JournalError::Invalid(format!("{device}: {error}"))
-            })?;
-            if matches!(entry.mark, Some(Mark::Begins | Mark::Arrives(_))) {
-                found.runs.clear();
-            }
-            found.runs.extend(record.into_iter().flat_map(|it| it.runs));
-        }
-        Ok(found)
-    }
-
-    pub(super) fn device(&self) -> DeviceRef {
-        self.log.device().clone()
-    }
-
-    pub(super) fn mutations(&self) -> usize {
-        self.runs.iter().map(|run| run.mutations.len()).sum()
-    }
-
-    /// Forgets everything, and begins a mount, with copies at these keepers.
+    /// Forgets everything, and begins a mount with these options.
     ///
     /// # Errors
     /// The device's.
     pub(super) async fn begin(
         self,
         env: &Env,
-        keepers: Vec<KeeperTarget>,
+        options: &Options,
     ) -> Result<ClientJournal, JournalError> {
         let (session, before) = (env.uuid(), self.chain.session);
-        let log = self.log.begin(1).await?;
-        let begins = JournalRecord { head: Head { session, first: 1 }, runs: Vec::new() };
-        let appended = log.append(&begins.encode()).await?;
+        let log = self.into_log()?.begin(1).await?;
+        let after = JournalPosition::default();
+        let (begins, _) = JournalRecord::new(session, after, 0, Vec::new());
+        let appended = log.append(&begins.encode(false)).await?;
         let mut records = Places::default();
-        records.push(appended.place, 1, 0);
-        let copies = Copies::new(env, session, before, keepers);
-        Ok(ClientJournal::new(log, session, records, copies))
-    }
-
-    /// Begins to write back for a client that is gone: what is here stays until then, and the client's keeper lets it in no more.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn seal(self) -> Result<SealedJournal, JournalError> {
-        let log = self.log.keep(1).await?;
-        let head = Head { session: self.chain.session.unwrap_or_default(), first: self.chain.next };
-        let sealed = log.append(&Mark::Sealed.encode(head)).await?.sequence;
-        Ok(SealedJournal { log, sealed })
-    }
-}
-
-/// A copy of a journal that is taken over.
-pub(super) struct SealedJournal {
-    log: Log,
-    /// The number of its last record.
-    sealed: u64,
-}
-
-impl SealedJournal {
-    /// The server has everything, and made it durable. The mark stays.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn forget(&self) -> Result<(), JournalError> {
-        self.log.release(self.sealed);
-        self.log.forget().await
+        records.push(appended.place, after, after);
+        let copies = Copies::new(env, session, before, options.keepers.clone());
+        Ok(ClientJournal::new(log, session, (records, after), (options.data, copies)))
     }
 }
 
@@ -248,8 +177,10 @@ impl SealedJournal {
 pub(super) struct ClientJournal {
     pub(super) log: Log,
     pub(super) session: Uuid,
-    /// One record at a time.
-    committing: tokio::sync::Mutex<()>,
+    /// One record at a time; the position of the last mutation that it has.
+    committing: tokio::sync::Mutex<JournalPosition>,
+    /// Records have whole pages.
+    has_pages: bool,
     /// Its records. The last one stays: it names the session.
     pub(super) records: Mutex<Places>,
     pub(super) copies: Copies,
@@ -262,12 +193,28 @@ pub(super) struct ClientJournal {
 }
 
 impl ClientJournal {
-    /// One with these records.
-    pub(super) fn new(log: Log, session: Uuid, records: Places, copies: Copies) -> ClientJournal {
-        let (committing, records) = (tokio::sync::Mutex::default(), Mutex::new(records));
+    /// One with these records, up to a position.
+    pub(super) fn new(
+        log: Log,
+        session: Uuid,
+        (records, end): (Places, JournalPosition),
+        (data, copies): (JournaledData, Copies),
+    ) -> ClientJournal {
+        let has_pages = data == JournaledData::Pages;
+        let (committing, records) = (tokio::sync::Mutex::new(end), Mutex::new(records));
         let (before, is_over) = Default::default();
         let forgotten = log.released().into();
-        ClientJournal { log, session, committing, records, copies, before, is_over, forgotten }
+        ClientJournal {
+            log,
+            session,
+            committing,
+            has_pages,
+            records,
+            copies,
+            before,
+            is_over,
+            forgotten,
+        }
     }
 
     /// It begins behind a mutation with this number, before anything is in it.
@@ -307,25 +254,28 @@ impl ClientJournal {
         queue: &WritebackQueue,
         last: u64,
     ) -> Result<(), JournalError> {
-        let _turn = self.committing.lock().await;
+        let mut end = self.committing.lock().await;
         if self.is_over.load(Ordering::Relaxed) {
             return Err(JournalError::Full { needed: 0 });
         }
         while !queue.is_journaled(last) {
             let Some(Unjournaled { first: number, last: last_number, runs }) =
-                queue.unjournaled(RECORD_BYTES)
+                queue.unjournaled(RECORD_BYTES, self.has_pages)
             else {
                 return Ok(());
             };
-            let (first, last) = (self.position(number), self.position(last_number));
-            let record = JournalRecord { head: Head { session: self.session, first }, runs };
-            let record = record.encode();
+            let after = *end;
+            assert!(self.position(number) == after.position + 1, "a journal has no holes");
+            let durable = self.copies.released();
+            let (record, hashes) = JournalRecord::new(self.session, after, durable, runs);
+            let (next, record) = (record.end(), record.encode(self.has_pages));
             // No copy has a record that the journal has not.
             self.log.check_room(&record)?;
             let (appended, ()) = join(self.log.append(&record), self.copies.append(&record)).await;
             let place = appended?.place;
-            self.records.lock().push(place, first, last);
-            queue.journaled(last_number);
+            *end = next;
+            self.records.lock().push(place, after, next);
+            queue.journaled(number..=last_number, &hashes);
             queue.spill(number..=last_number, place);
         }
         Ok(())
@@ -364,13 +314,16 @@ impl ClientJournal {
 
     /// Attaches the copy at a keeper, and sends what it lacks.
     pub(super) async fn attach_copy(&self, link: &KeeperLink) -> Result<(), CopyError> {
-        let first = self.records.lock().first().unwrap_or(1);
+        let after = self.after();
         let size = self.log.device().geometry().size;
-        let mut attached = link.attach(&self.copies, size, first).await?;
+        let mut attached = link.attach(&self.copies, size, after).await?;
         while self.send_missing(&mut attached, SENT_AT_ONCE).await? == SENT_AT_ONCE {}
         // The rest is little, and no further record comes meanwhile.
-        let _turn = self.committing.lock().await;
+        let end = self.committing.lock().await;
         while self.send_missing(&mut attached, SENT_AT_ONCE).await? > 0 {}
+        if attached.end != *end {
+            return Err(CopyError::Refused(KeepRefusal::Diverged));
+        }
         if self.copies.has_ended() {
             self.copies.end_copy(link, Some(attached.channel)).await;
             return Err(CopyError::Ended);
@@ -383,15 +336,18 @@ impl ClientJournal {
     async fn send_missing(&self, to: &mut Attached, most: usize) -> Result<usize, CopyError> {
         let mut sent = 0;
         while sent < most {
-            let Some((place, first, last)) = self.records.lock().from(to.next) else { break };
+            let next = to.end.position + 1;
+            let Some(PlacedRecord { place, after, end }) = self.records.lock().from(next) else {
+                break;
+            };
             let found = match self.log.read(place).await {
                 // The server has made it durable meanwhile.
                 Err(JournalError::Released { .. }) => continue,
                 found => found?,
             };
-            let record = (last, &found.header[..], found.body.clone());
-            self.copies.send(&to.channel, record, first > to.next).await?;
-            to.next = last + 1;
+            let record = (end.position, &found.header[..], found.body.clone());
+            self.copies.send(&to.channel, record, after.position > to.end.position).await?;
+            to.end = end;
             sent += 1;
         }
         Ok(sent)

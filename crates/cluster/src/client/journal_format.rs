@@ -6,7 +6,8 @@
 //! stamp    the position of the last mutation so far
 //! ```
 //!
-//! Header and body are in postcard's encoding. Positions count the mutations of a session from 1 on.
+//! Header and body are in postcard's encoding. Positions count the mutations of a session from 1 on. Each record has the hash
+//! ([`journal_runs`](super::journal_runs)) before its mutations, which is that of the record before, and the one behind them.
 //!
 //! A copy at a keeper ([`crate::keeper`]) has the same records, and marks beside them, which have no body:
 //!
@@ -18,18 +19,19 @@
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
-use thalweg_fs::Credentials;
-use thalweg_fs::mutation::Mutation;
-use thalweg_store::journal::log::{FoundRecord, LogRecord, RecordPlace};
+use thalweg_fs::session_table::JournalPosition;
+use thalweg_store::journal::log::{LogRecord, RecordPlace};
 use uuid::{Uuid, uuid};
 
 /// The owner that all logs of clients' journals name.
 pub const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
 
 /// The version of the format.
-const FORMAT: u8 = 1;
+pub(super) const FORMAT: u8 = 3;
+/// The same of a body with whole pages ([`journal_pages`](super::journal_pages)).
+pub(super) const FORMAT_OF_PAGES: u8 = 5;
 /// The same of marks.
-const FORMAT_OF_MARKS: u8 = 2;
+const FORMAT_OF_MARKS: u8 = 4;
 
 /// Where the mutations of a record stand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -38,6 +40,32 @@ pub(crate) struct Head {
     pub(crate) session: Uuid,
     /// The position of the first mutation.
     pub(crate) first: u64,
+    /// The hash up to the mutation before it.
+    #[serde(with = "postcard::fixint::le")]
+    pub(crate) before: u64,
+    /// The hash up to the last mutation.
+    #[serde(with = "postcard::fixint::le")]
+    pub(crate) hash: u64,
+    /// The server had made everything up to this position durable when the record was written.
+    pub(crate) durable: u64,
+}
+
+impl Head {
+    /// Of a mark behind a position.
+    pub(crate) fn of_mark(session: Uuid, after: JournalPosition, durable: u64) -> Head {
+        let JournalPosition { position, hash } = after;
+        Head { session, first: position + 1, before: hash, hash, durable }
+    }
+
+    /// The position before the first mutation.
+    pub(crate) fn after(&self) -> JournalPosition {
+        JournalPosition { position: self.first - 1, hash: self.before }
+    }
+
+    /// That of a mark before the record that has this one.
+    pub(crate) fn begins(self) -> Head {
+        Head { hash: self.before, ..self }
+    }
 }
 
 /// What a mark in a copy says.
@@ -71,19 +99,41 @@ pub(crate) struct Entry {
     pub(crate) mark: Option<Mark>,
 }
 
+/// The format of a record that is none of these, for a program that is older or newer.
+pub(crate) fn unknown_format(header: &[u8]) -> Option<u8> {
+    header
+        .first()
+        .copied()
+        .filter(|format| !matches!(*format, FORMAT | FORMAT_OF_MARKS | FORMAT_OF_PAGES))
+}
+
+/// Why a journal is not read that another release of this program has written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "its records have format {0}, which this release does not read: the one that wrote it can write it back, `cluster journal create` gives it up"
+)]
+pub(crate) struct UnknownFormat(pub(crate) u8);
+
 impl Entry {
     /// Of a record with this stamp and header; `None` if no client and no keeper has written it.
     pub(crate) fn decode(last: u64, header: &[u8]) -> Option<Entry> {
         let (format, rest) = postcard::take_from_bytes::<u8>(header).ok()?;
         let (head, rest) = postcard::take_from_bytes::<Head>(rest).ok()?;
         let mark = match format {
-            FORMAT => None,
+            FORMAT | FORMAT_OF_PAGES => None,
             FORMAT_OF_MARKS => Some(postcard::take_from_bytes::<Mark>(rest).ok()?.0),
             _ => return None,
         };
         let before = head.first.checked_sub(1)?;
         let fits = if mark.is_some() { last == before } else { last >= before };
+        let is_empty = last == before;
+        let fits = fits && (!is_empty || head.hash == head.before) && head.durable <= before;
         fits.then_some(Entry { head, last, mark })
+    }
+
+    /// The position of the last mutation.
+    pub(crate) fn end(&self) -> JournalPosition {
+        JournalPosition { position: self.last, hash: self.head.hash }
     }
 }
 
@@ -95,6 +145,11 @@ pub(crate) struct Chain {
     /// The positions of the first mutation, and behind the last one.
     pub(crate) first: u64,
     pub(crate) next: u64,
+    /// The hashes before the first mutation, and up to the last one.
+    pub(crate) before: u64,
+    pub(crate) hash: u64,
+    /// The server had made everything up to this position durable when the last record was written.
+    pub(crate) durable: u64,
     /// It was taken over.
     pub(crate) is_sealed: bool,
     /// It is that of a mount which is to move here from another machine, where it is that of this session.
@@ -103,7 +158,9 @@ pub(crate) struct Chain {
 
 impl Default for Chain {
     fn default() -> Chain {
-        Chain { session: None, first: 1, next: 1, is_sealed: false, arrives_from: None }
+        let (before, hash, durable) = (0, 0, 0);
+        let (session, is_sealed, arrives_from) = (None, false, None);
+        Chain { session, first: 1, next: 1, before, hash, durable, is_sealed, arrives_from }
     }
 }
 
@@ -113,20 +170,28 @@ impl Chain {
     /// # Errors
     /// It does not follow the one before.
     pub(crate) fn take(&mut self, Entry { head, last, mark }: Entry) -> Result<(), NotNext> {
-        let Head { session, first } = head;
-        let follows = self.session == Some(session) && first == self.next;
-        match mark {
-            Some(Mark::Begins | Mark::Arrives(_)) => self.first = first,
-            Some(Mark::Sealed) if follows => self.is_sealed = true,
+        let Head { session, first, before, hash, durable } = head;
+        let is_next = self.session == Some(session) && first == self.next;
+        let follows = is_next && before == self.hash;
+        let begins = match mark {
+            Some(Mark::Begins | Mark::Arrives(_)) => true,
+            Some(Mark::Sealed) if follows => {
+                self.is_sealed = true;
+                false
+            }
             // What was before it has been written back.
             Some(Mark::Sealed) if self.session.is_none() => {
-                (self.first, self.is_sealed) = (first, true);
+                self.is_sealed = true;
+                true
             }
-            Some(Mark::Arrived) if self.session.is_none() => self.first = first,
-            Some(Mark::Arrived) | None if follows && !self.is_sealed => {}
+            Some(Mark::Arrived) if self.session.is_none() => true,
+            Some(Mark::Arrived) | None if follows && !self.is_sealed => false,
             // Records without mutations begin a mount.
-            None if self.first == self.next && !self.is_sealed => self.first = first,
-            _ => return Err(NotNext { first }),
+            None if self.first == self.next && !is_next && !self.is_sealed => true,
+            _ => return Err(NotNext { first, has_diverged: is_next && !self.is_sealed }),
+        };
+        if begins {
+            (self.first, self.before, self.durable) = (first, before, 0);
         }
         match mark {
             Some(Mark::Begins) => (self.is_sealed, self.arrives_from) = (false, None),
@@ -134,8 +199,20 @@ impl Chain {
             Some(Mark::Arrived) => self.arrives_from = None,
             Some(Mark::Sealed) | None => {}
         }
-        (self.session, self.next) = (Some(session), last + 1);
+        (self.session, self.next, self.hash) = (Some(session), last + 1, hash);
+        // Records before the first one are released when the server has made them durable.
+        self.durable = self.durable.max(durable).max(self.first - 1);
         Ok(())
+    }
+
+    /// The position before the first mutation.
+    pub(crate) fn after(&self) -> JournalPosition {
+        JournalPosition { position: self.first - 1, hash: self.before }
+    }
+
+    /// The position of the last mutation.
+    pub(crate) fn end(&self) -> JournalPosition {
+        JournalPosition { position: self.next - 1, hash: self.hash }
     }
 }
 
@@ -144,6 +221,8 @@ impl Chain {
 #[error("mutations from {first} on do not follow those before")]
 pub(crate) struct NotNext {
     first: u64,
+    /// It has the next position, and other mutations are before it.
+    pub(crate) has_diverged: bool,
 }
 
 /// A record that is in no log yet, as it is sent to a keeper.
@@ -151,158 +230,59 @@ pub(crate) fn sent_record(stamp: u64, header: Vec<u8>, body: bytes::Bytes) -> Lo
     LogRecord { stamp, header, body: vec![body], blocks: Vec::new() }
 }
 
-/// Where the records of a log lie that are not released, with the positions of their mutations.
+/// Where a record of a log lies, and where its mutations stand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlacedRecord {
+    pub(crate) place: RecordPlace,
+    /// The position before the first mutation.
+    pub(crate) after: JournalPosition,
+    /// That of the last one.
+    pub(crate) end: JournalPosition,
+}
+
+/// The records of a log that are not released.
 #[derive(Debug, Default)]
-pub(crate) struct Places(VecDeque<(RecordPlace, u64, u64)>);
+pub(crate) struct Places(VecDeque<PlacedRecord>);
 
 impl Places {
-    /// The log has one more record: its first and last position.
-    pub(crate) fn push(&mut self, place: RecordPlace, first: u64, last: u64) {
-        self.0.push_back((place, first, last));
+    /// The log has one more record.
+    pub(crate) fn push(
+        &mut self,
+        place: RecordPlace,
+        after: JournalPosition,
+        end: JournalPosition,
+    ) {
+        self.0.push_back(PlacedRecord { place, after, end });
     }
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The first position of the oldest one.
-    pub(crate) fn first(&self) -> Option<u64> {
-        self.0.front().map(|(_, first, _)| *first)
+    /// The position before the oldest one.
+    pub(crate) fn after(&self) -> Option<JournalPosition> {
+        self.0.front().map(|record| record.after)
     }
 
     /// Takes away those up to this position, but not the last one, which names the session; the number in the log of the last one
     /// that is gone.
     pub(crate) fn release(&mut self, position: u64) -> Option<u64> {
         let others = self.0.len().saturating_sub(1);
-        let done = self.0.iter().take(others).take_while(|(.., last)| *last <= position).count();
-        self.0.drain(..done).next_back().map(|(place, ..)| place.sequence)
+        let is_done = |record: &&PlacedRecord| record.end.position <= position;
+        let done = self.0.iter().take(others).take_while(is_done).count();
+        self.0.drain(..done).next_back().map(|record| record.place.sequence)
     }
 
     /// The oldest record with a mutation at this position or a later one.
-    pub(crate) fn from(&self, position: u64) -> Option<(RecordPlace, u64, u64)> {
-        let at = self.0.partition_point(|(.., last)| *last < position);
-        self.0.range(at..).find(|(_, first, last)| first <= last).copied()
-    }
-}
-
-/// A mutation, with what its inode's owner has taken for it of the room that the server has promised.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct JournaledMutation {
-    pub(super) mutation: Mutation,
-    /// Blocks that the file gets.
-    pub(super) blocks: u64,
-    /// The root of the quota that it counts for; 0 for none.
-    pub(super) quota: u64,
-}
-
-/// Mutations of one user that follow each other.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Run {
-    pub(super) user: Option<Credentials>,
-    pub(super) mutations: Vec<JournaledMutation>,
-}
-
-/// A record of a journal. One without mutations begins a mount.
-#[derive(Clone, PartialEq, Debug)]
-pub(super) struct JournalRecord {
-    pub(super) head: Head,
-    pub(super) runs: Vec<Run>,
-}
-
-impl JournalRecord {
-    /// The position of its last mutation.
-    pub(super) fn last(&self) -> u64 {
-        let count: usize = self.runs.iter().map(|run| run.mutations.len()).sum();
-        self.head.first + count as u64 - 1
-    }
-
-    pub(super) fn encode(&self) -> LogRecord {
-        let header = postcard::to_allocvec(&(FORMAT, self.head)).expect("memory takes a head");
-        let body = postcard::to_allocvec(&self.runs).expect("memory takes any mutation");
-        LogRecord { stamp: self.last(), header, body: vec![body.into()], blocks: Vec::new() }
-    }
-
-    /// A record of a log; `None` for one that no client has written.
-    pub(super) fn decode(found: &FoundRecord) -> Option<JournalRecord> {
-        let (format, head): (u8, Head) = postcard::from_bytes(&found.header).ok()?;
-        let runs: Vec<Run> = postcard::from_bytes(&found.body).ok()?;
-        let count: usize = runs.iter().map(|run| run.mutations.len()).sum();
-        let last = head.first.checked_add(count as u64)?.checked_sub(1)?;
-        let is_whole =
-            format == FORMAT && found.blocks == 0 && head.first > 0 && last == found.stamp;
-        is_whole.then_some(JournalRecord { head, runs })
+    pub(crate) fn from(&self, position: u64) -> Option<PlacedRecord> {
+        let at = self.0.partition_point(|record| record.end.position < position);
+        self.0.range(at..).find(|record| record.after.position < record.end.position).copied()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use proptest::prelude::*;
-    use thalweg_fs::mutation::MutationKind;
-    use thalweg_fs::{Ino, Rename, Timestamp};
-
     use super::*;
-
-    fn found(record: LogRecord) -> FoundRecord {
-        let LogRecord { stamp, header, body, .. } = record;
-        let (header, body) = (header.into(), body.concat().into());
-        FoundRecord {
-            sequence: 1,
-            offset: 0,
-            bytes: 512,
-            epoch: 1,
-            stamp,
-            header,
-            body,
-            blocks_at: 512,
-            blocks: 0,
-        }
-    }
-
-    fn write() -> JournalRecord {
-        of(MutationKind::Write {
-            ino: Ino(300),
-            offset: 4096,
-            data: b"data"[..].into(),
-            clear_suid: false,
-        })
-    }
-
-    fn of(kind: MutationKind) -> JournalRecord {
-        let time = Timestamp { seconds: 1_700_000_000, nanos: 5 };
-        let mutation = JournaledMutation { mutation: Mutation { time, kind }, blocks: 1, quota: 2 };
-        let session = Uuid::from_u128(7);
-        let runs = vec![Run { user: None, mutations: vec![mutation] }];
-        JournalRecord { head: Head { session, first: 9 }, runs }
-    }
-
-    #[test]
-    fn the_layout_stays() {
-        let record = write().encode();
-        let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it:02x}")).collect::<String>();
-        assert_eq!(record.stamp, 9);
-        assert_eq!(hex(&record.header), "01100000000000000000000000000000000709");
-        assert_eq!(hex(&record.body.concat()), "01000180c49fd50c0502ac0280200464617461000102");
-        assert_eq!(JournalRecord::decode(&found(record)), Some(write()));
-    }
-
-    #[test]
-    fn the_layout_of_names_stays() {
-        let (parent, name, ino) = (Ino(300), Bytes::from_static(b"a"), Ino(301));
-        let (from, to) = ((parent, name.clone()), (parent, Bytes::from_static(b"b")));
-        let (how, there) = (Rename::Replace, Some(Ino(302)));
-        let kinds = [
-            (MutationKind::Unlink { parent, name: name.clone(), ino }, "04ac020161ad02"),
-            (MutationKind::RemoveDirectory { parent, name: name.clone(), ino }, "05ac020161ad02"),
-            (MutationKind::Rename { from, to, how, ino, there }, "06ac020161ac02016200ad0201ae02"),
-            (MutationKind::Link { parent, name, ino }, "07ac020161ad02"),
-        ];
-        for (kind, expected) in kinds {
-            let body = of(kind).encode().body.concat();
-            let hex = body.iter().map(|it| format!("{it:02x}")).collect::<String>();
-            assert_eq!(hex, format!("01000180c49fd50c05{expected}0102"));
-        }
-    }
 
     fn entry(record: &LogRecord) -> Option<Entry> {
         Entry::decode(record.stamp, &record.header)
@@ -310,7 +290,8 @@ mod tests {
 
     #[test]
     fn marks_have_a_layout_of_their_own() {
-        let head = Head { session: Uuid::from_u128(7), first: 9 };
+        let after = JournalPosition { position: 8, hash: 0x0102 };
+        let head = Head::of_mark(Uuid::from_u128(7), after, 5);
         let from = Uuid::from_u128(6);
         let came = "021000000000000000000000000000000006";
         for (mark, last) in [
@@ -321,23 +302,27 @@ mod tests {
         ] {
             let record = mark.encode(head);
             let hex = record.header.iter().map(|it| format!("{it:02x}")).collect::<String>();
-            assert_eq!(
-                hex,
-                format!("021000000000000000000000000000000007 09{last}").replace(' ', "")
+            let expected = format!(
+                "041000000000000000000000000000000007 09 0201000000000000 0201000000000000 05 {last}"
             );
+            assert_eq!(hex, expected.replace(' ', ""));
             assert_eq!(entry(&record), Some(Entry { head, last: 8, mark: Some(mark) }));
-            // It has no mutations.
-            assert_eq!(JournalRecord::decode(&found(record)), None);
+            assert_eq!(unknown_format(&record.header), None);
         }
-        let record = write().encode();
-        assert_eq!(entry(&record), Some(Entry { head: write().head, last: 9, mark: None }));
+        // Those of the release before.
+        for old in [1, 2, 6] {
+            assert_eq!(unknown_format(&[old, 16, 0]), Some(old));
+        }
     }
 
     #[test]
     fn records_follow_one_another_until_a_copy_begins_anew_or_is_sealed() {
         let session = Uuid::from_u128(7);
-        let of =
-            |(first, last): (u64, u64), mark| Entry { head: Head { session, first }, last, mark };
+        let at = |position: u64| JournalPosition { position, hash: position * 3 };
+        let of = |(first, last): (u64, u64), mark| {
+            let head = Head { hash: at(last).hash, ..Head::of_mark(session, at(first - 1), 0) };
+            Entry { head, last, mark }
+        };
         let taken = |entries: &[Entry]| {
             let mut chain = Chain::default();
             entries.iter().try_for_each(|entry| chain.take(*entry)).map(|()| chain)
@@ -350,12 +335,18 @@ mod tests {
             session: Some(session),
             first: 4,
             next: 8,
+            before: 9,
+            hash: 21,
+            durable: 3,
             is_sealed: true,
             arrives_from: None,
         };
         assert_eq!(whole, expected);
         // Of a journal that was written back the mark is left.
-        assert_eq!(taken(&[sealed(8)]).unwrap(), Chain { first: 8, ..expected });
+        assert_eq!(
+            taken(&[sealed(8)]).unwrap(),
+            Chain { first: 8, before: 21, durable: 7, ..expected }
+        );
         let anew = taken(&[record(1, 3), begins(9), record(9, 9)]).unwrap();
         assert_eq!((anew.first, anew.next, anew.is_sealed), (9, 10, false));
         for wrong in [
@@ -366,33 +357,18 @@ mod tests {
         ] {
             assert!(taken(wrong).is_err(), "{wrong:?}");
         }
+        let mut diverged = record(4, 4);
+        diverged.head.before = 1;
+        let wrong = taken(&[record(1, 3), diverged]).unwrap_err();
+        assert!(wrong.has_diverged);
+        // Where the mount begins it is its own.
+        let mut begins = record(1, 3);
+        begins.head.durable = 0;
+        let mut later = record(4, 4);
+        later.head.durable = 2;
+        assert_eq!(taken(&[begins, later]).unwrap().durable, 2);
         let mut other = record(4, 4);
         other.head.session = Uuid::from_u128(8);
         assert!(taken(&[record(1, 3), other]).is_err());
-    }
-
-    #[test]
-    fn a_record_that_no_client_wrote_is_refused() {
-        let record = write().encode();
-        let wrong_stamp = LogRecord { stamp: 10, ..record.clone() };
-        let none_is_first = JournalRecord { head: Head { first: 0, ..write().head }, ..write() };
-        let mut zeroth = record;
-        zeroth.header = postcard::to_allocvec(&(FORMAT, none_is_first.head)).unwrap();
-        for record in [wrong_stamp, zeroth] {
-            assert_eq!(JournalRecord::decode(&found(record)), None);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_decoded_or_refused(
-            header: Vec<u8>,
-            body: Vec<u8>,
-            stamp: u64,
-        ) {
-            let record = LogRecord { stamp, header, body: vec![body.into()], blocks: Vec::new() };
-            let _ = entry(&record);
-            let _ = JournalRecord::decode(&found(record));
-        }
     }
 }

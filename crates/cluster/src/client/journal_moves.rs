@@ -1,52 +1,65 @@
 //! Journals of mounts that move: what is read of one that leaves, and one that arrives.
 
 use thalweg_env::Env;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_store::journal::JournalError;
 use thalweg_store::journal::log::{Log, RecordPlace};
 use uuid::Uuid;
 
 use super::copies::{Copies, KeeperTarget};
-use super::journal::{ClientJournal, FoundJournal};
-use super::journal_format::{Head, JournalRecord, Mark, Places, Run};
+use super::found_journal::FoundJournal;
+use super::journal::ClientJournal;
+use super::journal_format::{Head, Mark, PlacedRecord, Places};
+use super::journal_record::JournalRecord;
+use super::journal_runs::Run;
+use super::options::JournaledData;
 
 impl FoundJournal {
     /// Forgets everything, for what another machine's mount has that is to move here.
     ///
     /// # Errors
     /// The device's.
-    pub(super) async fn receive(self) -> Result<ArrivingJournal, JournalError> {
-        let log = self.log.begin(1).await?;
-        let head = Head { session: Uuid::nil(), first: 1 };
-        Ok(ArrivingJournal { log, head, next: 1, records: Places::default() })
+    pub(super) async fn receive(
+        self,
+        data: JournaledData,
+    ) -> Result<ArrivingJournal, JournalError> {
+        let log = self.into_log()?.begin(1).await?;
+        let (session, durable, end) = Default::default();
+        Ok(ArrivingJournal { log, data, session, durable, end, records: Places::default() })
     }
 }
 
 /// The journal of a mount that is to move here.
 pub(super) struct ArrivingJournal {
     log: Log,
-    /// The session that it gets, and the position of its first mutation.
-    head: Head,
-    /// The position behind its last mutation.
-    pub(super) next: u64,
+    data: JournaledData,
+    /// The session that it gets.
+    session: Uuid,
+    /// The server has made everything up to this position durable.
+    durable: u64,
+    /// The position of its last mutation.
+    pub(super) end: JournalPosition,
     records: Places,
 }
 
 impl ArrivingJournal {
-    /// Begins with a position: the records before it do not count any more.
+    /// Begins behind a position: the records before it do not count any more.
     ///
     /// # Errors
     /// The device's.
     pub(super) async fn begin(
         &mut self,
         (session, from): (Uuid, Uuid),
-        first: u64,
+        after: JournalPosition,
     ) -> Result<(), JournalError> {
-        let head = Head { session, first };
+        let durable = after.position;
+        let head = Head::of_mark(session, after, durable);
         let begins = self.log.append(&Mark::Arrives(from).encode(head)).await?;
         self.records.release(u64::MAX);
         self.log.release(begins.sequence);
-        (self.head, self.next, self.records) = (head, first, Places::default());
-        self.records.push(begins.place, first, first - 1);
+        (self.session, self.durable, self.end) = (session, durable, after);
+        self.records = Places::default();
+        self.records.push(begins.place, after, after);
         Ok(())
     }
 
@@ -58,13 +71,13 @@ impl ArrivingJournal {
         &mut self,
         runs: Vec<Run>,
     ) -> Result<(RecordPlace, u64, Vec<Run>), JournalError> {
-        let head = Head { first: self.next, ..self.head };
-        let record = JournalRecord { head, runs };
-        let last = record.last();
-        let place = self.log.append(&record.encode()).await?.place;
-        self.records.push(place, head.first, last);
-        self.next = last + 1;
-        Ok((place, last, record.runs))
+        let after = self.end;
+        let (record, _) = JournalRecord::new(self.session, after, self.durable, runs);
+        let encoded = record.encode(self.data == JournaledData::Pages);
+        let place = self.log.append(&encoded).await?.place;
+        self.end = record.end();
+        self.records.push(place, after, self.end);
+        Ok((place, self.end.position, record.runs))
     }
 
     /// Bytes that it takes.
@@ -89,19 +102,22 @@ impl ArrivingJournal {
         env: &Env,
         keepers: Vec<KeeperTarget>,
     ) -> Result<ClientJournal, JournalError> {
-        let session = self.head.session;
-        let head = Head { first: self.next, ..self.head };
+        let (session, end) = (self.session, self.end);
+        let head = Head::of_mark(session, end, self.durable);
         let place = self.log.append(&Mark::Arrived.encode(head)).await?.place;
-        self.records.push(place, self.next, self.next - 1);
+        self.records.push(place, end, end);
         let copies = Copies::new(env, session, None, keepers);
-        Ok(ClientJournal::new(self.log, session, self.records, copies))
+        Ok(ClientJournal::new(self.log, session, (self.records, end), (self.data, copies)))
     }
 }
 
+/// The position before the first of some mutations, that of the last one, and the mutations.
+pub(super) type ReadRuns = (JournalPosition, JournalPosition, Vec<Run>);
+
 impl ClientJournal {
-    /// The position of the first mutation that is not released, or the next one.
-    pub(super) fn first(&self) -> u64 {
-        self.records.lock().first().unwrap_or(1)
+    /// The position before the first record that is not released.
+    pub(super) fn after(&self) -> JournalPosition {
+        self.records.lock().after().unwrap_or_default()
     }
 
     /// The session before, of which the server has everything.
@@ -109,20 +125,21 @@ impl ClientJournal {
         self.copies.before
     }
 
-    /// The mutations from this position on that are not released, of about so many bytes; the positions of the first one, and behind the last one.
-    /// `None` if there are none.
+    /// The mutations behind this position that are not released, of about so many bytes; the position before the first one, and that of the last
+    /// one. `None` if there are none.
     ///
     /// # Errors
     /// A record is damaged; the device's.
-    pub(super) async fn read_from(
+    pub(super) async fn read_behind(
         &self,
         position: u64,
         bytes: usize,
-    ) -> Result<Option<(u64, u64, Vec<Run>)>, JournalError> {
-        let (mut found, mut size): (Option<(u64, u64, Vec<Run>)>, usize) = (None, 0);
+    ) -> Result<Option<ReadRuns>, JournalError> {
+        let (mut found, mut size): (Option<ReadRuns>, usize) = (None, 0);
         while size < bytes {
-            let next = found.as_ref().map_or(position, |(_, next, _)| *next);
-            let Some((place, first, last)) = self.records.lock().from(next) else { break };
+            let last = found.as_ref().map_or(position, |(_, end, _)| end.position);
+            let next = self.records.lock().from(last + 1);
+            let Some(PlacedRecord { place, after, end }) = next else { break };
             let record = match self.log.read(place).await {
                 // The server has made it durable meanwhile.
                 Err(JournalError::Released { .. }) => continue,
@@ -135,12 +152,12 @@ impl ClientJournal {
             let record_bytes = record.body.len();
             let JournalRecord { runs, .. } = JournalRecord::decode(&record).ok_or_else(damaged)?;
             match &mut found {
-                Some((_, next, all)) if *next == first => {
-                    *next = last + 1;
+                Some((_, last, all)) if *last == after => {
+                    *last = end;
                     all.extend(runs);
                 }
                 // Those before were released meanwhile.
-                found => *found = Some((first, last + 1, runs)),
+                found => *found = Some((after, end, runs)),
             }
             size += record_bytes;
         }

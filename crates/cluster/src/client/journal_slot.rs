@@ -1,16 +1,20 @@
 //! The journal that a client uses now: from its beginning until it fails, or the server ends the session. Then it is opened again, by
 //! what has opened it before.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Task};
 use thalweg_fs::Ino;
+use thalweg_fs::mutation::Mutation;
+use thalweg_store::journal::JournalError;
+use thalweg_store::journal::log::{LogRecovery, RecordPlace};
 use uuid::Uuid;
 
 use super::error::AttachError;
+use super::found_journal::read_record;
 use super::journal::ClientJournal;
 
 /// What the server keeps for a journal that is opened.
@@ -27,6 +31,8 @@ pub(super) struct Reopened {
     pub(super) journal: ClientJournal,
     /// Of the inodes that were asked for: those that are as the client has left them, with their paths.
     pub(super) unused: Vec<(Ino, Bytes)>,
+    /// Bytes of mutations that were in memory at most, while it was written back.
+    pub(super) memory: usize,
 }
 
 /// Opens the journal: what it has is written back, and it begins anew. These inodes are asked for.
@@ -42,6 +48,8 @@ struct Slot {
     journal: Option<Arc<ClientJournal>>,
     has_ended: bool,
     reopen: Option<Reopen>,
+    /// Of a client that writes a journal back: where that is read.
+    recovered_from: Weak<LogRecovery>,
     /// The session has ended; inodes of which the journal has changes.
     interrupted: Option<(Kept, Vec<Ino>)>,
     /// They keep the copies.
@@ -63,8 +71,7 @@ impl JournalSlot {
         let _tasks = tasks.collect();
         let mut slot = self.0.lock();
         let reopen = slot.reopen.take();
-        *slot =
-            Slot { journal: Some(journal), has_ended: false, reopen, interrupted: None, _tasks };
+        *slot = Slot { journal: Some(journal), reopen, _tasks, ..Slot::default() };
     }
 
     /// The journal, while it is used.
@@ -76,6 +83,29 @@ impl JournalSlot {
     /// The journal, also when it is used no more: it may have bytes that memory has not.
     pub(super) fn last(&self) -> Option<Arc<ClientJournal>> {
         self.0.lock().journal.clone()
+    }
+
+    /// This one is written back.
+    pub(super) fn recover_from(&self, log: &Arc<LogRecovery>) {
+        self.0.lock().recovered_from = Arc::downgrade(log);
+    }
+
+    /// The mutations of a record, and the number of the first one; `None` without a journal that has it.
+    ///
+    /// # Errors
+    /// Those of the journal.
+    pub(super) async fn read(
+        &self,
+        place: RecordPlace,
+    ) -> Result<Option<(u64, Vec<Mutation>)>, JournalError> {
+        if let Some(journal) = self.last() {
+            return journal.read(place).await.map(Some);
+        }
+        let log = self.0.lock().recovered_from.upgrade();
+        let Some(log) = log else { return Ok(None) };
+        let record = read_record(&log, place).await?;
+        let mutations = record.runs.into_iter().flat_map(|run| run.mutations);
+        Ok(Some((record.head.first, mutations.map(|it| it.mutation).collect())))
     }
 
     /// A journal is used no more; whether it was, and no other one has begun.

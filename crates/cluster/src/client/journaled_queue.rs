@@ -6,13 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use thalweg_env::{HashMap, Time};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
-use super::journal_format::{JournaledMutation, Run};
+use super::found_journal::{FoundMutation, FoundRun};
+use super::journal_pages::paged_bytes;
+use super::journal_runs::{JournaledMutation, Run};
 use super::pending::Changes;
 use super::queue::{Collected, NO_JOURNAL, SentBatch, WritebackQueue};
-use super::record::{Parts, Record, Waiting, room_of};
+use super::record::{Parts, Waiting, room_of};
 use super::room::Charge;
 
 /// Mutations for a record of the journal: they follow those that are there.
@@ -66,9 +69,16 @@ impl WritebackQueue {
         self.journaled.load(Ordering::Acquire) >= number
     }
 
-    /// Mutations up to this one are in the journal.
-    pub(super) fn journaled(&self, last: u64) {
-        self.journaled.fetch_max(last, Ordering::AcqRel);
+    /// These mutations are in the journal; the hash up to each.
+    pub(super) fn journaled(&self, numbers: RangeInclusive<u64>, hashes: &[u64]) {
+        let mut collected = self.collected.lock();
+        let start = collected.waiting.partition_point(|it| it.number < *numbers.start());
+        for (waiting, hash) in collected.waiting.range_mut(start..).zip(hashes) {
+            assert!(numbers.contains(&waiting.number), "each mutation of a record has a hash");
+            waiting.hash = *hash;
+        }
+        // Before a batch can take them.
+        self.journaled.fetch_max(*numbers.end(), Ordering::AcqRel);
     }
 
     /// Mutations are in the journal from here on before they are sent, and none waits; the number of the last one before.
@@ -76,19 +86,26 @@ impl WritebackQueue {
         assert!(!self.has_waiting(), "a journal begins while mutations wait that it lacks");
         self.limit.begin_journal(size);
         let last = self.last();
-        self.reach(last);
+        self.reach(last, 0);
+        self.sent_ends.begin(JournalPosition::default());
         self.journaled.store(last, Ordering::Release);
         last
     }
 
     /// The server's record of the session has its position up to this mutation.
-    pub(super) fn reach(&self, number: u64) {
+    pub(super) fn reach(&self, number: u64, hash: u64) {
+        self.reached_hash.store(hash, Ordering::Release);
         self.reached.store(number, Ordering::Release);
     }
 
     /// With a journal: the last mutation of which the server's record of the session has the position.
     pub(super) fn reached(&self) -> u64 {
         self.reached.load(Ordering::Acquire)
+    }
+
+    /// The hash up to that.
+    pub(super) fn reached_hash(&self) -> u64 {
+        self.reached_hash.load(Ordering::Acquire)
     }
 
     /// There is no journal any more: mutations are sent at once.
@@ -139,15 +156,18 @@ impl WritebackQueue {
         collected.waiting.front().is_some_and(|first| self.is_journaled(first.number))
     }
 
-    /// The next mutations that are not in the journal, of about so many bytes at most.
-    pub(super) fn unjournaled(&self, most: usize) -> Option<Unjournaled> {
+    /// The next mutations that are not in the journal, of about so many bytes at most, or with their pages.
+    pub(super) fn unjournaled(&self, most: usize, has_pages: bool) -> Option<Unjournaled> {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
         let start = collected.waiting.partition_point(|waiting| self.is_journaled(waiting.number));
         let first = collected.waiting.get(start)?.number;
         let (mut bytes, mut last, mut runs) = (0, first, Vec::<Run>::new());
-        for Waiting { number, record, quota, user } in collected.waiting.range(start..) {
-            bytes += record.bytes();
+        for Waiting { number, record, quota, user, .. } in collected.waiting.range(start..) {
+            bytes += match record.write_range().filter(|_| has_pages) {
+                Some((_, range)) => paged_bytes(range.start, (range.end - range.start) as usize),
+                None => record.bytes(),
+            };
             if bytes > most && *number > first {
                 break;
             }
@@ -163,43 +183,58 @@ impl WritebackQueue {
         Some(Unjournaled { first, last, runs })
     }
 
-    /// Mutations of a journal are about to wait again, which have numbers from the first one on.
-    pub(super) fn begin_recovery(&self, first: u64) {
+    /// Mutations of a journal are about to wait again, which have numbers behind this position.
+    pub(super) fn begin_recovery(&self, after: JournalPosition) {
+        let JournalPosition { position: before, hash } = after;
         let mut collected = self.collected.lock();
         assert!(
             collected.waiting.is_empty() && self.last() == 0,
             "a client recovers before it begins"
         );
-        collected.done = first - 1;
+        collected.done = before;
         self.is_recovered.store(true, Ordering::Relaxed);
-        self.made.store(first - 1, Ordering::Release);
-        self.taken.store(first - 1, Ordering::Release);
+        self.reach(before, hash);
+        self.made.store(before, Ordering::Release);
+        self.taken.store(before, Ordering::Release);
         self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
     }
 
     /// The next mutations of a journal wait again.
-    pub(super) fn recover(&self, runs: Vec<Run>) {
+    pub(super) fn recover(&self, runs: Vec<FoundRun>) {
         assert!(self.is_recovered(), "mutations wait again after a recovery has begun");
         let mut collected = self.collected.lock();
         let mut number = self.last();
-        for Run { user, mutations } in runs {
+        for FoundRun { user, mutations } in runs {
             let user = user.map(Arc::new);
-            for JournaledMutation { mutation, blocks, quota } in mutations {
+            for FoundMutation { record, quota, hash } in mutations {
                 number += 1;
-                for ino in mutation.kind.inodes() {
+                for ino in record.parts().mutation.kind.inodes() {
                     self.inodes.with_new(ino, |node| {
                         node.delegation.changed();
                         // Conflict copies are found by the session that has made it, also when the server has all changes of it.
                         node.cached.references += 1;
                     });
                 }
-                // What grows is known to the server, which alone stores bytes beside a journal.
-                let record = Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }));
-                self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
-                collected.waiting.push_back(Waiting { number, record, quota, user: user.clone() });
+                let (own, all) = (record.bytes(), record.sent_bytes());
+                self.bytes.fetch_add(own, Ordering::Relaxed);
+                self.spilled.fetch_add((all - own) as u64, Ordering::Relaxed);
+                let user = user.clone();
+                collected.waiting.push_back(Waiting { number, hash, record, quota, user });
             }
         }
         self.made.store(number, Ordering::Release);
+        drop(collected);
+        self.note_memory(self.in_memory());
+    }
+
+    /// So many bytes of mutations are in memory, or were.
+    pub(super) fn note_memory(&self, bytes: usize) {
+        self.most_in_memory.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The most that was noted.
+    pub(super) fn most_in_memory(&self) -> usize {
+        self.most_in_memory.load(Ordering::Relaxed)
     }
 
     /// What was recovered goes on: it is in the journal with these mutations, of this size, which takes further ones.
@@ -223,12 +258,18 @@ impl WritebackQueue {
         self.collected.lock().waiting.iter().map(charge).collect()
     }
 
-    /// The server has the mutations of a recovered journal up to this one.
-    pub(super) fn skip(&self, applied: u64) {
+    /// The server has the mutations of a recovered journal up to this position; whether the journal has the same, or has none up to there.
+    pub(super) fn skip(
+        &self,
+        JournalPosition { position: applied, hash }: JournalPosition,
+    ) -> bool {
         let mut collected = self.collected.lock();
         let count = collected.waiting.partition_point(|waiting| waiting.number <= applied);
         let skipped: Vec<Waiting> = collected.waiting.drain(..count).collect();
+        let is_known = (self.reached()..=self.last()).contains(&applied);
         drop(collected);
+        let own = skipped.last().map_or_else(|| self.reached_hash(), |it| it.hash);
+        self.reach(applied, hash);
         let in_memory: usize = skipped.iter().map(|waiting| waiting.record.bytes()).sum();
         let all: usize = skipped.iter().map(|waiting| waiting.record.sent_bytes()).sum();
         let before = self.spilled.fetch_sub((all - in_memory) as u64, Ordering::Relaxed);
@@ -237,6 +278,7 @@ impl WritebackQueue {
         let mutations: Vec<_> =
             skipped.into_iter().map(|waiting| waiting.record.into_parts().mutation).collect();
         self.remove(&mutations, 0, &HashMap::default());
+        !is_known || own == hash
     }
 
     /// What the server does not have.

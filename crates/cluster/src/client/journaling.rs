@@ -91,7 +91,9 @@ impl Journaling {
         // In this order: a batch is kept before it counts as sent.
         let done = self.base.queue.done().min(self.base.queue.reached());
         let first = self.base.replay_log.first_position();
-        journal.release(first.map_or(done, |first| done.min(journal.number(first) - 1)))
+        let done = first.map_or(done, |first| done.min(journal.number(first) - 1));
+        self.base.queue.sent_ends.release(journal.position(done));
+        journal.release(done)
     }
 
     /// Releases what the server has made durable, and has a scan find nothing of it: at once if that is wanted `now`.
@@ -115,11 +117,16 @@ impl Journaling {
         spilled: impl Iterator<Item = SpilledWrite>,
     ) -> Result<(), FsError> {
         let mut records = SpilledRecords::new(&self.base);
-        for SpilledWrite { index, number, place, .. } in spilled {
+        let mut loaded = 0;
+        for SpilledWrite { index, number, place, len } in spilled {
+            loaded += len as usize;
             let found = records.get(number, place).await?;
             let ino = batch.mutations[index].kind.ino();
             let found = found.filter(|it| it.kind.ino() == ino).ok_or_else(|| damaged(place))?;
             batch.mutations[index] = found.clone();
+        }
+        if self.base.queue.is_recovered() {
+            self.base.queue.note_memory(self.base.queue.in_memory() + loaded);
         }
         Ok(())
     }
@@ -154,10 +161,9 @@ impl<'a> SpilledRecords<'a> {
         place: RecordPlace,
     ) -> Result<Option<&Mutation>, FsError> {
         if self.record.as_ref().is_none_or(|(at, ..)| *at != place) {
-            let Some(journal) = self.base.journal.last() else { return Ok(None) };
-            let (first, mutations) = match journal.read(place).await {
-                Ok(found) => found,
-                Err(JournalError::Released { .. }) => return Ok(None),
+            let (first, mutations) = match self.base.journal.read(place).await {
+                Ok(Some(found)) => found,
+                Ok(None) | Err(JournalError::Released { .. }) => return Ok(None),
                 Err(error) => return Err(failed(error)),
             };
             self.record = Some((place, first, mutations));

@@ -42,7 +42,8 @@ impl Stages {
     ) -> Local<u64> {
         let len: usize = data.iter().map(Bytes::len).sum();
         let is_small = len <= SMALL_WRITE;
-        if how.sync || len > MAX_WRITE || !is_small && !self.base.inodes.has_delegation(ino) {
+        let is_call = how.sync || len > MAX_WRITE || self.is_direct(len);
+        if is_call || !is_small && !self.base.inodes.has_delegation(ino) {
             return Local::NeedsCall;
         }
         // Few bytes are copied under the lock: before it is taken, most of them might be in vain.
@@ -50,6 +51,11 @@ impl Stages {
         let copy = || Bytes::from(copied.unwrap_or_else(|| data.concat()));
         let what = (len as u64, how.clear_suid);
         self.base.write_delegated(ino, at, copy, what)
+    }
+
+    /// Whether a write of so many bytes goes past the journal.
+    pub(super) fn is_direct(&self, len: usize) -> bool {
+        self.base.options.data.is_direct(len) && self.base.journal.live().is_some()
     }
 
     /// Makes a change of an inode, if that is possible without the server. If nothing is missing but the attributes, they are asked for

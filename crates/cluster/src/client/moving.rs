@@ -15,6 +15,7 @@ use serde::Serialize;
 use thalweg_env::connection::Connector;
 use thalweg_env::{Env, Task, Time};
 use thalweg_fs::FsError;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::Traffic;
 use thalweg_net::channel::{CallError, Channel, Limits, NoCalls, Side};
 use thalweg_store::journal::JournalError;
@@ -215,8 +216,8 @@ impl Link {
 struct Sender<'a> {
     link: &'a Link,
     journal: &'a ClientJournal,
-    /// The position behind the last change that was sent.
-    next: u64,
+    /// The position of the last change that was sent.
+    end: JournalPosition,
     changes: u64,
     dirty: u64,
 }
@@ -226,19 +227,19 @@ impl Sender<'_> {
     async fn send_round(&mut self) -> Result<u64, MoveError> {
         let (mut under_way, mut sent) = (FuturesOrdered::new(), 0);
         loop {
-            let some = self.journal.read_from(self.next, CHUNK).await?;
-            let Some((first, next, runs)) = some else { break };
+            let some = self.journal.read_behind(self.end.position, CHUNK).await?;
+            let Some((after, end, runs)) = some else { break };
             let mutations = runs.iter().flat_map(|run| &run.mutations);
             self.dirty += mutations.map(|it| it.mutation.kind.data_len() as u64).sum::<u64>();
-            self.changes += next - first;
+            self.changes += end.position - after.position;
             let runs = postcard::to_allocvec(&runs).expect("memory takes any mutation");
             sent += runs.len() as u64;
             let link = self.link;
             under_way.push_back(async move {
-                let call = MoveCall::Changes { first };
+                let call = MoveCall::Changes { after };
                 link.call(&call, vec![runs.into()], PATIENCE).await
             });
-            self.next = next;
+            self.end = end;
             while under_way.len() >= AT_ONCE {
                 under_way.next().await.unwrap_or(Ok(()))?;
             }
@@ -300,12 +301,12 @@ async fn move_mount(
     let settling = base.env.timeout(PATIENCE, stages.rpc.make_durable());
     settling.await.ok_or(MoveError::Busy)?.map_err(MoveError::Server)?;
     let link = Link::connect(&base.env, target).await?;
-    let (session, first) = (base.session.info(), journal.first());
+    let (session, after) = (base.session.info(), journal.after());
     let offer = Offer {
         from: journal.session,
         before: journal.session_before(),
         to: base.env.uuid(),
-        first,
+        after,
         used: journal.room().used,
         sight: Sight {
             server: session.server,
@@ -316,7 +317,7 @@ async fn move_mount(
     };
     let to = offer.to;
     link.call(&MoveCall::Begin(offer), Vec::new(), PATIENCE).await?;
-    let mut sender = Sender { link: &link, journal: &journal, next: first, changes: 0, dirty: 0 };
+    let mut sender = Sender { link: &link, journal: &journal, end: after, changes: 0, dirty: 0 };
     let moved = switch(stages, &mut sender, to, forced).await;
     let pause = match moved {
         Ok(pause) => pause,
@@ -377,7 +378,7 @@ async fn switch(
         let part = state.slice(start..(start + CHUNK).min(state.len()));
         link.call(&MoveCall::State, vec![part], PATIENCE).await?;
     }
-    link.call(&MoveCall::Prepare { next: sender.next }, Vec::new(), PATIENCE).await?;
+    link.call(&MoveCall::Prepare { end: sender.end }, Vec::new(), PATIENCE).await?;
     hand_over(base, to).await?;
     stages.connections.end_moved();
     Ok(base.now().since(pause.since))

@@ -34,6 +34,8 @@ pub struct Options {
     pub commit: Duration,
     /// Where the client keeps its journal, if it has one: [`journal`](super::journal).
     pub journal: Option<DeviceRef>,
+    /// Which bytes of files are in the journal.
+    pub data: JournaledData,
     /// Keepers of copies of the journal: a sync returns when they have it, too.
     pub keepers: Vec<KeeperTarget>,
     /// Bytes of its own changes that wait in memory; with a journal, more wait there.
@@ -61,6 +63,7 @@ impl Default for Options {
             recover: Recover::Clean,
             commit: Duration::from_secs(1),
             journal: None,
+            data: JournaledData::Wasteless,
             keepers: Vec::new(),
             memory: 64 << 20,
             recall: Duration::from_secs(30),
@@ -68,6 +71,28 @@ impl Default for Options {
             conflict: ConflictScope::Prefix,
             host: "client".to_owned(),
         }
+    }
+}
+
+/// Which bytes of files a client's journal has. Names and attributes are there always.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JournaledData {
+    /// Those that were written.
+    #[default]
+    Wasteless,
+    /// The pages of 4 KiB that writes touch, as a whole.
+    Pages,
+    /// Those of writes of fewer bytes than the threshold. The others go to the server at once, behind everything before them.
+    Selective {
+        /// Bytes.
+        threshold: u32,
+    },
+}
+
+impl JournaledData {
+    /// Whether a write of so many bytes goes to the server at once.
+    pub(super) fn is_direct(self, len: usize) -> bool {
+        matches!(self, JournaledData::Selective { threshold } if len >= threshold as usize)
     }
 }
 

@@ -21,6 +21,7 @@ use super::inodes::{Inodes, Stripe};
 use super::overlay::{MAX_SEARCHED, OwnSteps};
 use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
+use super::sent_ends::SentEnds;
 use super::user;
 use crate::protocol::{MAX_RELEASES, MAX_SHARES};
 
@@ -79,6 +80,8 @@ pub(super) struct WritebackQueue {
     /// How much may wait with a journal.
     pub(super) limit: DirtyLimit,
     pub(super) since: AtomicU64,
+    /// Bytes of mutations that were in memory at most, of a journal that is written back.
+    pub(super) most_in_memory: AtomicUsize,
     /// Mutations up to this one are in the journal, and may be sent.
     pub(super) journaled: AtomicU64,
     /// Those up to this one are in the journal and all its copies since before the lease was over.
@@ -87,6 +90,9 @@ pub(super) struct WritebackQueue {
     pub(super) kept: AtomicU64,
     /// With a journal: the server's record of the session has its position up to this mutation.
     pub(super) reached: AtomicU64,
+    /// And the hash up to that.
+    pub(super) reached_hash: AtomicU64,
+    pub(super) sent_ends: SentEnds,
     /// All mutations are those of a journal that is written back.
     pub(super) is_recovered: AtomicBool,
 }
@@ -102,10 +108,13 @@ impl WritebackQueue {
             spilled: AtomicU64::new(0),
             limit,
             since: AtomicU64::new(NEVER),
+            most_in_memory: AtomicUsize::new(0),
             journaled: AtomicU64::new(NO_JOURNAL),
             leased: AtomicU64::new(0),
             kept: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            reached_hash: AtomicU64::new(0),
+            sent_ends: SentEnds::default(),
             is_recovered: AtomicBool::new(false),
         }
     }
@@ -114,7 +123,7 @@ impl WritebackQueue {
     pub(super) fn append(&self, stripe: &mut Stripe, record: Record, quota: u64, now: Time) -> u64 {
         self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
         let number = self.made.fetch_add(1, Ordering::AcqRel) + 1;
-        stripe.stage(Waiting { number, record, quota, user: user::current() });
+        stripe.stage(Waiting { number, hash: 0, record, quota, user: user::current() });
         if self.since.load(Ordering::Relaxed) == NEVER {
             self.since.store(now.as_nanos(), Ordering::Relaxed);
         }
@@ -324,7 +333,9 @@ impl WritebackQueue {
         assert!(before >= (bytes - in_memory) as u64, "more bytes are read back than were spilled");
         // Decoded without the lock.
         let mut only_replaces = true;
-        let parts = taken.into_iter().map(|Waiting { record, quota, .. }| {
+        let mut hashes = Vec::with_capacity(taken.len());
+        let parts = taken.into_iter().map(|Waiting { hash, record, quota, .. }| {
+            hashes.push(hash);
             let Parts { mutation, blocks, grows } = record.into_parts();
             only_replaces &= !grows && mutation.kind.names().next().is_none();
             let room = room_of(&mutation.kind, blocks);
@@ -332,7 +343,7 @@ impl WritebackQueue {
         });
         let (mutations, charges) = parts.unzip();
         let bytes = data_bytes as usize;
-        Batch { mutations, charges, user, only_replaces, last, bytes, releases, spilled }
+        Batch { mutations, charges, hashes, user, only_replaces, last, bytes, releases, spilled }
     }
 
     /// Mutations do not wait any more.

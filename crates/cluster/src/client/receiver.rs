@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use thalweg_env::Env;
 use thalweg_env::connection::{Connector, Stream};
 use thalweg_fs::Ino;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::JournalError;
@@ -25,9 +26,9 @@ use uuid::Uuid;
 use super::base::ClientBase;
 use super::error::AttachError;
 use super::filesystem::Client;
-use super::journal::FoundJournal;
-use super::journal_format::Run;
+use super::found_journal::{FoundJournal, FoundRun};
 use super::journal_moves::ArrivingJournal;
+use super::journal_runs::Run;
 use super::moved_state::MovedState;
 use super::options::Options;
 use super::recovery::{connect, reopening};
@@ -126,7 +127,7 @@ impl Receiver {
             || JournalError::Invalid("a mount that moves here needs a journal".to_owned());
         let device =
             options.journal.clone().ok_or_else(no_journal).map_err(AttachError::journal)?;
-        let open = || FoundJournal::open(env, device.clone());
+        let open = || FoundJournal::open(env, device.clone(), 0);
         let chain = open().await.map_err(AttachError::journal)?.chain;
         let (slot, before) = match (chain.arrives_from, chain.session) {
             (Some(from), _) => (Slot::InDoubt(from), None),
@@ -251,8 +252,8 @@ impl Shared {
         }
         let is_prepared = arriving.state.is_some();
         match call {
-            MoveCall::Changes { first } if !is_prepared => {
-                arriving.take(self, first, &payload).await
+            MoveCall::Changes { after } if !is_prepared => {
+                arriving.take(self, after, &payload).await
             }
             MoveCall::State if !is_prepared => {
                 if arriving.encoded.len() + payload.len() > MAX_STATE {
@@ -261,7 +262,7 @@ impl Shared {
                 arriving.encoded.extend_from_slice(&payload);
                 Ok(())
             }
-            MoveCall::Prepare { next } if !is_prepared && next == arriving.journal.next => {
+            MoveCall::Prepare { end } if !is_prepared && end == arriving.journal.end => {
                 let encoded = std::mem::take(&mut arriving.encoded);
                 let state = MovedState::decode(&encoded).ok_or(MoveRefusal::Invalid)?;
                 arriving.state = Some(state);
@@ -306,28 +307,28 @@ impl Shared {
             }
             *slot = Slot::Nothing;
         }
-        if !(1..MAX_POSITION).contains(&offer.first) || offer.to.is_nil() {
+        if offer.after.position >= MAX_POSITION || offer.to.is_nil() {
             return Err(MoveRefusal::Invalid);
         }
         self.check_sight(&offer.sight).await?;
-        let found = FoundJournal::open(&self.env, self.device.clone()).await.map_err(failed)?;
-        let mut journal = found.receive().await.map_err(failed)?;
+        let found = FoundJournal::open(&self.env, self.device.clone(), 0).await.map_err(failed)?;
+        let mut journal = found.receive(self.options.data).await.map_err(failed)?;
         let (size, used) = (journal.size(), offer.used);
         if size < used.saturating_add(SPARE) {
             return Err(MoveRefusal::TooSmall { size, used });
         }
-        journal.begin((offer.to, offer.from), offer.first).await.map_err(failed)?;
-        let base = self.new_base(&offer, offer.first);
+        journal.begin((offer.to, offer.from), offer.after).await.map_err(failed)?;
+        let base = self.new_base(&offer, offer.after);
         let (encoded, state) = (Vec::new(), None);
         *slot =
             Slot::Arriving(Box::new(Arriving { connection, offer, journal, base, encoded, state }));
         Ok(())
     }
 
-    fn new_base(&self, offer: &Offer, first: u64) -> ClientBase {
+    fn new_base(&self, offer: &Offer, after: JournalPosition) -> ClientBase {
         let base = ClientBase::new(&self.env, Options { journal: None, ..self.options.clone() });
         base.session.keep_journal(offer.to, JournalMount::Rebooted);
-        base.queue.begin_recovery(first);
+        base.queue.begin_recovery(after);
         base
     }
 
@@ -396,24 +397,25 @@ impl Arriving {
     async fn take(
         &mut self,
         shared: &Shared,
-        first: u64,
+        after: JournalPosition,
         payload: &[u8],
     ) -> Result<(), MoveRefusal> {
         let failed = |error: JournalError| MoveRefusal::Failed(error.to_string());
         let runs: Vec<Run> = postcard::from_bytes(payload).map_err(|_| MoveRefusal::Invalid)?;
-        let next = self.journal.next;
-        if !(next..MAX_POSITION).contains(&first) || runs.iter().all(|run| run.mutations.is_empty())
-        {
+        let (end, first) = (self.journal.end, after.position + 1);
+        let is_later = after.position > end.position && after.position < MAX_POSITION;
+        let is_empty = runs.iter().all(|run| run.mutations.is_empty());
+        if is_empty || !(is_later || after == end) {
             return Err(MoveRefusal::Invalid);
         }
-        if first > self.journal.next {
+        if is_later {
             // The server has made everything before it durable.
             let session = (self.offer.to, self.offer.from);
-            self.journal.begin(session, first).await.map_err(failed)?;
-            self.base = shared.new_base(&self.offer, first);
+            self.journal.begin(session, after).await.map_err(failed)?;
+            self.base = shared.new_base(&self.offer, after);
         }
         let (place, last, runs) = self.journal.append(runs).await.map_err(failed)?;
-        self.base.queue.recover(runs);
+        self.base.queue.recover(FoundRun::all(runs, after.hash, None));
         self.base.queue.spill(first..=last, place);
         Ok(())
     }

@@ -18,6 +18,8 @@ const LEAST_SPILLED: usize = 256;
 pub(super) struct Waiting {
     /// Mutations of a client are counted from 1 on.
     pub(super) number: u64,
+    /// The hash up to it, once it is in the journal; else 0.
+    pub(super) hash: u64,
     pub(super) record: Record,
     /// The root of the quota that it counts for; 0 for none.
     pub(super) quota: u64,
@@ -56,6 +58,14 @@ impl Record {
     pub(super) fn small(mutation: &Mutation) -> Record {
         let encoded = postcard::to_allocvec(mutation);
         Record::Small(encoded.expect("memory takes any mutation").into_boxed_slice())
+    }
+
+    /// Of a mutation of a journal. What grows is known to the server, which alone stores bytes beside a journal.
+    pub(super) fn recovered(mutation: Mutation, blocks: u64) -> Record {
+        if blocks == 0 && mutation.kind.data_len() == 0 {
+            return Record::small(&mutation);
+        }
+        Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }))
     }
 
     pub(super) fn into_parts(self) -> Parts {

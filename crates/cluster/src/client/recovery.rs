@@ -21,13 +21,14 @@ use uuid::Uuid;
 
 use super::base::ClientBase;
 use super::conflict_plan::PlanFile;
-use super::conflict_rule::{ConflictRule, skipped_of};
+use super::conflict_rule::ConflictRule;
 use super::conflicts::{Keeper, is_conflict};
 use super::copies::CopyError;
 use super::error::AttachError;
 use super::filesystem::Client;
+use super::found_journal::FoundJournal;
 use super::inode_changes::Rest;
-use super::journal::{ClientJournal, FoundJournal};
+use super::journal::ClientJournal;
 use super::journal_slot::{Kept, Reopen, Reopened};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
@@ -36,6 +37,12 @@ use super::writeback::SendGuard;
 use crate::protocol::{
     Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request, UsedInode, decode_list,
 };
+
+/// The server does not know the session any more.
+const ENDED: &str = "the server has ended the session that made them";
+
+/// What a user can do about changes that are not written back.
+const GIVE_UP: &str = "; `cluster journal export` has them in files, and `cluster journal erase --force` gives them up";
 
 impl Client {
     /// Connects, and begins a session. The journal of an earlier mount is written back first.
@@ -62,8 +69,9 @@ pub(super) async fn connect(
     // What it stored itself would be at the servers before it is in the journal.
     options.contents = None;
     let reopen = reopening(env, &connector, &options, device);
-    let journal = reopen(Kept::Session, Vec::new()).await?.journal;
+    let Reopened { journal, memory, .. } = reopen(Kept::Session, Vec::new()).await?;
     let base = ClientBase::new(env, options);
+    base.queue.note_memory(memory);
     base.session.keep_journal(journal.session, JournalMount::Incarnation(1));
     base.queue.begin_journal(journal.room().size);
     base.journal.reopen_by(reopen);
@@ -87,7 +95,7 @@ pub(super) fn reopening(
                 Kept::Session => recover(&env, &connector, &options, device, &asked).await?,
                 Kept::Nothing(session) => {
                     let journal = begin_empty(&env, &options, session, device).await?;
-                    Reopened { journal, unused: Vec::new() }
+                    Reopened { journal, unused: Vec::new(), memory: 0 }
                 }
             };
             attach_copies(&reopened.journal).await?;
@@ -125,14 +133,16 @@ async fn recover(
     device: DeviceRef,
     asked: &[Ino],
 ) -> Result<Reopened, AttachError> {
-    let mut found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
-    let (mut resumed, mut unused) = (None, Vec::new());
+    let found = FoundJournal::open(env, device, options.memory / 2).await;
+    let mut found = found.map_err(AttachError::journal)?;
+    let (mut resumed, mut unused, mut memory) = (None, Vec::new(), 0);
     if let Some(session) = found.chain.session {
         let is_arrival = found.chain.arrives_from.is_some();
         match resume(env, connector, options, (session, false), &mut found).await {
             Ok(Resumed { stages: None, .. }) if is_arrival => return Err(AttachError::NotArrived),
             Ok(done) => {
                 if let Some(stages) = &done.stages {
+                    memory = stages.base.queue.most_in_memory();
                     unused = unused_of(stages, asked, &done.skipped).await.unwrap_or_default();
                 }
                 resumed = done.stages;
@@ -145,11 +155,11 @@ async fn recover(
         }
     }
     // The journal is empty before the server forgets its position.
-    let journal = found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)?;
+    let journal = found.begin(env, options).await.map_err(AttachError::journal)?;
     if let Some(stages) = resumed {
         stages.connections.close().await;
     }
-    Ok(Reopened { journal, unused })
+    Ok(Reopened { journal, unused, memory })
 }
 
 /// Those of these inodes that no other client has used, and that have all of the journal's changes, with their paths.
@@ -187,14 +197,13 @@ async fn begin_empty(
     session: Uuid,
     device: DeviceRef,
 ) -> Result<ClientJournal, AttachError> {
-    let found = FoundJournal::open(env, device).await.map_err(AttachError::journal)?;
+    let found = FoundJournal::open(env, device, 0).await.map_err(AttachError::journal)?;
     let mutations = found.mutations();
     let is_ours = found.chain.session == Some(session);
     if mutations > 0 || !is_ours {
-        let why = "the server has ended the session that made them".to_owned();
-        return Err(AttachError::Pending { mutations, why });
+        return Err(AttachError::Pending { mutations, why: format!("{ENDED}{GIVE_UP}") });
     }
-    found.begin(env, options.keepers.clone()).await.map_err(AttachError::journal)
+    found.begin(env, options).await.map_err(AttachError::journal)
 }
 
 /// What became of a journal that was written back.
@@ -218,11 +227,12 @@ pub(super) async fn resume(
     (session, is_copy): (Uuid, bool),
     found: &mut FoundJournal,
 ) -> Result<Resumed, AttachError> {
-    let (mutations, first) = (found.mutations(), found.chain.first);
+    let (mutations, first, durable) = (found.mutations(), found.chain.first, found.chain.durable);
     let runs = std::mem::take(&mut found.runs);
     let base = ClientBase::new(env, options.clone());
     base.session.keep_journal(session, JournalMount::Rebooted);
-    base.queue.begin_recovery(first);
+    base.queue.begin_recovery(found.chain.after());
+    base.journal.recover_from(found.log());
     base.queue.recover(runs);
     let (stages, turn) = match Stages::start_held(env, connector.clone(), base).await {
         Ok(started) => started,
@@ -232,7 +242,12 @@ pub(super) async fn resume(
             return Ok(Resumed::default());
         }
         Err(AttachError::Ended) => {
-            let why = "the server has ended the session that made them".to_owned();
+            return Err(AttachError::Pending { mutations, why: format!("{ENDED}{GIVE_UP}") });
+        }
+        Err(AttachError::Diverged) => {
+            let why = format!(
+                "the server has other ones of the same session: the journal was copied or put back, and another copy of it was mounted{GIVE_UP}"
+            );
             return Err(AttachError::Pending { mutations, why });
         }
         Err(error) => return Err(error),
@@ -241,14 +256,14 @@ pub(super) async fn resume(
     let reached = stages.writeback.reached();
     // Nothing is sent that is not in the journal, whose last record stays. A copy may lack what was sent while its keeper was away.
     if !is_copy && reached >= found.chain.next {
-        let why = "the server has later ones: this is an older copy of the journal".to_owned();
-        return Err(pending(why));
+        let why = "the server has later ones: this is an older copy of the journal";
+        return Err(pending(format!("{why}{GIVE_UP}")));
     }
-    // What the server has refused has a position there, too.
-    if !is_copy && mutations > 0 && first > reached + 1 {
-        let lost = first - reached - 1;
+    // What the server has refused has a position there, too. Without what it has lost, inodes may be others' that the journal has changes of.
+    if mutations > 0 && durable > reached {
+        let lost = durable - reached;
         let why = format!(
-            "the server has lost {lost} changes before them: its volume is of an earlier time"
+            "the server has lost {lost} changes that it had made durable: its volume is of an earlier time{GIVE_UP}"
         );
         return Err(pending(why));
     }
@@ -327,9 +342,6 @@ impl Resumption<'_> {
         turn: SendGuard,
     ) -> Result<Ranges, AttachError> {
         let Stages { writeback, base, .. } = self.stages;
-        let again = FoundJournal::open(self.env, found.device()).await;
-        let again = again.map_err(AttachError::journal)?;
-        let (runs, first, last) = (again.runs, again.chain.first, again.chain.next - 1);
         // What other clients want meanwhile they get at once, and the server refuses changes of it. If it did not know of the client's
         // absence, they would miss these.
         let turn = if base.session.info().has_returned {
@@ -340,23 +352,22 @@ impl Resumption<'_> {
             Some(turn)
         };
         let plan = PlanFile::new(self.stages, self.session);
-        let (mut reached, mut recorded) = (writeback.reached(), Ranges::default());
+        let (mut reached, mut recorded) = (writeback.reached_position(), Ranges::default());
         let (skipped, used) = loop {
             let used = self.used_meanwhile().await?;
-            let rule = ConflictRule::new(base.options.conflict, &used);
-            let skipped = skipped_of(rule, (&runs, first), reached, &before);
+            let skipped = self.skipped_of(found, &used, (reached.position, &before)).await?;
             // Before the server passes one of them.
             if skipped != recorded {
                 plan.save(&skipped).await.map_err(|error| self.pending(error))?;
                 recorded = skipped.clone();
             }
-            match write_around(self.stages, (&runs, first), reached, &skipped).await {
+            match write_around(self.stages, found, reached, &skipped).await {
                 Ok(all) => {
                     reached = all;
                     break (skipped, used);
                 }
-                Err(Refused { position, error }) if is_conflict(&error) => {
-                    (reached, before) = (position - 1, skipped);
+                Err(Refused { position, reached: all, error }) if is_conflict(&error) => {
+                    (reached, before) = (all, skipped);
                     before.add(position..position + 1);
                     why.get_or_insert(error);
                 }
@@ -368,12 +379,34 @@ impl Resumption<'_> {
         if skipped.is_empty() {
             return Ok(skipped);
         }
-        let rest = Rest::of(runs, |number| skipped.contains(first + number));
+        let mut rest = Rest::default();
+        for record in &found.records {
+            let runs = found.read(record).await.map_err(AttachError::journal)?;
+            rest.add(runs, record.after.position + 1, |position| skipped.contains(position));
+        }
         self.skipped = rest.iter().map(|(ino, _)| ino).collect();
         let why = why.unwrap_or(FsError::Stale);
         self.keep_rest(rest, &used, &why).await?;
-        pass_skipped(self.stages, reached, last).await.map_err(|error| self.pending(error))?;
+        pass_skipped(self.stages, reached, found.chain.end())
+            .await
+            .map_err(|error| self.pending(error))?;
         plan.remove().await.map_err(|error| self.pending(error))?;
+        Ok(skipped)
+    }
+
+    /// The positions of the mutations that are skipped: those that were before, and what conflicts behind the last position that the server has.
+    async fn skipped_of(
+        &self,
+        found: &FoundJournal,
+        used: &HashMap<Ino, UsedInode>,
+        known: (u64, &Ranges),
+    ) -> Result<Ranges, AttachError> {
+        let mut rule = ConflictRule::new(self.stages.base.options.conflict, used);
+        let mut skipped = Ranges::default();
+        for record in &found.records {
+            let runs = found.read(record).await.map_err(AttachError::journal)?;
+            rule.add_skipped((&runs, record.after.position + 1), known, &mut skipped);
+        }
         Ok(skipped)
     }
 

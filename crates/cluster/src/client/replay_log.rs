@@ -10,7 +10,7 @@ use thalweg_fs::Ino;
 use thalweg_fs::session_table::Committed;
 
 use super::user::User;
-use crate::protocol::{Reclaim, Request};
+use crate::protocol::{BatchPositions, Reclaim, Request};
 
 /// Bytes of changes that are kept before the server has to make them durable.
 const MAX_KEPT: usize = 32 << 20;
@@ -38,7 +38,7 @@ impl UncommittedCall {
 }
 
 /// The positions of a batch in the journal.
-fn positions_of(call: &UncommittedCall) -> Option<(u64, u64)> {
+fn positions_of(call: &UncommittedCall) -> Option<BatchPositions> {
     match &*call.request {
         Request::Batch { positions, .. } => *positions,
         _ => None,
@@ -158,7 +158,7 @@ impl ReplayLog {
     /// The first position of the batches that are kept.
     pub(super) fn first_position(&self) -> Option<u64> {
         let kept = self.0.lock();
-        kept.calls.values().find_map(positions_of).map(|(first, _)| first)
+        kept.calls.values().find_map(positions_of).map(|it| it.after.position + 1)
     }
 
     pub(super) fn len(&self) -> usize {

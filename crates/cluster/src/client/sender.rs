@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Action, Failure, FsError, Ino};
 
 use super::base::ClientBase;
@@ -19,7 +20,7 @@ use super::room::shares_of;
 use super::rpc::{Outgoing, Rpc};
 use super::user::User;
 use crate::protocol::{
-    Answer, MAX_MUTATIONS, MAX_PAYLOAD, Reply, Request, decode_list, encode_list,
+    Answer, BatchPositions, MAX_MUTATIONS, MAX_PAYLOAD, Reply, Request, decode_list, encode_list,
 };
 
 /// Parts of a batch that are under way at once.
@@ -38,7 +39,7 @@ struct Message<'a> {
     /// What all mutations of the part take.
     part: Part<'a>,
     user: &'a User,
-    positions: Option<(u64, u64)>,
+    positions: Option<BatchPositions>,
     /// The answer comes when everything is durable.
     sync: bool,
     releases: Vec<u64>,
@@ -47,7 +48,7 @@ struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    fn plain(part: Part<'a>, user: &'a User, positions: Option<(u64, u64)>) -> Message<'a> {
+    fn plain(part: Part<'a>, user: &'a User, positions: Option<BatchPositions>) -> Message<'a> {
         let (sync, releases, spent) = Default::default();
         Message { mutations: part.0, part, user, positions, sync, releases, spent }
     }
@@ -73,7 +74,11 @@ impl BatchSender {
             return BatchLimit::MESSAGE;
         }
         let carried = usize::try_from(self.base.queue.rate()).unwrap_or(usize::MAX);
-        let most = self.most_staged.load(Ordering::Relaxed);
+        let mut most = self.most_staged.load(Ordering::Relaxed);
+        if self.base.queue.is_recovered() {
+            // Its bytes are read for it.
+            most = most.min(self.base.options.memory / 2);
+        }
         BatchLimit::staged(carried.min(most), self.coalesces())
     }
 
@@ -101,7 +106,8 @@ impl BatchSender {
             None => whole.to_vec(),
         };
         // What was lost before it has positions, too.
-        let positions = self.positions(last)?;
+        let hash = batch.hash_up_to(last);
+        let positions = self.positions(last, hash)?;
         let (part, user) = (batch.part(part), &batch.user);
         let gone = coalesced.as_ref().into_iter().flat_map(|it| it.gone());
         let spent = self.base.numbers.highest_of(gone);
@@ -115,7 +121,7 @@ impl BatchSender {
             self.most_staged.store(less, Ordering::Relaxed);
         }
         sent?;
-        self.base.queue.reach(last);
+        self.base.queue.reach(last, hash);
         Ok(())
     }
 
@@ -159,7 +165,7 @@ impl BatchSender {
         encoded: Bytes,
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
-        let batch = message.positions.map_or(0, |(first, _)| first);
+        let batch = message.positions.map_or(0, |it| it.after.position + 1);
         let parts: Vec<(u32, Bytes)> = (0..encoded.len())
             .step_by(MAX_PAYLOAD)
             .map(|at| encoded.slice(at..encoded.len().min(at + MAX_PAYLOAD)))
@@ -204,7 +210,7 @@ impl BatchSender {
         &self,
         part: Part<'_>,
         user: &User,
-        positions: Option<(u64, u64)>,
+        positions: Option<BatchPositions>,
     ) -> Result<(), FsError> {
         self.send_plain(&Message::plain(part, user, positions)).await
     }
@@ -215,27 +221,29 @@ impl BatchSender {
         self.send_call(message, 0, payload.into(), |_, _| {}).await.map(drop)
     }
 
-    /// The positions in the journal of a batch whose last mutation has this number.
-    fn positions(&self, last: u64) -> Result<Option<(u64, u64)>, FsError> {
-        let first = self.base.queue.reached() + 1;
+    /// The positions in the journal of a batch whose last mutation has this number, and this hash.
+    fn positions(&self, last: u64, hash: u64) -> Result<Option<BatchPositions>, FsError> {
+        let before = (self.base.queue.reached(), self.base.queue.reached_hash());
         let journal = self.base.journal.live();
         let position = |number| journal.as_ref().map_or(number, |it| it.position(number));
         if position(last) == 0 {
             // It was made in a session that has ended.
             return Err(LinkError::Evicted.into());
         }
-        Ok(self.base.session.has_journal().then_some((position(first), position(last))))
+        let of = |(number, hash)| JournalPosition { position: position(number), hash };
+        let positions = BatchPositions { after: of(before), end: of((last, hash)) };
+        Ok(self.base.session.has_journal().then_some(positions))
     }
 
     /// The server has refused mutations up to this one: its record of the session gets their positions, so that none is ever missing
     /// there but at a server that has lost something. The journal keeps them until then.
-    pub(super) async fn pass_refused(&self, last: u64) -> Result<(), FsError> {
+    pub(super) async fn pass_refused(&self, last: u64, hash: u64) -> Result<(), FsError> {
         if !self.base.session.has_journal() || self.base.queue.reached() >= last {
             return Ok(());
         }
-        let positions = self.positions(last)?;
+        let positions = self.positions(last, hash)?;
         self.pass((&[], &[]), &None, positions).await?;
-        self.base.queue.reach(last);
+        self.base.queue.reach(last, hash);
         Ok(())
     }
 
@@ -258,6 +266,9 @@ impl BatchSender {
         }
         let (charged, positions, releases) = (shares_of(part.1), *positions, releases.clone());
         let (sync, spent) = (*sync, spent.clone());
+        if let Some(positions) = positions {
+            self.base.queue.sent_ends.push(positions.end);
+        }
         let request = Request::Batch { sync, charged, releases, positions, staged, spent };
         let mut call = Outgoing::with(request, vec![payload], (*user).clone());
         (call.slot, call.named) = (Some(Slot::of_batch()), named.into());

@@ -8,7 +8,7 @@ use thalweg_env::connection::Connector;
 use uuid::Uuid;
 
 use super::error::AttachError;
-use super::journal::FoundJournal;
+use super::found_journal::FoundJournal;
 use super::options::Options;
 use super::recovery::{Resumed, resume};
 
@@ -41,7 +41,7 @@ pub async fn take_over(
     let Some(device) = options.journal.take() else { return Ok(nothing) };
     options.contents = None;
     options.keepers.clear();
-    let open = || FoundJournal::open(env, device.clone());
+    let open = || FoundJournal::open(env, device.clone(), options.memory / 2);
     let mut found = open().await.map_err(AttachError::journal)?;
     let Some(session) = found.chain.session else { return Ok(nothing) };
     // The client acknowledges nothing more before the server is asked what it has.

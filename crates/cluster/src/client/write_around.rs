@@ -1,28 +1,32 @@
 //! Writes a journal back around the mutations that conflict with what other clients have done: these are skipped.
 
 use smallvec::SmallVec;
-use thalweg_fs::FsError;
 use thalweg_fs::mutation::Mutation;
 use thalweg_fs::ranges::Ranges;
+use thalweg_fs::session_table::JournalPosition;
+use thalweg_fs::{Action, Failure, FsError};
 
 use super::batch::BATCH_BYTES;
-use super::journal_format::{JournaledMutation, Run};
+use super::found_journal::FoundJournal;
+use super::journal_runs::{JournaledMutation, Run, hashes};
 use super::record::{MUTATION_BYTES, room_of};
 use super::room::Charge;
 use super::stages::Stages;
 use super::user::User;
-use crate::protocol::{MAX_MUTATIONS, MAX_SHARES};
+use crate::protocol::{BatchPositions, MAX_MUTATIONS, MAX_SHARES};
 
 /// The server refuses the mutation at a position. It has all before that, but for skipped ones.
 pub(super) struct Refused {
     pub(super) position: u64,
+    /// The last position that it has.
+    pub(super) reached: JournalPosition,
     pub(super) error: FsError,
 }
 
 /// Mutations of one user, each with its position.
 struct Part {
     user: User,
-    positions: Vec<u64>,
+    positions: Vec<JournalPosition>,
     mutations: Vec<Mutation>,
     charges: Vec<Charge>,
 }
@@ -43,20 +47,21 @@ impl Part {
     }
 }
 
-/// The mutations of these runs behind a position that are not skipped, as batches. The first one has the position `first`.
+/// The mutations of these runs behind a position that are not skipped, as batches. The first run begins behind `after`.
 fn parts<'a>(
     runs: &'a [Run],
-    first: u64,
+    after: JournalPosition,
     reached: u64,
     skipped: &'a Ranges,
 ) -> impl Iterator<Item = Part> + use<'a> {
-    let mut position = first - 1;
+    let (mut position, mut hashes) = (after.position, hashes(after.hash, runs));
     runs.iter().flat_map(move |run| {
         let user = run.user.clone().map(std::sync::Arc::new);
         let (mut parts, mut bytes) = (Vec::<Part>::new(), 0);
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
         for JournaledMutation { mutation, blocks, quota } in &run.mutations {
             position += 1;
+            let hash = hashes.next().unwrap_or_default();
             if position <= reached || skipped.contains(position) {
                 continue;
             }
@@ -78,7 +83,7 @@ fn parts<'a>(
             }
             bytes += size;
             let Some(part) = parts.last_mut() else { continue };
-            part.positions.push(position);
+            part.positions.push(JournalPosition { position, hash });
             part.charges.push(Charge { quota: *quota, room: room_of(&mutation.kind, *blocks) });
             part.mutations.push(mutation.clone());
         }
@@ -92,23 +97,46 @@ fn parts<'a>(
 /// [`Refused`]: the first mutation that the server does not take, or that does not reach it.
 pub(super) async fn write_around(
     stages: &Stages,
-    (runs, first): (&[Run], u64),
-    mut reached: u64,
+    found: &FoundJournal,
+    mut reached: JournalPosition,
     skipped: &Ranges,
-) -> Result<u64, Refused> {
-    for part in parts(runs, first, reached, skipped) {
+) -> Result<JournalPosition, Refused> {
+    for record in &found.records {
+        if record.end.position <= reached.position {
+            continue;
+        }
+        let runs = found.read(record).await.map_err(|error| {
+            let error = FsError::Store(Failure::new(Action::GiveUp, error));
+            Refused { position: record.after.position + 1, reached, error }
+        })?;
+        reached = write_runs(stages, (&runs, record.after), reached, skipped).await?;
+    }
+    Ok(reached)
+}
+
+async fn write_runs(
+    stages: &Stages,
+    (runs, after): (&[Run], JournalPosition),
+    mut reached: JournalPosition,
+    skipped: &Ranges,
+) -> Result<JournalPosition, Refused> {
+    for part in parts(runs, after, reached.position, skipped) {
         let mut rest = vec![part];
         while let Some(mut part) = rest.pop() {
             let Some(last) = part.positions.last().copied() else { continue };
             let batch = (&part.mutations[..], &part.charges[..]);
-            match pass(stages, batch, &part.user, (reached + 1, last)).await {
+            let positions = BatchPositions { after: reached, end: last };
+            match pass(stages, batch, &part.user, positions).await {
                 Ok(()) => reached = last,
                 Err(error) if part.positions.len() > 1 && error.may_divide() => {
                     let half = part.positions.len() / 2;
                     rest.push(part.split_off(half));
                     rest.push(part);
                 }
-                Err(error) => return Err(Refused { position: part.positions[0], error }),
+                Err(error) => {
+                    let position = part.positions[0].position;
+                    return Err(Refused { position, reached, error });
+                }
             }
         }
     }
@@ -120,17 +148,22 @@ async fn pass(
     stages: &Stages,
     batch: (&[Mutation], &[Charge]),
     user: &User,
-    positions: (u64, u64),
+    positions: BatchPositions,
 ) -> Result<(), FsError> {
-    assert!(positions.0 <= positions.1, "positions are passed in their order");
-    assert!(batch.0.len() as u64 <= positions.1 - positions.0 + 1, "each has a position");
+    let (after, end) = (positions.after.position, positions.end.position);
+    assert!(after < end, "positions are passed in their order");
+    assert!(batch.0.len() as u64 <= end - after, "each has a position");
     stages.writeback.pass(batch, user, positions).await
 }
 
 /// The mutations up to a position are skipped.
-pub(super) async fn pass_skipped(stages: &Stages, reached: u64, last: u64) -> Result<(), FsError> {
-    if reached >= last {
+pub(super) async fn pass_skipped(
+    stages: &Stages,
+    reached: JournalPosition,
+    last: JournalPosition,
+) -> Result<(), FsError> {
+    if reached.position >= last.position {
         return Ok(());
     }
-    pass(stages, (&[], &[]), &None, (reached + 1, last)).await
+    pass(stages, (&[], &[]), &None, BatchPositions { after: reached, end: last }).await
 }

@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_env::{HashMap, Time};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{FsError, Ino};
 
 use super::base::ClientBase;
 use super::batch::{Batch, Part};
 use super::direct_io::DirectIo;
-use super::error::LinkError;
+use super::error::{AttachError, LinkError};
 use super::journaling::{Committed, Journaling};
 use super::rpc::Rpc;
 use super::sender::BatchSender;
 use super::user::User;
-use crate::protocol::{JournalState, Needs, Reply, Request};
+use crate::protocol::{BatchPositions, JournalState, Needs, Reply, Request};
 
 /// The right to send the next batch.
 pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
@@ -190,13 +191,17 @@ impl Writeback {
     }
 
     /// After a reboot the server has some of the mutations of the journal. The others keep the room that they have taken.
-    pub(super) fn resume(&self, state: JournalState) {
+    ///
+    /// # Errors
+    /// [`AttachError::Diverged`]: it has others.
+    pub(super) fn resume(&self, state: JournalState) -> Result<(), AttachError> {
         let JournalState { incarnation, applied, returned: has_lapsed, .. } = state;
         self.has_lapsed.store(has_lapsed, Ordering::Relaxed);
         self.base.call_numbers.begin_behind(incarnation);
-        self.base.queue.skip(applied);
+        let is_same = self.base.queue.skip(applied);
         self.base.room.recover(&self.base.queue.charges());
-        self.base.queue.reach(applied);
+        self.base.queue.sent_ends.begin(applied);
+        if is_same { Ok(()) } else { Err(AttachError::Diverged) }
     }
 
     /// Whether other clients may have used what a journal is about that is written back.
@@ -207,6 +212,12 @@ impl Writeback {
     /// Of a journal that is written back: the last position that the server has.
     pub(super) fn reached(&self) -> u64 {
         self.base.queue.reached()
+    }
+
+    /// The same, with the hash.
+    pub(super) fn reached_position(&self) -> JournalPosition {
+        let (position, hash) = (self.base.queue.reached(), self.base.queue.reached_hash());
+        JournalPosition { position, hash }
     }
 
     /// Of a journal that is written back: why the server has refused a mutation, and the last position that it has.
@@ -349,7 +360,8 @@ impl Writeback {
         if is_whole {
             self.base.queue.sent(bytes, self.base.now().since(begun));
         } else {
-            self.sender.pass_refused(position).await?;
+            let hash = batch.hash_up_to(position);
+            self.sender.pass_refused(position, hash).await?;
         }
         Ok(syncs && is_whole)
     }
@@ -394,7 +406,7 @@ impl Writeback {
         &self,
         part: Part<'_>,
         user: &User,
-        positions: (u64, u64),
+        positions: BatchPositions,
     ) -> Result<(), FsError> {
         self.sender.pass(part, user, Some(positions)).await
     }

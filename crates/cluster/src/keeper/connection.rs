@@ -53,11 +53,11 @@ impl Handler for Connection {
 impl Calls {
     async fn perform(&self, call: KeepCall, payload: Bytes) -> Result<KeepAnswer, KeepRefusal> {
         let mut attached = self.attached.lock().await;
-        if let KeepCall::Attach { session, before, size, is_durable, first } = call {
-            let wanted = Attach { session, before, size, is_durable, first };
-            let (copy, number, next) = self.copies.attach(&self.client, wanted).await?;
+        if let KeepCall::Attach { session, before, size, is_durable, after } = call {
+            let wanted = Attach { session, before, size, is_durable, after };
+            let (copy, number, end) = self.copies.attach(&self.client, wanted).await?;
             *attached = Some((copy, number));
-            return Ok(KeepAnswer::Attached { next });
+            return Ok(KeepAnswer::Attached { end });
         }
         let (copy, number) = attached.as_ref().ok_or(KeepRefusal::Displaced)?;
         let done = match call {

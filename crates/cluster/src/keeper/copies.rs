@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use thalweg_env::Env;
+use thalweg_fs::session_table::JournalPosition;
 
 use super::copy::{Attach, Copy, MemoryLimit, failed};
 use super::shelf::{KeptCopy, Shelf, is_of, name_of};
@@ -88,12 +89,12 @@ impl Copies {
         }
     }
 
-    /// The copy of a session's journal for a new connection: its number, and the next position.
+    /// The copy of a session's journal for a new connection: its number, and the last position.
     pub(super) async fn attach(
         &self,
         client: &str,
         wanted: Attach,
-    ) -> Result<(Arc<Copy>, u64, u64), KeepRefusal> {
+    ) -> Result<(Arc<Copy>, u64, JournalPosition), KeepRefusal> {
         let refused = |error: io::Error| KeepRefusal::Failed(error.to_string());
         let _turn = self.opening.lock().await;
         if let Some(before) = wanted.before {
@@ -116,9 +117,9 @@ impl Copies {
                 Arc::new(made.map_err(|error| refused(failed(error)))?)
             }
         };
-        let (connection, next) = copy.attach(&wanted, &*self.shelf).await?;
+        let (connection, end) = copy.attach(&wanted, &*self.shelf).await?;
         self.open.lock().insert(name, copy.clone());
-        Ok((copy, connection, next))
+        Ok((copy, connection, end))
     }
 
     /// Removes the copy of a session that has ended, unless it was taken over.

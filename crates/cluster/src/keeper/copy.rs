@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use thalweg_env::Env;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::log::{FoundRecord, Log, LogRecord, LogRecovery};
 use thalweg_store::journal::{End, JournalError};
@@ -15,11 +16,16 @@ use uuid::Uuid;
 
 use super::shelf::{KeptCopy, Shelf};
 use crate::client::journal::{MIN_SIZE, OWNER};
-use crate::client::journal_format::{Chain, Entry, Head, Mark, Places, sent_record};
+use crate::client::journal_format::{
+    Chain, Entry, Head, Mark, NotNext, Places, UnknownFormat, sent_record, unknown_format,
+};
 use crate::protocol::keep::{KeepRefusal, MAX_BODY, MAX_HEADER};
 
 /// Largest size of a copy in bytes.
 const MAX_SIZE: u64 = 1 << 42;
+
+/// No session has so many mutations.
+const MAX_POSITION: u64 = 1 << 62;
 
 /// Bytes of a log that records leave free, for marks.
 const RESERVED: u64 = 128 << 10;
@@ -32,7 +38,7 @@ pub(super) struct Attach {
     pub(super) before: Option<Uuid>,
     pub(super) size: u64,
     pub(super) is_durable: bool,
-    pub(super) first: u64,
+    pub(super) after: JournalPosition,
 }
 
 /// Why a copy cannot be used: an error of its device, or of the folder.
@@ -157,8 +163,10 @@ impl InMemory {
 
 /// Opens the log of a copy behind its records; `None` if there is none.
 async fn open_log(env: &Env, device: DeviceRef) -> Result<Option<(Log, Chain, Places)>, CopyError> {
-    let decode =
-        |found: FoundRecord| Some((Entry::decode(found.stamp, &found.header)?, found.place()));
+    let decode = |found: FoundRecord| match unknown_format(&found.header) {
+        Some(format) => Some(Err(format)),
+        None => Some(Ok((Entry::decode(found.stamp, &found.header)?, found.place()))),
+    };
     let opened = LogRecovery::open(env, device, OWNER, true, decode).await;
     let (log, scanned) = match opened {
         Err(JournalError::NoJournal { .. }) => return Ok(None),
@@ -169,12 +177,15 @@ async fn open_log(env: &Env, device: DeviceRef) -> Result<Option<(Log, Chain, Pl
         return Err(JournalError::Rotten { device, sequence, later }.into());
     }
     let (mut chain, mut places) = (Chain::default(), Places::default());
-    for (entry, place) in scanned.records {
-        chain.take(entry).map_err(|error| JournalError::Invalid(error.to_string()))?;
+    for scanned in scanned.records {
+        let invalid =
+            |why: String| JournalError::Invalid(format!("{}: {why}", log.device().name()));
+        let (entry, place) = scanned.map_err(|it| invalid(UnknownFormat(it).to_string()))?;
+        chain.take(entry).map_err(|error| invalid(error.to_string()))?;
         if entry.mark == Some(Mark::Begins) {
             places = Places::default();
         }
-        places.push(place, entry.head.first, entry.last);
+        places.push(place, entry.head.after(), entry.end());
     }
     Ok(Some((log.keep(1).await?, chain, places)))
 }
@@ -210,14 +221,17 @@ impl Store {
         record: LogRecord,
     ) -> Result<(), KeepRefusal> {
         let mut next = *chain;
-        next.take(entry).map_err(|_| KeepRefusal::Gap { next: chain.next })?;
+        next.take(entry).map_err(|NotNext { has_diverged, .. }| match has_diverged {
+            true => KeepRefusal::Diverged,
+            false => KeepRefusal::Gap { next: chain.next },
+        })?;
         match self {
             Store::Disk { log, places } => {
                 if entry.mark.is_none() && log.room() < bytes_of(&record) + RESERVED {
                     return Err(KeepRefusal::Full);
                 }
                 let appended = log.append(&record).await.map_err(|it| refusal(it.into()))?;
-                places.push(appended.place, entry.head.first, entry.last);
+                places.push(appended.place, entry.head.after(), entry.end());
                 if entry.mark == Some(Mark::Begins) {
                     places.release(u64::MAX);
                     log.release(appended.sequence);
@@ -254,19 +268,21 @@ impl Store {
         let (log, mut places) = writable(env, (name, memory.size.max(needed)), shelf).await?;
         let session = chain.session.unwrap_or_default();
         let first = memory.records.iter().find_map(|(last, record)| {
-            Entry::decode(*last, &record.header).map(|entry| entry.head.first)
+            Entry::decode(*last, &record.header).map(|entry| entry.head)
         });
-        let head = Head { session, first: first.unwrap_or(chain.next) };
+        let (after, durable) =
+            first.map_or((chain.end(), chain.durable), |head| (head.after(), head.durable));
+        let head = Head::of_mark(session, after, durable);
         let begins = log.append(&Mark::Begins.encode(head)).await?;
         places.release(u64::MAX);
         log.release(begins.sequence);
         let mut places = Places::default();
-        places.push(begins.place, head.first, head.first - 1);
+        places.push(begins.place, after, after);
         for (last, record) in &memory.records {
             let entry = Entry::decode(*last, &record.header).filter(|it| it.mark.is_none());
             let Some(entry) = entry else { continue };
             let appended = log.append(record).await?;
-            places.push(appended.place, entry.head.first, *last);
+            places.push(appended.place, entry.head.after(), entry.end());
         }
         *self = Store::Disk { log: Box::new(log), places };
         Ok(())
@@ -282,8 +298,8 @@ impl Copy {
         wanted: &Attach,
         limit: &Arc<MemoryLimit>,
     ) -> Result<Copy, CopyError> {
-        let Attach { session, size, is_durable, first, .. } = *wanted;
-        if !(MIN_SIZE..=MAX_SIZE).contains(&size) || first == 0 {
+        let Attach { session, size, is_durable, after, .. } = *wanted;
+        if !(MIN_SIZE..=MAX_SIZE).contains(&size) || after.position >= MAX_POSITION {
             let why = "the client asks for a copy of an invalid size";
             return Err(JournalError::Invalid(why.to_owned()).into());
         }
@@ -295,7 +311,9 @@ impl Copy {
             Store::Memory(InMemory { records, bytes: 0, size, limit })
         };
         let mut chain = Chain::default();
-        let marked = store.mark(&mut chain, Mark::Begins, Head { session, first }).await;
+        let marked = store
+            .mark(&mut chain, Mark::Begins, Head::of_mark(session, after, after.position))
+            .await;
         marked.map_err(|error| io::Error::other(error.to_string()))?;
         let state = Mutex::new(State { chain, connection: 0, store });
         Ok(Copy { env: env.clone(), name: name.to_owned(), state })
@@ -320,7 +338,7 @@ impl Copy {
         &self.name
     }
 
-    /// A client attaches it: the number of its connection, which alone may append from now on, and the next position.
+    /// A client attaches it: the number of its connection, which alone may append from now on, and the last position.
     ///
     /// # Errors
     /// It was taken over.
@@ -328,7 +346,7 @@ impl Copy {
         &self,
         wanted: &Attach,
         shelf: &dyn Shelf,
-    ) -> Result<(u64, u64), KeepRefusal> {
+    ) -> Result<(u64, JournalPosition), KeepRefusal> {
         let mut state = self.state.lock().await;
         let is_own = state.chain.session == Some(wanted.session);
         if !is_own || state.chain.is_sealed {
@@ -342,7 +360,7 @@ impl Copy {
             store.persist(&self.env, &self.name, chain, shelf).await.map_err(refusal)?;
         }
         state.connection += 1;
-        Ok((state.connection, state.chain.next))
+        Ok((state.connection, state.chain.end()))
     }
 
     /// Appends a record, and releases what the server has made durable.
@@ -365,13 +383,15 @@ impl Copy {
         if chain.session != Some(entry.head.session) {
             return Err(KeepRefusal::Invalid);
         }
-        if entry.last < chain.next {
+        let end = chain.end();
+        if entry.last <= end.position {
             // The answer was lost.
-            return Ok(());
+            let is_same = entry.last < end.position || entry.end() == end;
+            return if is_same { Ok(()) } else { Err(KeepRefusal::Diverged) };
         }
         let first = entry.head.first;
         if anew && first > chain.next {
-            store.mark(chain, Mark::Begins, entry.head).await?;
+            store.mark(chain, Mark::Begins, entry.head.begins()).await?;
         }
         if first != chain.next {
             return Err(KeepRefusal::Gap { next: chain.next });
@@ -410,7 +430,7 @@ impl Copy {
         let State { chain, store, .. } = &mut *state;
         store.persist(&self.env, &self.name, chain, shelf).await?;
         if let (Some(session), false) = (chain.session, chain.is_sealed) {
-            let head = Head { session, first: chain.next };
+            let head = Head::of_mark(session, chain.end(), chain.durable);
             let sealed = store.mark(chain, Mark::Sealed, head).await;
             sealed.map_err(|error| io::Error::other(error.to_string()))?;
         }
@@ -432,7 +452,7 @@ impl Copy {
         let state = self.state.lock().await;
         let Chain { next, is_sealed, .. } = state.chain;
         let first = match &state.store {
-            Store::Disk { places, .. } => places.first(),
+            Store::Disk { places, .. } => places.after().map(|after| after.position + 1),
             Store::Memory(memory) => memory.records.front().and_then(|(last, record)| {
                 Entry::decode(*last, &record.header).map(|entry| entry.head.first)
             }),

@@ -5,11 +5,12 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::hello::Hello;
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-kep", version: 1 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-kep", version: 2 };
 /// Longest body of a record in bytes.
 pub const MAX_BODY: usize = 8 << 20;
 /// Longest header of a record in bytes.
@@ -28,8 +29,8 @@ pub enum KeepCall {
         size: u64,
         /// It is on the keeper's drive before the keeper answers.
         is_durable: bool,
-        /// The first position of a new copy.
-        first: u64,
+        /// A new copy begins behind this position.
+        after: JournalPosition,
     },
     /// A record; its body is the payload. [`KeepAnswer::Done`].
     Append {
@@ -51,10 +52,10 @@ pub enum KeepCall {
 /// A keeper's answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum KeepAnswer {
-    /// The copy has all positions before this one.
+    /// The copy has all positions up to this one.
     Attached {
-        /// The next one.
-        next: u64,
+        /// The last one.
+        end: JournalPosition,
     },
     /// It is so.
     Done,
@@ -77,6 +78,11 @@ pub enum KeepRefusal {
         /// What it lacks.
         next: u64,
     },
+    /// A record has the next position, and other mutations are before it.
+    #[error(
+        "the copy has other changes of this session: the journal was copied, or is of an earlier time"
+    )]
+    Diverged,
     /// The copy has no room until the server has made more durable.
     #[error("the copy is full")]
     Full,

@@ -6,12 +6,13 @@
 
 use serde::{Deserialize, Serialize};
 use thalweg_fs::Ino;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::hello::Hello;
 use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-mov", version: 1 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-mov", version: 2 };
 /// Longest payload of a call in bytes.
 pub const MAX_PAYLOAD: usize = 8 << 20;
 /// Longest [`MoveCall::State`] in bytes, all of it.
@@ -26,8 +27,8 @@ pub struct Offer {
     pub before: Option<Uuid>,
     /// The name that the session gets when it is handed over.
     pub to: Uuid,
-    /// The position of the first change that is sent.
-    pub first: u64,
+    /// The position before the first change that is sent.
+    pub after: JournalPosition,
     /// Bytes that these take in its journal.
     pub used: u64,
     /// What both see of the server.
@@ -54,15 +55,15 @@ pub enum MoveCall {
     Begin(Offer),
     /// Changes with the next positions. The payload is a list of runs, as in a record of a journal.
     Changes {
-        /// The position of the first one.
-        first: u64,
+        /// The position before the first one.
+        after: JournalPosition,
     },
     /// The next part of what the client holds in memory of the session, as the payload.
     State,
     /// Everything was sent, up to this position. When this is answered, it is on the receiver's drive.
     Prepare {
-        /// The position behind the last change.
-        next: u64,
+        /// The position of the last change.
+        end: JournalPosition,
     },
     /// The session was handed over. When this is answered, the mount is at the receiver.
     Switched,

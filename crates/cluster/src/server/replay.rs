@@ -319,7 +319,8 @@ fn effect_of(session: &Arc<Session>, call: &protocol::ReplayedCall) -> Option<Re
         // Of a file outside of its path it could keep other clients from having that alone.
         CallEffect::Replaces { ino, .. } if session.knows(ino).is_err() => None,
         CallEffect::Replaces { ino, offset, len, outcome } => {
-            let (session, record) = (session.clone(), SlotRecord { slot, number, outcome });
+            let (session, record) =
+                (session.clone(), SlotRecord { slot, number, outcome, hash: 0 });
             let range = offset..offset.saturating_add(len);
             Some(ReplayEffect::Replaced { ino, range, session, record })
         }
@@ -418,7 +419,7 @@ mod tests {
             (Default::default(), serial),
             visitor,
             vec![],
-            SessionJournal::new(None, 0, Default::default()),
+            SessionJournal::new(None, Default::default(), Default::default()),
             (Default::default(), &limit),
         ))
     }
@@ -430,7 +431,7 @@ mod tests {
         file: (Ino, Range<u64>),
     ) {
         let (ino, range) = file;
-        let record = SlotRecord { slot: 0, number, outcome: 0 };
+        let record = SlotRecord { slot: 0, number, outcome: 0, hash: 0 };
         let effect = ReplayEffect::Replaced { ino, range, session: session.clone(), record };
         calls.add((session.serial, number), effect);
     }

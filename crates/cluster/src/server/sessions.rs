@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time, watch};
-use thalweg_fs::session_table::{Held, SessionRecord, UsedByOthers};
+use thalweg_fs::session_table::{Held, JournalPosition, SessionRecord, UsedByOthers};
 use thalweg_fs::{DirectContents, FsError, Ino};
 use uuid::Uuid;
 
@@ -149,7 +149,7 @@ impl Sessions {
             }
             None => 1 + self.last.fetch_add(1, Ordering::Relaxed),
         };
-        let journal = SessionJournal::new(journal, 0, Held::default());
+        let journal = SessionJournal::new(journal, JournalPosition::default(), Held::default());
         let session = self.add((identity, serial), visitor.clone(), path, journal);
         // A rename may have come between that did not know of the session.
         match resolve(&*self.base.files, &visitor.path).await {
@@ -185,7 +185,8 @@ impl Sessions {
         journal: Option<JournalInfo>,
         record: SessionRecord,
     ) {
-        let applied = record.slots.iter().find(|it| it.slot == BATCH_SLOT).map(|it| it.outcome);
+        let applied = record.slots.iter().find(|it| it.slot == BATCH_SLOT);
+        let applied = applied.map(|it| JournalPosition { position: it.outcome, hash: it.hash });
         let held = record.held.clone();
         let journal = SessionJournal::new(journal, applied.unwrap_or_default(), record.held);
         let session = self.add((identity, record.session), visitor, path, journal);
@@ -300,7 +301,7 @@ impl Sessions {
     /// Whether the client of a session may have a journal with changes that the server does not have, or of which it does not know that.
     fn may_have_changes(&self, session: &Session) -> bool {
         let has_some = || {
-            session.journal.applied() > 0
+            session.journal.applied().position > 0
                 || !session.journal.reserved().is_empty()
                 || self.base.capabilities.has_delegations(session.serial)
         };

@@ -7,6 +7,7 @@ use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::Env;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{
     Allocation, AttributeChange, Filesystem, FsError, Ino, Node, Rename, Timestamp, WriteAt,
     WriteHow,
@@ -426,28 +427,43 @@ fn events_about_bytes_that_cannot_have_been_stored_are_refused() {
             vec![stored(u64::MAX, 10)],
         ] {
             let mutations: Vec<Mutation> = wrong.iter().cloned().map(mutation).collect();
-            let refused = session_table.apply(&mutations, &[], 0).await;
+            let refused = session_table.apply(&mutations, &[], JournalPosition::default()).await;
             assert!(matches!(refused, Err(FsError::Invalid(_))), "{wrong:?}: {refused:?}");
             assert_eq!(size().await, 0);
         }
         session_table
-            .apply(&[mutation(stored(0, 10)), mutation(stored(5, 20))], &[], 0)
+            .apply(
+                &[mutation(stored(0, 10)), mutation(stored(5, 20))],
+                &[],
+                JournalPosition::default(),
+            )
             .await
             .unwrap();
         assert_eq!(size().await, 25);
         let raised = direct.extend_write_bound(file, write_bound + 1).await.unwrap();
-        session_table.apply(&[mutation(stored(25, write_bound - 24))], &[], 0).await.unwrap();
+        session_table
+            .apply(&[mutation(stored(25, write_bound - 24))], &[], JournalPosition::default())
+            .await
+            .unwrap();
         assert!(raised > write_bound && size().await == write_bound + 1);
         // Bytes behind the end are removed at some time, up to the reach.
         let cut = AttributeChange { size: Some(3), ..AttributeChange::default() };
         fs.set_attributes(file, &cut).await.unwrap();
         assert_eq!(direct.write_bound(file).await.unwrap(), 0);
-        assert!(session_table.apply(&[mutation(stored(0, 5))], &[], 0).await.is_err());
+        assert!(
+            session_table
+                .apply(&[mutation(stored(0, 5))], &[], JournalPosition::default())
+                .await
+                .is_err()
+        );
         fs.sync_all().await.unwrap();
         while direct.write_bound(file).await.unwrap() == 0 {
             env.sleep(Duration::from_millis(100)).await;
         }
-        session_table.apply(&[mutation(stored(0, 5))], &[], 0).await.unwrap();
+        session_table
+            .apply(&[mutation(stored(0, 5))], &[], JournalPosition::default())
+            .await
+            .unwrap();
         let directory = make(&**fs, Ino::ROOT, "d", Node::Directory).await;
         assert!(matches!(direct.write_bound(directory).await, Err(FsError::IsDirectory)));
         assert!(matches!(direct.write_bound(Ino(99_999)).await, Err(FsError::Stale)));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::RngExt;
-use thalweg_cluster::client::{AttachError, Client};
+use thalweg_cluster::client::{AttachError, Client, JournaledData};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::{
     AttributeChange, Caller, Cookie, Filesystem, Ino, Kind, Node, Rename, WriteAt, WriteHow,
@@ -429,6 +429,11 @@ fn live(seed: u64, rounds: usize) -> Tally {
         let other = visitor.client.clone();
         let mut machine = Journaled::new(&scene, "a").await;
         for round in 0..rounds {
+            machine.data = match rng.random_range(0..4) {
+                0 | 1 => JournaledData::Wasteless,
+                2 => JournaledData::Pages,
+                _ => JournaledData::Selective { threshold: 4096 },
+            };
             let client = machine.mount(&scene, rng.random_bool(0.6)).await.unwrap();
             let name = format!("d{round}");
             let mut program = begin(&machine, &client, &name).await;

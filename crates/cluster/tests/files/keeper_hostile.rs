@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use thalweg_cluster::protocol::keep::{HELLO, KeepAnswer, KeepCall, KeepRefusal};
 use thalweg_env::Task;
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::channel::{Channel, Limits, NoCalls, Side};
 use thalweg_sim::run;
 use uuid::Uuid;
@@ -35,16 +36,26 @@ impl Raw {
 }
 
 fn attach(session: Uuid, size: u64) -> KeepCall {
-    KeepCall::Attach { session, before: None, size, is_durable: true, first: 1 }
+    KeepCall::Attach { session, before: None, size, is_durable: true, after: at(0) }
+}
+
+fn at(position: u64) -> JournalPosition {
+    JournalPosition { position, hash: position }
 }
 
 /// A record, or with a mark something like one, of these positions.
 fn append(session: Uuid, (first, last): (u64, u64), mark: Option<u8>) -> KeepCall {
     let header = match mark {
-        None => postcard::to_allocvec(&(1u8, session, first)),
-        Some(mark) => postcard::to_allocvec(&(2u8, session, first, mark)),
+        None => postcard::to_allocvec(&(3u8, session, first)),
+        Some(_) => postcard::to_allocvec(&(4u8, session, first)),
     };
-    KeepCall::Append { stamp: last, header: header.unwrap().into(), released: 0, anew: false }
+    let (before, hash) = (first.saturating_sub(1), last);
+    let mut header = header.unwrap();
+    header.extend([before, hash].iter().flat_map(|it| it.to_le_bytes()));
+    // What is durable, and the mark.
+    header.push(0);
+    header.extend(mark);
+    KeepCall::Append { stamp: last, header: header.into(), released: 0, anew: false }
 }
 
 #[test]
@@ -61,7 +72,7 @@ fn a_keeper_refuses_what_no_client_sends() {
             let answer = raw.ask(attach(session, size)).await;
             assert!(matches!(answer, KeepAnswer::Refused(KeepRefusal::Failed(_))), "{answer:?}");
         }
-        let first = KeepAnswer::Attached { next: 1 };
+        let first = KeepAnswer::Attached { end: at(0) };
         assert_eq!(raw.ask(attach(session, SIZE)).await, first);
         let garbage = KeepCall::Append {
             stamp: 7,
@@ -85,9 +96,20 @@ fn a_keeper_refuses_what_no_client_sends() {
             let answer = raw.ask(append(session, positions, None)).await;
             assert_eq!(answer, refused(KeepRefusal::Gap { next: 4 }));
         }
+        // The same positions with other changes, and what follows those.
+        for (mut call, at) in
+            [(append(session, (1, 3), None), 27), (append(session, (4, 4), None), 19)]
+        {
+            if let KeepCall::Append { header, .. } = &mut call {
+                let mut changed = header.to_vec();
+                changed[at] ^= 1;
+                *header = changed.into();
+            }
+            assert_eq!(raw.ask(call).await, refused(KeepRefusal::Diverged));
+        }
         // Another connection goes on where this one was, and this one not.
         let second = Raw::new(&scene, &machine, &keepers[0]).await;
-        assert_eq!(second.ask(attach(session, SIZE)).await, KeepAnswer::Attached { next: 4 });
+        assert_eq!(second.ask(attach(session, SIZE)).await, KeepAnswer::Attached { end: at(3) });
         for call in [append(session, (4, 4), None), KeepCall::Release(9), KeepCall::End] {
             assert_eq!(raw.ask(call).await, refused(KeepRefusal::Displaced));
         }

@@ -75,6 +75,8 @@ pub(super) struct FsCall<'a> {
     pub(super) recorder: Option<&'a Recorder>,
     /// What it comes to, for its record.
     pub(super) outcome: u64,
+    /// And [`JournalPosition::hash`](crate::session_table::JournalPosition::hash).
+    pub(super) hash: u64,
     pub(super) effects: Effects,
     /// What earlier calls of the transaction have charged, by quota.
     pub(super) earlier: BTreeMap<u64, Earlier>,
@@ -113,6 +115,7 @@ impl<'a> FsCall<'a> {
             grows: false,
             recorder: None,
             outcome: 0,
+            hash: 0,
             effects: Effects::default(),
             earlier: BTreeMap::new(),
             tree: inner.tree.working_set(&**txn),

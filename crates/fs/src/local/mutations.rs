@@ -25,7 +25,7 @@ use crate::error::FsError;
 use crate::filesystem::WriteAt;
 use crate::mutation::runs::{is_stored, runs_of};
 use crate::mutation::{Mutation, MutationKind};
-use crate::session_table::{RecordedCall, Recorder};
+use crate::session_table::{JournalPosition, RecordedCall, Recorder};
 
 /// What is stored when nothing refuses a batch any more: bytes that replace others, behind a record of the batch if they are
 /// more than one change.
@@ -53,10 +53,10 @@ impl LocalFs {
         &self,
         mutations: &[Mutation],
         cover: &Cover,
-        outcome: u64,
+        end: JournalPosition,
     ) -> Result<(), FsError> {
         let Some(external_contents) = self.external_to_change()? else {
-            return self.commit_batch(mutations, cover, outcome, None).await;
+            return self.commit_batch(mutations, cover, end, None).await;
         };
         if mutations.iter().any(|mutation| sets_size(&mutation.kind)) {
             return Err(FsError::NotSupported);
@@ -68,17 +68,17 @@ impl LocalFs {
         self.check_stored(stored, mutations).await?;
         let replaced = self.store_new(external_contents, runs, mutations, cover).await?;
         // Without a journal, what a client has not synced may be lost in part.
-        let call = self.recorder.as_ref().map(|it| it.call).filter(|_| outcome > 0);
+        let call = self.recorder.as_ref().map(|it| it.call).filter(|_| end.position > 0);
         let Some(call) = call.filter(|_| !replaced.is_empty()) else {
             replaced.store(external_contents).await?;
-            return self.commit_batch(mutations, cover, outcome, None).await;
+            return self.commit_batch(mutations, cover, end, None).await;
         };
         // What is replaced is seen at once: so nothing before it may be undone by a crash.
         self.inner.sync_volume().await?;
         let is_one_change = replaced.is_one_change(external_contents, mutations);
-        let redo = (!is_one_change).then(|| Redo::of((call, outcome), mutations, &replaced));
+        let redo = (!is_one_change).then(|| Redo::of((call, end), mutations, &replaced));
         let last = LastBytes { external_contents, replaced, redo };
-        self.commit_batch(mutations, cover, outcome, Some(&last)).await
+        self.commit_batch(mutations, cover, end, Some(&last)).await
     }
 
     /// Makes what a crash has left of the batch of a session whole.
@@ -93,7 +93,7 @@ impl LocalFs {
         let call = RecordedCall { before: None, ..redo.call() };
         let fs = LocalFs { recorder: Some(Arc::new(Recorder::new(call))), ..self.clone() };
         let last = LastBytes { external_contents, replaced, redo: None };
-        fs.commit_batch(redo.mutations(), &Cover::default(), redo.outcome(), Some(&last)).await
+        fs.commit_batch(redo.mutations(), &Cover::default(), redo.end(), Some(&last)).await
     }
 
     /// The transaction of a batch, which stores bytes when nothing refuses it any more.
@@ -101,7 +101,7 @@ impl LocalFs {
         &self,
         mutations: &[Mutation],
         cover: &Cover,
-        outcome: u64,
+        end: JournalPosition,
         last: Option<&LastBytes<'_>>,
     ) -> Result<(), FsError> {
         let is_stored = AtomicBool::new(false);
@@ -109,7 +109,7 @@ impl LocalFs {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            let effects = self.apply_in(&txn, mutations, cover.clone(), outcome).await?;
+            let effects = self.apply_in(&txn, mutations, cover.clone(), end).await?;
             if let Some(last) = last.filter(|_| !is_stored.load(Ordering::Relaxed)) {
                 last.store().await?;
                 is_stored.store(true, Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl LocalFs {
         txn: &Arc<dyn Transaction>,
         mutations: &[Mutation],
         cover: Cover,
-        outcome: u64,
+        end: JournalPosition,
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
         let is_within = self.inner.external_contents.is_none();
@@ -151,7 +151,8 @@ impl LocalFs {
             op.apply(kind).await?;
             kind.inodes().for_each(|it| op.end_change(it.0));
         }
-        (op.recorder, op.now, op.is_stored, op.outcome) = (recorder, now, false, outcome);
+        (op.recorder, op.now, op.is_stored) = (recorder, now, false);
+        (op.outcome, op.hash) = (end.position, end.hash);
         effects.add(op.finish().await?);
         Ok(effects)
     }

@@ -26,7 +26,7 @@ use super::sessions::{Record, parse_record, session_key};
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::mutation::{Mutation, MutationKind};
-use crate::session_table::RecordedCall;
+use crate::session_table::{JournalPosition, RecordedCall};
 
 /// The files of records have the numbers from here on. No inode has one.
 const FIRST: u64 = 1 << 63;
@@ -46,7 +46,9 @@ struct Head {
     magic: U64,
     session: U64,
     number: U64,
-    outcome: U64,
+    /// Where the batch ends in its client's journal.
+    position: U64,
+    hash: U64,
     /// Bytes of the mutations and runs.
     list: U64,
     /// Bytes of the runs' data.
@@ -104,9 +106,9 @@ fn without_bytes(mutation: &Mutation) -> Mutation {
 }
 
 impl Redo {
-    /// The record of the batch that this call makes, with its outcome.
+    /// The record of the batch that this call makes, with where it ends.
     pub(super) fn of(
-        (call, outcome): (RecordedCall, u64),
+        (call, end): (RecordedCall, JournalPosition),
         mutations: &[Mutation],
         replaced: &Replaced,
     ) -> Redo {
@@ -124,7 +126,8 @@ impl Redo {
             magic: MAGIC.into(),
             session: call.session.into(),
             number: call.number.into(),
-            outcome: outcome.into(),
+            position: end.position.into(),
+            hash: end.hash.into(),
             list: (list.len() as u64).into(),
             data: data.into(),
             slot: call.slot.into(),
@@ -147,8 +150,8 @@ impl Redo {
         }
     }
 
-    pub(super) fn outcome(&self) -> u64 {
-        self.head.outcome.get()
+    pub(super) fn end(&self) -> JournalPosition {
+        JournalPosition { position: self.head.position.get(), hash: self.head.hash.get() }
     }
 
     pub(super) fn mutations(&self) -> &[Mutation] {

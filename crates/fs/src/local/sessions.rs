@@ -23,10 +23,11 @@ use crate::filesystem::{Filesystem, SessionTable};
 use crate::mutation::{ByteMutations, Mutation};
 use crate::room::RoomShare;
 use crate::session_table::{
-    Held, MAX_WRITTEN, Recorder, SessionRecord, SlotRecord, SupersededCall, UsedByOthers,
+    Held, JournalPosition, MAX_WRITTEN, Recorder, SessionRecord, SlotRecord, SupersededCall,
+    UsedByOthers,
 };
 
-/// The value of a slot.
+/// The value of a slot. Behind it is the hash of a position in a journal (u64), if the outcome is one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct SlotValue {
@@ -162,9 +163,10 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
         return value.is_empty().then_some((session, Record::Sizes(ino)));
     }
     let slot = u16::from_be_bytes(rest.try_into().ok()?);
-    let value = SlotValue::read_from_bytes(value).ok()?;
+    let (value, rest) = SlotValue::read_from_prefix(value).ok()?;
     let (number, outcome) = (value.number.get(), value.outcome.get());
-    Some((session, Record::Slot(SlotRecord { slot, number, outcome })))
+    let hash = if rest.is_empty() { 0 } else { U64::read_from_bytes(rest).ok()?.get() };
+    Some((session, Record::Slot(SlotRecord { slot, number, outcome, hash })))
 }
 
 impl<'a> FsCall<'a> {
@@ -184,13 +186,17 @@ impl<'a> FsCall<'a> {
         number: u64,
     ) -> Result<bool, FsError> {
         let last = self.get(&slot_key(session, slot)).await?;
-        let last = last.and_then(|value| SlotValue::read_from_bytes(&value).ok());
-        Ok(last.is_some_and(|last| last.number.get() >= number))
+        let last = last.as_deref().and_then(|value| SlotValue::read_from_prefix(value).ok());
+        Ok(last.is_some_and(|(last, _)| last.number.get() >= number))
     }
 
-    fn put_slot(&mut self, session: u64, SlotRecord { slot, number, outcome }: SlotRecord) {
+    fn put_slot(&mut self, session: u64, SlotRecord { slot, number, outcome, hash }: SlotRecord) {
         let value = SlotValue { number: number.into(), outcome: outcome.into() };
-        self.put(slot_key(session, slot), value.as_bytes().to_vec());
+        let mut value = value.as_bytes().to_vec();
+        if hash != 0 {
+            value.extend_from_slice(&hash.to_le_bytes());
+        }
+        self.put(slot_key(session, slot), value);
     }
 
     /// Records a call in this transaction, and those that it supersedes.
@@ -208,7 +214,8 @@ impl<'a> FsCall<'a> {
             return Err(FsError::Stale);
         }
         let outcome = self.outcome;
-        let record = SlotRecord { slot: call.slot, number: call.number, outcome };
+        let (slot, number, hash) = (call.slot, call.number, self.hash);
+        let record = SlotRecord { slot, number, outcome, hash };
         self.put_slot(call.session, record);
         for SupersededCall { session, record } in recorder.superseded() {
             let has_ended = self.get(&session_key(session)).await?.is_none();
@@ -429,13 +436,13 @@ impl SessionTable for LocalFs {
         &self,
         mutations: &[Mutation],
         charged: &[RoomShare],
-        outcome: u64,
+        end: JournalPosition,
     ) -> Result<(), FsError> {
         // What is made again after a crash has used its promise before.
         let call = self.recorder.as_ref().map(|it| it.call);
         let session = call.filter(|call| call.before.is_none()).map(|call| call.session);
         let cover = session.map(|it| self.inner.rooms.cover(it, charged)).unwrap_or_default();
-        self.apply_all(mutations, &cover, outcome).await?;
+        self.apply_all(mutations, &cover, end).await?;
         session.into_iter().for_each(|session| self.inner.rooms.spend(session, charged));
         Ok(())
     }

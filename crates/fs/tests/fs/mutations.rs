@@ -10,6 +10,7 @@ use thalweg_fs::check::{Damage, How, check_with};
 use thalweg_fs::coalesce::Coalesced;
 use thalweg_fs::local::{self, Atime, LocalFs, Options};
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{
     AttributeChange, Attributes, Contents, Cookie, Filesystem, FsError, Ino, Kind, NewNode, Node,
     Rename, SessionTable, Timestamp,
@@ -34,7 +35,9 @@ async fn call(fs: &LocalFs, mutation: &Mutation) {
         MutationKind::Rename { from, to, how, .. } => {
             fs.rename((from.0, &from.1), (to.0, &to.1), *how).await.unwrap();
         }
-        _ => fs.apply(std::slice::from_ref(mutation), &[], 0).await.unwrap(),
+        _ => {
+            fs.apply(std::slice::from_ref(mutation), &[], JournalPosition::default()).await.unwrap()
+        }
     }
 }
 
@@ -74,7 +77,7 @@ async fn apply_and_call(env: &Env) {
         both.iter().for_each(|fs| held.iter().for_each(|ino| fs.reference(*ino)));
         let count = maker.rng.random_range(1..60);
         let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
-        both[0].apply(&mutations, &[], 0).await.unwrap();
+        both[0].apply(&mutations, &[], JournalPosition::default()).await.unwrap();
         for mutation in &mutations {
             call(&both[1], mutation).await;
         }
@@ -140,7 +143,7 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>, coalesces: b
         let count = maker.rng.random_range(1..60);
         let mutations: Vec<Mutation> = (0..count).map(|_| maker.mutation()).collect();
         let sent = if coalesces { coalesced(&mutations) } else { mutations };
-        fs.apply(&sent, &[], 0).await.unwrap();
+        fs.apply(&sent, &[], JournalPosition::default()).await.unwrap();
         for (ino, foreseen) in &maker.nodes {
             let found = attributes(&fs, *ino).await;
             let foreseen = Attributes { stored: found.stored, ..*foreseen };
@@ -221,21 +224,30 @@ fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
         };
         let mutation = |kind| Mutation { time, kind };
         let far = [mutation(create.clone()), mutation(write(most.end))];
-        assert!(matches!(fs.apply(&far, &[], 0).await, Err(FsError::NotSupported)));
+        assert!(matches!(
+            fs.apply(&far, &[], JournalPosition::default()).await,
+            Err(FsError::NotSupported)
+        ));
         let change = AttributeChange { size: Some(0), ..AttributeChange::default() };
         let cut = [
             mutation(create.clone()),
             mutation(MutationKind::SetAttributes { ino: number, change }),
         ];
-        assert!(matches!(fs.apply(&cut, &[], 0).await, Err(FsError::NotSupported)));
+        assert!(matches!(
+            fs.apply(&cut, &[], JournalPosition::default()).await,
+            Err(FsError::NotSupported)
+        ));
         let near = [mutation(create), mutation(write(most.end - 1))];
-        fs.apply(&near, &[], 0).await.unwrap();
+        fs.apply(&near, &[], JournalPosition::default()).await.unwrap();
         // The bytes of an inode that there is stay when it is made again.
         let again = [near[0].clone(), mutation(write(0))];
-        assert!(matches!(fs.apply(&again, &[], 0).await, Err(FsError::Invalid(_))));
+        assert!(matches!(
+            fs.apply(&again, &[], JournalPosition::default()).await,
+            Err(FsError::Invalid(_))
+        ));
         assert_eq!(fs.read(number, 0, 1).await.unwrap().concat(), [0]);
         // One that is there may be written behind that.
-        fs.apply(&[mutation(write(most.end + 9))], &[], 0).await.unwrap();
+        fs.apply(&[mutation(write(most.end + 9))], &[], JournalPosition::default()).await.unwrap();
         assert_eq!(attributes(&fs, number).await.size, most.end + 10);
     });
 }
@@ -299,7 +311,7 @@ fn mutations_of_names_that_do_not_fit_are_refused() {
             let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
             let set = MutationKind::SetAttributes { ino: file, change };
             let both = [set, kind].map(|kind| Mutation { time, kind });
-            let refused = fs.apply(&both, &[], 0).await;
+            let refused = fs.apply(&both, &[], JournalPosition::default()).await;
             assert!(refused.is_err(), "{both:?}");
             assert_eq!(describe(&fs, all.iter()).await, before, "{both:?}");
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use thalweg_fs::local::LocalFs;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Filesystem, FsError, Ino, Node, SessionTable, Timestamp};
 use thalweg_sim::run;
 use thalweg_store::txn::{Begin, Durability};
@@ -123,16 +124,18 @@ fn many_are_made_together_or_not_at_all() {
         // A number or a name once more: none is made.
         let last = all.pop().unwrap();
         let number = creation(directory, "new".into(), numbers.start + 7, Node::File);
-        let refused = fs.apply(&[&all[..], &[number]].concat(), &[], 0).await;
+        let refused =
+            fs.apply(&[&all[..], &[number]].concat(), &[], JournalPosition::default()).await;
         assert!(matches!(refused, Err(FsError::Invalid(_))), "{refused:?}");
         let taken = format!("a{}", numbers.start + 7);
         let name = creation(directory, taken, numbers.end - 1, Node::File);
-        let refused = fs.apply(&[&all[..], &[name]].concat(), &[], 0).await;
+        let refused =
+            fs.apply(&[&all[..], &[name]].concat(), &[], JournalPosition::default()).await;
         assert!(matches!(refused, Err(FsError::Exists)), "{refused:?}");
         assert!(names(&fs, ROOT).await.is_empty());
-        fs.apply(&all, &[], 0).await.unwrap();
-        fs.apply(&[last], &[], 0).await.unwrap();
-        fs.apply(&[], &[], 0).await.unwrap();
+        fs.apply(&all, &[], JournalPosition::default()).await.unwrap();
+        fs.apply(&[last], &[], JournalPosition::default()).await.unwrap();
+        fs.apply(&[], &[], JournalPosition::default()).await.unwrap();
         fs.close().await.unwrap();
         let fs = open(&env, &volume).await;
         let found = entries(&fs, directory).await;

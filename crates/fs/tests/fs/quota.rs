@@ -7,6 +7,7 @@ use rand::RngExt;
 use thalweg_fs::check::{How, check};
 use thalweg_fs::local::Quota;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{
     Allocation, Filesystem, FsError, Ino, Node, Rename, SessionTable, SetXattr, Timestamp,
 };
@@ -237,10 +238,13 @@ fn what_one_transaction_takes_counts_for_its_quota_once() {
             clear_suid: false,
         };
         let batch = [create, write(1, 0), write(2, 40)].map(|kind| Mutation { time, kind });
-        fs.apply(&batch, &[], 0).await.unwrap();
+        fs.apply(&batch, &[], JournalPosition::default()).await.unwrap();
         assert_eq!(fs.quota(root).await.unwrap().unwrap().bytes, 80 * BLOCK);
         let more = [write(3, 80)].map(|kind| Mutation { time, kind });
-        assert!(matches!(fs.apply(&more, &[], 0).await, Err(FsError::QuotaExceeded)));
+        assert!(matches!(
+            fs.apply(&more, &[], JournalPosition::default()).await,
+            Err(FsError::QuotaExceeded)
+        ));
         fs.unlink(root, b"batch").await.unwrap();
         fs.sync_all().await.unwrap();
 

@@ -92,7 +92,7 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     };
     let mutations = match positions.filter(|_| staged > 0) {
         None => decode(payload)?,
-        Some((first, _)) => match unstage(ctx.session, (first, staged), &made)? {
+        Some(it) => match unstage(ctx.session, (it.after.position + 1, staged), &made)? {
             Some(mutations) => mutations,
             None => return Ok(Response::of(Answer::Unstaged)),
         },
@@ -110,7 +110,7 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     stages.sessions.note_uses(ctx.session.serial, || of_mutations(&kept)).await;
     // A client that had to release something has sent what it has written.
     ctx.session.journal.check_unused(&mutations)?;
-    let applied = table.apply(&kept, charged, position.last()).await;
+    let applied = table.apply(&kept, charged, position.end()).await;
     drop(change);
     if let Err(error) = applied {
         // Its client sends each half again.

@@ -1,18 +1,17 @@
 //! What a session knows of its client's journal: how far the server has applied it, and what the client may have changed there.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use thalweg_env::HashMap;
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::session_table::{Held, UsedByOthers};
+use thalweg_fs::session_table::{Held, JournalPosition, UsedByOthers};
 use thalweg_fs::{FsError, Ino};
 use tokio::sync::MutexGuard;
 
 use super::super::foreign_use::Use;
-use crate::protocol::{JournalMount, conflicts_with};
+use crate::protocol::{BatchPositions, JournalMount, conflicts_with};
 
 /// Whether the client of a journal is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -43,7 +42,7 @@ pub(in crate::server) struct SessionJournal {
     /// Held while such a use is noted, and while the client comes back.
     pub(in crate::server) noting: tokio::sync::Mutex<()>,
     /// The last position that was applied.
-    applied: AtomicU64,
+    applied: Mutex<JournalPosition>,
     /// One batch at a time: one that a client has sent before it rebooted may be under way.
     applying: tokio::sync::Mutex<()>,
     /// Inode numbers that were reserved for the client, also those that inodes have by now.
@@ -61,18 +60,18 @@ pub(in crate::server) enum BatchPosition<'a> {
 pub(in crate::server) struct NextBatch<'a> {
     journal: &'a SessionJournal,
     /// `None` without a journal.
-    turn: Option<(MutexGuard<'a, ()>, u64)>,
+    turn: Option<(MutexGuard<'a, ()>, JournalPosition)>,
 }
 
 impl NextBatch<'_> {
-    /// Its last position, for its record; 0 without a journal.
-    pub(in crate::server) fn last(&self) -> u64 {
-        self.turn.as_ref().map_or(0, |(_, last)| *last)
+    /// Its last position, for its record; that before the first one without a journal.
+    pub(in crate::server) fn end(&self) -> JournalPosition {
+        self.turn.as_ref().map(|(_, end)| *end).unwrap_or_default()
     }
 
     pub(in crate::server) fn applied(self) {
-        if let Some((_turn, last)) = self.turn {
-            self.journal.applied.store(last, Ordering::Release);
+        if let Some((_turn, end)) = self.turn {
+            *self.journal.applied.lock() = end;
         }
     }
 }
@@ -80,14 +79,14 @@ impl NextBatch<'_> {
 impl SessionJournal {
     pub(in crate::server) fn new(
         info: Option<JournalInfo>,
-        applied: u64,
+        applied: JournalPosition,
         Held { numbers, used, .. }: Held,
     ) -> SessionJournal {
         SessionJournal {
             info: Mutex::new(info),
             used: Mutex::new(used.into_iter().map(|it| (it.ino, it)).collect()),
             noting: tokio::sync::Mutex::default(),
-            applied: AtomicU64::new(applied),
+            applied: Mutex::new(applied),
             applying: tokio::sync::Mutex::default(),
             reserved: Mutex::new(numbers),
         }
@@ -196,8 +195,8 @@ impl SessionJournal {
     }
 
     /// The last position that was applied.
-    pub(in crate::server) fn applied(&self) -> u64 {
-        self.applied.load(Ordering::Acquire)
+    pub(in crate::server) fn applied(&self) -> JournalPosition {
+        *self.applied.lock()
     }
 
     /// Inode numbers are the client's.
@@ -216,12 +215,12 @@ impl SessionJournal {
     /// A batch with these positions is about to be applied.
     ///
     /// # Errors
-    /// [`FsError::Invalid`] when mutations are missing before it, or it has applied ones and others.
+    /// [`FsError::Invalid`] when mutations are missing before it, it has applied ones and others, or other ones were applied.
     pub(in crate::server) async fn begin(
         &self,
-        positions: Option<(u64, u64)>,
+        positions: Option<BatchPositions>,
     ) -> Result<BatchPosition<'_>, FsError> {
-        let Some((first, last)) = positions.filter(|_| self.is_kept()) else {
+        let Some(BatchPositions { after, end }) = positions.filter(|_| self.is_kept()) else {
             return match (positions, self.is_kept()) {
                 (None, false) => Ok(BatchPosition::Next(NextBatch { journal: self, turn: None })),
                 _ => Err(FsError::Invalid("a batch has positions when its client has a journal")),
@@ -232,15 +231,19 @@ impl SessionJournal {
             return Err(FsError::Stale);
         }
         let applied = self.applied();
-        if first > last || first.saturating_sub(1) > applied {
+        if after.position >= end.position || after.position > applied.position {
             return Err(FsError::Invalid("mutations are missing before the batch"));
         }
-        if last <= applied {
+        // At one position each journal of the session has one hash.
+        if [after, end].iter().any(|it| it.position == applied.position && *it != applied) {
+            return Err(FsError::Invalid("other mutations were applied at the batch's positions"));
+        }
+        if end.position <= applied.position {
             return Ok(BatchPosition::Applied);
         }
-        if first <= applied {
+        if after.position < applied.position {
             return Err(FsError::Invalid("a part of the batch was applied before"));
         }
-        Ok(BatchPosition::Next(NextBatch { journal: self, turn: Some((turn, last)) }))
+        Ok(BatchPosition::Next(NextBatch { journal: self, turn: Some((turn, end)) }))
     }
 }

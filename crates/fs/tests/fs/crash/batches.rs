@@ -10,7 +10,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_fs::check::{Damage, How};
 use thalweg_fs::local::LocalFs;
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::session_table::{self, RecordedCall};
+use thalweg_fs::session_table::{self, JournalPosition, RecordedCall, SlotRecord};
 use thalweg_fs::{
     AttributeChange, Cookie, Filesystem, Ino, Kind, NewNode, Node, SessionTable, Timestamp,
 };
@@ -162,7 +162,8 @@ async fn position(fs: &LocalFs, session: u64) -> u64 {
     let sessions = fs.sessions().await.unwrap();
     let found = sessions.iter().find(|it| it.session == session).unwrap();
     let slot = found.slots.first();
-    assert!(slot.is_none_or(|it| it.outcome == 10 * it.number), "{slot:?}");
+    let is_right = |it: &SlotRecord| it.outcome == 10 * it.number && it.hash == 7 * it.number;
+    assert!(slot.is_none_or(is_right), "{slot:?}");
     slot.map_or(0, |it| it.number)
 }
 
@@ -203,7 +204,7 @@ impl History {
         for name in maker.files.keys().cloned().collect::<Vec<_>>() {
             maker.write(&mut first, &name);
         }
-        fs.apply(&first, &[], 0).await.unwrap();
+        fs.apply(&first, &[], JournalPosition::default()).await.unwrap();
         fs.sync_all().await.unwrap();
         let begun = recorder.position();
         recorder.mark(0);
@@ -217,7 +218,8 @@ impl History {
             let call = RecordedCall { session, slot: 0, number, before: None };
             let recording = fs.recording(Arc::new(session_table::Recorder::new(call)));
             let table = recording.session_table().unwrap();
-            table.apply(&batch, &[], 10 * number).await.unwrap();
+            let end = JournalPosition { position: 10 * number, hash: 7 * number };
+            table.apply(&batch, &[], end).await.unwrap();
             states.push(maker.state.clone());
             if maker.rng.random_bool(0.3) {
                 fs.sync_all().await.unwrap();

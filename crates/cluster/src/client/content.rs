@@ -89,7 +89,9 @@ async fn read_own(
         return Ok(Some(Vec::new()));
     }
     let len = (end - offset) as usize;
-    let mut bytes = match own.is_made {
+    // Then it needs no server, which may be away.
+    let is_all_here = own.is_made || is_known && own.cover(&(offset..end));
+    let mut bytes = match is_all_here {
         true => Vec::with_capacity(len),
         false => read_from_server(stages, ino, offset, len, pages).await?.concat(),
     };

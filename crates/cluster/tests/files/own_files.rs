@@ -160,6 +160,26 @@ fn a_file_that_was_cached_alone_is_read_anew() {
 }
 
 #[test]
+fn bytes_that_wait_are_read_without_a_call() {
+    run(4, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = scene.client("a").await;
+        let a = &machine.client;
+        let (_, file) = alone(a).await;
+        put(a, file, "12345678").await.unwrap();
+        a.sync_all().await.unwrap();
+        assert_eq!(text(a, file).await, "12345678");
+        put(a, file, "abcd").await.unwrap();
+        let before = calls(a);
+        assert_eq!(a.read(file, 1, 3).await.unwrap().concat(), b"bcd"[..]);
+        assert_eq!(calls(a), before);
+        // The server has the rest.
+        assert_eq!(a.read(file, 1, 4).await.unwrap().concat(), b"bcd5"[..]);
+        assert_eq!(calls(a), before + 1);
+    });
+}
+
+#[test]
 fn a_file_that_was_made_longer_ends_with_a_hole() {
     run(4, |env| async move {
         let scene = Scene::durable(&env).await;

@@ -465,6 +465,36 @@ fn pages_of_closed_files_are_dropped_before_another_client_owns_the_file() {
 }
 
 #[test]
+fn pages_of_a_new_file_are_read_without_a_call_and_dropped_when_another_client_writes() {
+    run(12, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machines = (scene.client("a").await, scene.client("b").await);
+        let (a, b) = (&machines.0.client, &machines.1.client);
+        let (directory, _) = alone(a).await;
+        let file = make(a, directory, "new", Node::File).await;
+        a.reference(file);
+        open(a, file).await;
+        put(a, file, "mine").await.unwrap();
+        let before = calls(a);
+        assert_eq!(a.read_cached(file, 0, 4096).await.unwrap().concat(), b"mine"[..]);
+        assert_eq!((calls(a), a.status().unsent > 0), (before, true));
+        let dropped = Arc::new(Mutex::new(Vec::new()));
+        let told = dropped.clone();
+        a.watch(Box::new(move |change| {
+            told.lock().push(change);
+            Invalidation::complete()
+        }));
+        b.find(Ino::ROOT, b"d").await.unwrap();
+        b.find(directory, b"new").await.unwrap();
+        b.reference(file);
+        put(b, file, "ours").await.unwrap();
+        let covers = |change: &Change| matches!(change, Change::Inode { ino, content: Some(_) } if *ino == file);
+        assert!(dropped.lock().iter().any(covers), "{:?}", dropped.lock());
+        assert_eq!(a.read_cached(file, 0, 4096).await.unwrap().concat(), b"ours"[..]);
+    });
+}
+
+#[test]
 fn changes_wait_as_long_as_they_are_to_and_long_writes_are_cut() {
     run(11, |env| async move {
         let scene = Scene::durable(&env).await;

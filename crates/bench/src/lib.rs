@@ -61,6 +61,7 @@ mod arion_machines;
 pub mod arion_move;
 pub mod arion_recall;
 pub mod arion_recovery;
+pub mod arion_redis;
 pub mod arion_replicate;
 mod arion_site;
 mod arion_subject;
@@ -199,6 +200,7 @@ const BENCHES: &[BenchEntry] = &[
     arion_replicate::ENTRY,
     arion_recall::ENTRY,
     arion_recovery::ENTRY,
+    arion_redis::ENTRY,
     arion_vulnerable::ENTRY,
     arion_zipf::ENTRY,
     chain_cache::ENTRY,

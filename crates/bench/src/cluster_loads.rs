@@ -2,6 +2,7 @@
 
 pub(crate) mod durable;
 pub(crate) mod losing;
+pub(crate) mod oltp;
 pub(crate) mod redis;
 mod stage;
 pub(crate) mod usual;

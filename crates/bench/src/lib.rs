@@ -30,6 +30,7 @@
 //! - [`arion_move`]: a mount with a journal moves to another machine while programs work;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
 //! - [`arion_recall`]: a client waits for what one with a journal has not sent;
+//! - [`arion_redis`], [`arion_oltp`]: Redis and MariaDB on one, beside `ceph-fuse` and a local mount;
 //! - [`arion_recovery`]: a client's journal is recovered after a power cut;
 //! - [`arion_vulnerable`]: what a power cut of a client would lose;
 //! - [`arion_zipf`]: random writes of which many overwrite others;
@@ -59,6 +60,7 @@ pub mod arion_fs;
 pub mod arion_fsync;
 mod arion_machines;
 pub mod arion_move;
+pub mod arion_oltp;
 pub mod arion_recall;
 pub mod arion_recovery;
 pub mod arion_redis;
@@ -198,6 +200,7 @@ const BENCHES: &[BenchEntry] = &[
     arion_fsync::ENTRY,
     arion_move::ENTRY,
     arion_replicate::ENTRY,
+    arion_oltp::ENTRY,
     arion_recall::ENTRY,
     arion_recovery::ENTRY,
     arion_redis::ENTRY,

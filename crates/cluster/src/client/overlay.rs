@@ -63,7 +63,7 @@ impl OwnSteps {
         Some(own)
     }
 
-    /// Whether these bytes follow from the steps alone, whatever the server has.
+    /// Whether these bytes follow from the steps alone, and not from what the server has.
     pub(super) fn cover(&self, bytes: &Range<u64>) -> bool {
         let mut known = Ranges::default();
         for step in &self.steps {
@@ -145,7 +145,7 @@ mod tests {
             prop_assert_eq!(&read[..], wanted);
         }
 
-        /// Whatever the server has where the steps cover everything, the same is read.
+        /// Where the steps cover everything, the server's bytes change nothing.
         #[test]
         fn what_steps_cover_needs_no_server(
             first in proptest::collection::vec(1..=255_u8, 0..90),

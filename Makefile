@@ -2,6 +2,7 @@
 # make run-block  a tour: a volume as a block device with an ext4 on it; what happened underneath
 # make run-replica  a tour: two replicas of a volume, through kills, a promotion and a fence
 # make run-cluster  a tour: two clients of a shared filesystem, through a kill of its server
+# make run-journal  a tour: a database on a client's journal, without its server, and through a kill of the client
 # make test       everything that is tested by itself, in minutes; how long each part took
 # make test-long  the same, the benchmarks' tests and what takes long; campaigns of crashes are LONG (20) times as large,
 #                 from fresh seeds
@@ -22,7 +23,7 @@ ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug/incremental),)
 test check: export CARGO_INCREMENTAL ?= 0
 endif
 
-.PHONY: test-ceph bench-rivals build-ceph run run-block run-replica run-cluster soak test test-long check setup build python
+.PHONY: test-ceph bench-rivals build-ceph run run-block run-replica run-cluster run-journal soak test test-long check setup build python
 
 run: setup
 	$(CARGO) build --profile tour -p thalweg
@@ -39,6 +40,10 @@ run-replica: setup
 run-cluster: setup
 	$(CARGO) build --profile tour -p thalweg
 	scripts/tour-cluster
+
+run-journal: setup
+	$(CARGO) build --profile tour -p thalweg
+	scripts/tour-journal
 
 soak: setup build
 	scripts/soak

@@ -31,7 +31,7 @@
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 10 for `fsync` and 8 for `sqlite`, all `_over_local` 0.7 |
 
 use crate::cluster_fs::{self, measure};
-use crate::cluster_loads::{Load, durable::LOADS, ratio_name};
+use crate::cluster_loads::{self, Load, durable::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -69,17 +69,8 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
     }
 }
 
-/// The number of the ratios that miss their aims.
 fn missed(report: &Report) -> usize {
-    let mut missed = 0;
-    for load in LOADS {
-        for (ours, peer) in SUBJECTS.iter().flat_map(|ours| SUBJECTS.map(|peer| (*ours, peer))) {
-            let over = report.number(&ratio_name(ours, &load, peer));
-            let is_missed = |(over, aim): (f64, f64)| over < aim;
-            missed += usize::from(over.zip(aim(&load, ours, peer)).is_some_and(is_missed));
-        }
-    }
-    missed
+    cluster_loads::missed(report, &LOADS, &SUBJECTS, aim)
 }
 
 fn run(options: &Options) -> Result<Report, BenchError> {

@@ -2,6 +2,8 @@
 
 pub(crate) mod durable;
 pub(crate) mod losing;
+pub(crate) mod oltp;
+pub(crate) mod redis;
 mod stage;
 pub(crate) mod usual;
 
@@ -138,6 +140,26 @@ pub(crate) fn below(
         }
     }
     names
+}
+
+/// The number of the ratios that miss their aims: `aim` is the least for a load of ours over a peer, if there is one.
+pub(crate) fn missed(
+    report: &Report,
+    loads: &[Load],
+    subjects: &[Subject],
+    aim: impl Fn(&Load, Subject, Subject) -> Option<f64>,
+) -> usize {
+    let mut missed = 0;
+    for load in loads {
+        for (ours, peer) in
+            subjects.iter().flat_map(|ours| subjects.iter().map(move |peer| (*ours, *peer)))
+        {
+            let over = report.number(&ratio_name(ours, load, peer));
+            let is_missed = |(over, aim): (f64, f64)| over < aim;
+            missed += usize::from(over.zip(aim(load, ours, peer)).is_some_and(is_missed));
+        }
+    }
+    missed
 }
 
 #[cfg(test)]

@@ -64,6 +64,14 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
+    /// A CephFS, ours on the same cluster and on a volume in a folder with a journal each, and a volume that is mounted without a server.
+    pub(crate) fn with_journals() -> [Subject; 4] {
+        [Kind::CephFuse, Kind::Rados, Kind::Embedded, Kind::Local].map(|kind| {
+            let subject = Subject { size: "2G", ..kind.subject() };
+            Subject { has_journal: subject.is_ours(), ..subject }
+        })
+    }
+
     /// Whether it is ours and shared.
     pub(crate) fn is_ours(self) -> bool {
         matches!(self.kind, Kind::Rados | Kind::Embedded)

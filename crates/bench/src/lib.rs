@@ -31,6 +31,7 @@
 //! - [`arion_objects`]: what object servers get so that its batches are whole after a crash;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
 //! - [`arion_recall`]: a client waits for what one with a journal has not sent;
+//! - [`arion_redis`], [`arion_oltp`]: Redis and MariaDB on one, beside `ceph-fuse` and a local mount;
 //! - [`arion_recovery`]: a client's journal is recovered after a power cut;
 //! - [`arion_vulnerable`]: what a power cut of a client would lose;
 //! - [`arion_zipf`]: random writes of which many overwrite others;
@@ -61,8 +62,10 @@ pub mod arion_fsync;
 mod arion_machines;
 pub mod arion_move;
 pub mod arion_objects;
+pub mod arion_oltp;
 pub mod arion_recall;
 pub mod arion_recovery;
+pub mod arion_redis;
 pub mod arion_replicate;
 mod arion_site;
 mod arion_subject;
@@ -200,8 +203,10 @@ const BENCHES: &[BenchEntry] = &[
     arion_move::ENTRY,
     arion_objects::ENTRY,
     arion_replicate::ENTRY,
+    arion_oltp::ENTRY,
     arion_recall::ENTRY,
     arion_recovery::ENTRY,
+    arion_redis::ENTRY,
     arion_vulnerable::ENTRY,
     arion_zipf::ENTRY,
     chain_cache::ENTRY,

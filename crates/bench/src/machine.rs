@@ -16,6 +16,11 @@ pub(crate) enum Need {
     Program(&'static str),
     /// A program of Ceph, or one that `scripts/setup ceph` installs.
     CephProgram(&'static str),
+    /// A program that a package of the system has, which nothing here installs.
+    Packaged {
+        program: &'static str,
+        package: &'static str,
+    },
     /// The program that starts Ceph clusters.
     MiniCluster,
     /// A build with librados.
@@ -42,6 +47,8 @@ impl Need {
                 .then(|| format!("the program {name} (install it with `make setup`)")),
             Need::CephProgram(name) => (!installed(name))
                 .then(|| format!("the program {name} (install it with `scripts/setup ceph`)")),
+            Need::Packaged { program, package } => (!installed(program))
+                .then(|| format!("the program {program} (it is in the package {package})")),
             Need::MiniCluster => Ceph::program().err().map(|error| error.to_string()),
             Need::Librados => (!cfg!(feature = "librados"))
                 .then(|| "librados in this program (`make build-ceph` builds one with it)".into()),

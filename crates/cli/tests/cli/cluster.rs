@@ -20,11 +20,14 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new() -> Scene {
+        Scene::of_size("96M")
+    }
+
+    pub(crate) fn of_size(size: &str) -> Scene {
         let home = Home::empty();
         let mut scene = Scene { home, server: None, place: "127.0.0.1:0".to_owned() };
-        good(
-            scene.with("server", &["cluster", "create", "--size", "96M"]).arg(scene.home.volume()),
-        );
+        let mut create = scene.with("server", &["cluster", "create", "--size", size]);
+        good(create.arg(scene.home.volume()));
         scene.serve();
         scene
     }
@@ -96,6 +99,17 @@ impl Scene {
     pub(crate) fn mount_with(&self, name: &str, path: &str, token: &str) -> PathBuf {
         good(self.mount_command(name, path).args(["--token", token]));
         self.directory(name)
+    }
+
+    /// Mounts everything for a client, which is added if it is new.
+    pub(crate) fn mount_again(&self, name: &str) -> PathBuf {
+        match self.home.path(name).exists() {
+            true => {
+                good(&mut self.mount_command(name, "/"));
+                self.directory(name)
+            }
+            false => self.mount(name, "/", "--rw"),
+        }
     }
 
     pub(crate) fn status(&self) -> Value {

@@ -1,5 +1,6 @@
 //! A client with a journal: what was synced survives the death of the mount, and needs no server.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -15,12 +16,21 @@ use crate::run::{bad, good, json, thalweg};
 pub(crate) struct Foreground(Child);
 
 impl Foreground {
+    /// Starts a mount, again while it fails: the kernel may end I/O of a killed process later, which has its journal until then.
     pub(crate) fn start(scene: &Scene, command: &mut Command, name: &str) -> Foreground {
-        let started = Foreground(command.arg("--foreground").spawn().unwrap());
+        command.arg("--foreground");
+        let spawn = RefCell::new(|| Foreground(command.spawn().unwrap()));
+        let started = RefCell::new(spawn.borrow_mut()());
         let device = |path: &Path| fs::metadata(path).unwrap().dev();
         let mounted = scene.home.path(&format!("mnt-{name}"));
-        wait_until(|| device(&mounted) != device(&scene.home.path(".")));
-        started
+        wait_until(|| {
+            let has_ended = started.borrow_mut().0.try_wait().unwrap().is_some();
+            if has_ended {
+                started.replace(spawn.borrow_mut()());
+            }
+            device(&mounted) != device(&scene.home.path("."))
+        });
+        started.into_inner()
     }
 
     pub(crate) fn signal(&self, signal: i32) {
@@ -45,9 +55,14 @@ impl Drop for Foreground {
 
 /// The first mount of a client with a new journal; the journal, and a directory that it has made.
 pub(crate) fn first_mount(scene: &Scene) -> (Foreground, PathBuf, PathBuf) {
+    first_mount_with(scene, "16M")
+}
+
+/// The same, with a journal of this size.
+pub(crate) fn first_mount_with(scene: &Scene, size: &str) -> (Foreground, PathBuf, PathBuf) {
     let token = scene.token_with("one", &["--path", "/", "--rw", "--squash", "none"]);
     let journal = scene.home.path("journal");
-    let options = format!("journal_dev={},journal_size=16M", journal.display());
+    let options = format!("journal_dev={},journal_size={size}", journal.display());
     let mut command = scene.mount_command("one", "/");
     let first = command.args(["-o", &options, "--token", &token]);
     let mount = Foreground::start(scene, first, "one");

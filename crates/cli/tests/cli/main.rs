@@ -23,6 +23,7 @@ mod cluster_pending;
 mod cluster_selftest;
 mod cluster_status;
 mod cluster_stopped;
+mod databases;
 mod files;
 mod in_place;
 mod kv;

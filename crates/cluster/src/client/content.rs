@@ -79,7 +79,9 @@ async fn read_own(
     });
     let Some(size) = size.flatten().filter(|_| base.session.is_leased()) else { return Ok(None) };
     let Some(own) = base.queue.steps_of(ino) else { return Ok(None) };
-    let is_known = !pages || base.inodes.is(ino, |node| node.cached.content);
+    // Of pages of a file that was opened without the server, that is told before another client may change them.
+    let is_cached = |node: &mut Node| node.cached.content || node.cached.cached_under_delegation;
+    let is_known = !pages || base.inodes.is(ino, is_cached);
     if own.is_made && !is_known {
         // The server is to know of the pages first.
         return Ok(None);
@@ -89,7 +91,9 @@ async fn read_own(
         return Ok(Some(Vec::new()));
     }
     let len = (end - offset) as usize;
-    let mut bytes = match own.is_made {
+    // Then it needs no server, which may be away.
+    let is_all_here = own.is_made || is_known && own.cover(&(offset..end));
+    let mut bytes = match is_all_here {
         true => Vec::with_capacity(len),
         false => read_from_server(stages, ino, offset, len, pages).await?.concat(),
     };

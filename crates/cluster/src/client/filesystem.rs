@@ -421,7 +421,10 @@ impl Filesystem for Client {
     }
 
     async fn lock(&self, ino: Ino, lock: &Lock, wait: bool) -> Result<(), FsError> {
-        self.stages.open_files.lock(self.theirs(ino), *lock, wait).await
+        let ino = self.theirs(ino);
+        // Without them the server would take this lock, and all locks of the file for as long as one is held.
+        self.act(self.stages.complete_attributes(ino)).await?;
+        self.stages.open_files.lock(ino, *lock, wait).await
     }
 
     async fn unlock(
@@ -435,7 +438,9 @@ impl Filesystem for Client {
     }
 
     async fn conflicting_lock(&self, ino: Ino, lock: &Lock) -> Result<Option<Lock>, FsError> {
-        self.stages.open_files.conflict(self.theirs(ino), *lock).await
+        let ino = self.theirs(ino);
+        self.act(self.stages.complete_attributes(ino)).await?;
+        self.stages.open_files.conflict(ino, *lock).await
     }
 
     fn locks(&self, ino: Ino) -> Vec<Lock> {

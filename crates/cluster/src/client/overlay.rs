@@ -2,8 +2,11 @@
 //!
 //! The server gets none of it while it is asked. A step may lie over itself: so it does not matter whether the server has some.
 
+use std::ops::Range;
+
 use thalweg_fs::Ino;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::ranges::Ranges;
 use thalweg_store::journal::log::RecordPlace;
 
 use super::inode_changes::Step;
@@ -58,6 +61,24 @@ impl OwnSteps {
             }
         }
         Some(own)
+    }
+
+    /// Whether these bytes follow from the steps alone, and not from what the server has.
+    pub(super) fn cover(&self, bytes: &Range<u64>) -> bool {
+        let mut known = Ranges::default();
+        for step in &self.steps {
+            let (start, end) = match step {
+                OwnStep::Here(Step::Write(offset, data)) => (*offset, offset + data.len() as u64),
+                OwnStep::Spilled { offset, len, .. } => (*offset, offset + len),
+                // Zeros, or what was written later.
+                OwnStep::Here(Step::Size(size)) => (*size, u64::MAX),
+            };
+            let (start, end) = (start.max(bytes.start), end.min(bytes.end));
+            if start < end {
+                known.add(start..end);
+            }
+        }
+        known.gaps(bytes.clone()).is_empty()
     }
 }
 
@@ -122,6 +143,30 @@ mod tests {
             read.resize(wanted.len(), 0);
             steps.iter().for_each(|step| lay(step, offset, &mut read));
             prop_assert_eq!(&read[..], wanted);
+        }
+
+        /// Where the steps cover everything, the server's bytes change nothing.
+        #[test]
+        fn what_steps_cover_needs_no_server(
+            first in proptest::collection::vec(1..=255_u8, 0..90),
+            steps in steps(),
+            offset in 0..70_u64,
+            len in 1..20_usize,
+        ) {
+            let mut whole = first;
+            apply(&steps, &mut whole);
+            let end = (offset as usize + len).min(whole.len());
+            prop_assume!((offset as usize) < end);
+            let own = steps.iter().cloned().map(OwnStep::Here).collect();
+            let own = OwnSteps { is_made: false, steps: own };
+            let mut read = vec![0; end - offset as usize];
+            steps.iter().for_each(|step| lay(step, offset, &mut read));
+            let mut other = vec![255; read.len()];
+            steps.iter().for_each(|step| lay(step, offset, &mut other));
+            prop_assert_eq!(own.cover(&(offset..end as u64)), read == other);
+            if read == other {
+                prop_assert_eq!(&read[..], &whole[offset as usize..end]);
+            }
         }
     }
 }

@@ -43,6 +43,7 @@ mod objects;
 mod own_files;
 mod own_locks;
 mod own_names;
+mod own_reads;
 mod pages;
 mod peer;
 mod positions;

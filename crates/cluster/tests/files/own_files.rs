@@ -16,7 +16,7 @@ use thalweg_sim::run;
 
 use crate::scene::*;
 
-async fn open(client: &Client, ino: Ino) -> Handle {
+pub(crate) async fn open(client: &Client, ino: Ino) -> Handle {
     client.open(&Caller::default(), ino, WRITING).await.unwrap().handle
 }
 
@@ -26,7 +26,7 @@ fn flock(handle: Handle, mode: LockMode) -> Lock {
 }
 
 /// A directory of this client alone, with a file that was made without a call.
-async fn alone(client: &Client) -> (Ino, Ino) {
+pub(crate) async fn alone(client: &Client) -> (Ino, Ino) {
     let directory = make(client, Ino::ROOT, "d", Node::Directory).await;
     client.reference(directory);
     for name in ["one", "two"] {

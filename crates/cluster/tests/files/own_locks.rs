@@ -8,7 +8,8 @@ use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::Env;
 use thalweg_fs::{
-    Caller, Filesystem, FsError, Handle, Ino, Lock, LockKind, LockMode, LockOwner, LockRange, Node,
+    AttributeChange, Caller, Filesystem, FsError, Handle, Ino, Lock, LockKind, LockMode, LockOwner,
+    LockRange, Node,
 };
 use thalweg_sim::campaign::seeds;
 use thalweg_sim::crash::Shape;
@@ -168,6 +169,45 @@ fn a_lock_that_is_taken_while_the_server_is_told_of_others_is_told_too() {
             assert!(matches!(refused, Err(FsError::Locked)), "{late}: {refused:?}");
             unlock(a, file, 5).await;
             wait.await.unwrap().unwrap();
+        });
+    }
+}
+
+/// As SQLite does with the index of its log: it has a lock on it as long as it is open, and others for each transaction.
+#[test]
+fn locks_stay_here_when_a_call_has_changed_the_file() {
+    for is_lost in [false, true] {
+        run(5, |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let machines = (scene.client("a").await, scene.client("b").await);
+            let (a, b) = (&machines.0.client, &machines.1.client);
+            let (file, handle) = taken(b, a).await;
+            a.lock(file, &byte(handle, 5, 0), false).await.unwrap();
+            // It gets longer by a call.
+            let longer = AttributeChange { size: Some(3), ..AttributeChange::default() };
+            let before = calls(a);
+            a.set_attributes(file, &longer).await.unwrap();
+            assert_eq!(calls(a), before + 1);
+            let found = a.conflicting_lock(file, &byte(handle, 6, 0)).await.unwrap();
+            assert_eq!(found.map(|lock| lock.owner), Some(LockOwner::local(5)));
+            assert!(calls(a) <= before + 2, "one for its attributes");
+            let before = calls(a);
+            for at in [1, 2, 1, 2] {
+                a.lock(file, &byte(handle, 5, at), false).await.unwrap();
+                let range = LockRange { first: 1, last: 1 };
+                a.unlock(file, LockKind::Posix, LockOwner::local(5), range).await.unwrap();
+            }
+            assert_eq!(calls(a), before);
+            if is_lost {
+                scene.crash(Shape::Everything).await;
+                env.sleep(4 * LEASE).await;
+            }
+            let theirs = open(b, file).await;
+            for at in [0, 2] {
+                let refused = b.lock(file, &byte(theirs, 5, at), false).await;
+                assert!(matches!(refused, Err(FsError::Locked)), "{at}: {refused:?}");
+            }
+            b.lock(file, &byte(theirs, 5, 1), false).await.unwrap();
         });
     }
 }

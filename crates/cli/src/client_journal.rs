@@ -59,6 +59,25 @@ pub(crate) async fn device(env: &Env, path: &Path, access: Access) -> Outcome<De
     })
 }
 
+/// A mount without a journal has no options of one.
+pub(crate) fn refuse_options(options: &JournalOptions) -> Outcome<()> {
+    let JournalOptions { data, threshold, commit, journal_size, .. } = options;
+    let JournalOptions { on_conflict, conflict, replicate, receive, .. } = options;
+    let is_about_journal = data.is_some()
+        || threshold.is_some()
+        || commit.is_some()
+        || journal_size.is_some()
+        || on_conflict.is_some()
+        || conflict.is_some()
+        || replicate.is_some()
+        || receive.is_some();
+    if is_about_journal {
+        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, replicate= and receive are about a journal";
+        return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
+    }
+    Ok(())
+}
+
 /// Which bytes of files the journal of a client has.
 pub(crate) fn data_of(options: &JournalOptions) -> Outcome<JournaledData> {
     let threshold = options.threshold.filter(|_| options.data != Some(Mode::Selective));

@@ -239,17 +239,8 @@ async fn shared(
     if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(Failure::new("journal_dev= names no file").help("write journal_dev=PATH"));
     }
-    let is_about_journal = commit.is_some()
-        || journal_size.is_some()
-        || data.is_some()
-        || threshold.is_some()
-        || on_conflict.is_some()
-        || conflict.is_some()
-        || replicate.is_some()
-        || receive.is_some();
-    if !has_journal && is_about_journal {
-        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, replicate= and receive are about a journal";
-        return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
+    if !has_journal {
+        client_journal::refuse_options(&options.journal)?;
     }
     client_journal::data_of(&options.journal)?;
     let directory = usable(directory)?;

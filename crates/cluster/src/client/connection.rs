@@ -125,17 +125,8 @@ impl Connections {
         }
         // After a reboot no server is known, and what was held is reclaimed only if the server expects that.
         let has_rebooted = begun && before.is_nil();
-        if has_rebooted {
-            self.writeback.resume(state)?;
-        } else if begun && journal.is_some() && !self.base.queue.sent_ends.contains(state.applied) {
-            // The session is not detached: it may be another client's by now.
-            channel.close("the server has other changes of this session");
-            tracing::error!(
-                position = state.applied.position,
-                "the server has other changes of this session than this client has made: its volume is of an earlier time, or the journal was copied and is mounted twice"
-            );
-            self.end_session(false);
-            return Err(AttachError::Ended);
+        if begun {
+            self.compare_positions(&channel, has_rebooted, state)?;
         }
         let is_new = begun && if has_rebooted { state.expected } else { before != server };
         self.base.inodes.set_rules(LocalRules { bytes, is_direct: !contents.is_empty(), squash });
@@ -158,7 +149,7 @@ impl Connections {
 
     /// The server has ended the session: another one begins with the next connection, unless there is to be none. When the journal has
     /// `lapsed`, that goes on.
-    fn end_session(&self, lapsed: bool) {
+    pub(super) fn end_session(&self, lapsed: bool) {
         self.base.session.end();
         let had_journal = self.base.journal.end();
         if had_journal {

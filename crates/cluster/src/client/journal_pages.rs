@@ -1,7 +1,7 @@
 //! Mutations as a record has them with `data=data`: the pages that writes touch, as a whole (as in Arion's paper).
 //!
 //! Writes of a record share a page unless they overlap: then the later one begins it anew, so that each has the bytes that it has written, and a batch may
-//! end between them. What none of them has written of a page is not known here, and is zeros, which nothing reads.
+//! end between them. The rest of a page is not known here, and is zeros, which nothing reads.
 //!
 //! ```text
 //! runs     as in other records, without bytes of files

@@ -51,7 +51,7 @@ impl Flavor for Hashing {
 
 /// The hash up to a mutation of this user. That of none is 0.
 fn hash_after(before: u64, user: Option<&Credentials>, mutation: &JournaledMutation) -> u64 {
-    // It shows mistakes, and keeps nobody out: a client that lies harms itself alone. So the key is known.
+    // It shows mistakes, not malice: a client that lies harms itself alone. So the key is known.
     let hashing = Hashing(SipHasher13::new());
     let hash = postcard::serialize_with_flavor(&(before, user, mutation), hashing);
     hash.expect("any mutation is encoded").max(1)

@@ -14,7 +14,9 @@ use super::open_table::Opening;
 use super::replay_log::UncommittedCall;
 use super::room::Claim;
 use super::user::User;
-use crate::protocol::{Answer, Call, MAX_CLAIMS, MAX_SHARES, Reply, Request, encode_list};
+use crate::protocol::{
+    Answer, Call, JournalState, MAX_CLAIMS, MAX_SHARES, Reply, Request, encode_list,
+};
 
 /// Calls that are under way at a time.
 const AT_ONCE: usize = 16;
@@ -24,6 +26,33 @@ fn call_for(user: &User, request: Request) -> Call {
 }
 
 impl Connections {
+    /// Compares what the server has of a session that goes on with what this client has, after a reboot or without one.
+    ///
+    /// # Errors
+    /// The server has other changes. Nothing is sent, and the session of a client that has not rebooted ends here: not at the server, where
+    /// another client may have it by now.
+    pub(super) fn compare_positions(
+        &self,
+        channel: &Channel,
+        has_rebooted: bool,
+        state: JournalState,
+    ) -> Result<(), AttachError> {
+        if has_rebooted {
+            return self.writeback.resume(state);
+        }
+        let has_journal = self.base.session.info().journal.is_some();
+        if !has_journal || self.base.queue.sent_ends.contains(state.applied) {
+            return Ok(());
+        }
+        channel.close("the server has other changes of this session");
+        tracing::error!(
+            position = state.applied.position,
+            "the server has other changes of this session than this client has made: its volume is of an earlier time, or the journal was copied and is mounted twice"
+        );
+        self.end_session(false);
+        Err(AttachError::Ended)
+    }
+
     /// Reclaims everything that this client held. The lease counts from the time that is returned; `None` if the server refuses the
     /// inodes, since the session has ended.
     pub(super) async fn reclaim(&self, channel: &Channel) -> Result<Option<Time>, AttachError> {

@@ -60,7 +60,7 @@ impl Record {
         Record::Small(encoded.expect("memory takes any mutation").into_boxed_slice())
     }
 
-    /// Of a mutation of a journal. What grows is known to the server, which alone stores bytes beside a journal.
+    /// Of a mutation of a journal. The server knows which files grow: it alone stores bytes beside a journal.
     pub(super) fn recovered(mutation: Mutation, blocks: u64) -> Record {
         if blocks == 0 && mutation.kind.data_len() == 0 {
             return Record::small(&mutation);

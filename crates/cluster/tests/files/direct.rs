@@ -404,8 +404,10 @@ fn events_about_bytes_that_cannot_have_been_stored_are_refused() {
     run(6, |env| async move {
         let scene = Scene::direct(&env).await;
         let fs = &scene.files;
-        let (session_table, direct) =
-            (fs.session_table().unwrap(), fs.session_table().unwrap().direct().unwrap());
+        let session_table = fs.session_table().unwrap();
+        let direct = session_table.direct().unwrap();
+        let none = JournalPosition::default();
+        let apply = async |all: &[Mutation]| session_table.apply(all, &[], none).await;
         let file = make(&**fs, Ino::ROOT, "f", Node::File).await;
         let write_bound = direct.write_bound(file).await.unwrap();
         assert_eq!(write_bound, 4 << 20);
@@ -427,43 +429,25 @@ fn events_about_bytes_that_cannot_have_been_stored_are_refused() {
             vec![stored(u64::MAX, 10)],
         ] {
             let mutations: Vec<Mutation> = wrong.iter().cloned().map(mutation).collect();
-            let refused = session_table.apply(&mutations, &[], JournalPosition::default()).await;
+            let refused = apply(&mutations).await;
             assert!(matches!(refused, Err(FsError::Invalid(_))), "{wrong:?}: {refused:?}");
             assert_eq!(size().await, 0);
         }
-        session_table
-            .apply(
-                &[mutation(stored(0, 10)), mutation(stored(5, 20))],
-                &[],
-                JournalPosition::default(),
-            )
-            .await
-            .unwrap();
+        apply(&[mutation(stored(0, 10)), mutation(stored(5, 20))]).await.unwrap();
         assert_eq!(size().await, 25);
         let raised = direct.extend_write_bound(file, write_bound + 1).await.unwrap();
-        session_table
-            .apply(&[mutation(stored(25, write_bound - 24))], &[], JournalPosition::default())
-            .await
-            .unwrap();
+        apply(&[mutation(stored(25, write_bound - 24))]).await.unwrap();
         assert!(raised > write_bound && size().await == write_bound + 1);
         // Bytes behind the end are removed at some time, up to the reach.
         let cut = AttributeChange { size: Some(3), ..AttributeChange::default() };
         fs.set_attributes(file, &cut).await.unwrap();
         assert_eq!(direct.write_bound(file).await.unwrap(), 0);
-        assert!(
-            session_table
-                .apply(&[mutation(stored(0, 5))], &[], JournalPosition::default())
-                .await
-                .is_err()
-        );
+        assert!(apply(&[mutation(stored(0, 5))]).await.is_err());
         fs.sync_all().await.unwrap();
         while direct.write_bound(file).await.unwrap() == 0 {
             env.sleep(Duration::from_millis(100)).await;
         }
-        session_table
-            .apply(&[mutation(stored(0, 5))], &[], JournalPosition::default())
-            .await
-            .unwrap();
+        apply(&[mutation(stored(0, 5))]).await.unwrap();
         let directory = make(&**fs, Ino::ROOT, "d", Node::Directory).await;
         assert!(matches!(direct.write_bound(directory).await, Err(FsError::IsDirectory)));
         assert!(matches!(direct.write_bound(Ino(99_999)).await, Err(FsError::Stale)));

@@ -55,7 +55,6 @@ fn a_write_takes_its_bytes_in_the_journal_or_its_pages() {
                 assert!((least..=most).contains(&taken), "{data:?} at {at}: {taken}");
             }
             assert_eq!(calls(&client), messages);
-            // Others have written there meanwhile, as far as the client knows nothing of it.
             machine.crash(Shape::Nothing);
             drop(client);
             let again = machine.mount(&scene, true).await.unwrap();

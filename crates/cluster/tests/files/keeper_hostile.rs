@@ -58,6 +58,16 @@ fn append(session: Uuid, (first, last): (u64, u64), mark: Option<u8>) -> KeepCal
     KeepCall::Append { stamp: last, header: header.into(), released: 0, anew: false }
 }
 
+/// The same record with another byte in its header.
+fn changed(mut call: KeepCall, at: usize) -> KeepCall {
+    if let KeepCall::Append { header, .. } = &mut call {
+        let mut changed = header.to_vec();
+        changed[at] ^= 1;
+        *header = changed.into();
+    }
+    call
+}
+
 #[test]
 fn a_keeper_refuses_what_no_client_sends() {
     run(1, |env| async move {
@@ -97,14 +107,9 @@ fn a_keeper_refuses_what_no_client_sends() {
             assert_eq!(answer, refused(KeepRefusal::Gap { next: 4 }));
         }
         // The same positions with other changes, and what follows those.
-        for (mut call, at) in
-            [(append(session, (1, 3), None), 27), (append(session, (4, 4), None), 19)]
+        for call in
+            [changed(append(session, (1, 3), None), 27), changed(append(session, (4, 4), None), 19)]
         {
-            if let KeepCall::Append { header, .. } = &mut call {
-                let mut changed = header.to_vec();
-                changed[at] ^= 1;
-                *header = changed.into();
-            }
             assert_eq!(raw.ask(call).await, refused(KeepRefusal::Diverged));
         }
         // Another connection goes on where this one was, and this one not.

@@ -40,8 +40,6 @@ fn statements(stage: &Stage<'_>, kind: &str, threads: usize) -> Result<Timed, Be
     // Without tables of rights, which only an installation makes.
     server.args(["--no-defaults", "--user=root", "--skip-grant-tables", "--skip-networking"]);
     server.args(["--innodb-buffer-pool-size=128M", "--innodb-log-file-size=32M"]);
-    // Without words about a limit of the system.
-    server.arg("--open-files-limit=1000");
     server.args([option("datadir", &stage.first), option("socket", &socket)]);
     server.arg(option("pid-file", &folder.path().join("mariadb.pid")));
     server.arg(option("log-error", &folder.path().join("mariadb.log")));

@@ -37,9 +37,12 @@ fn last_gap(runs: &[Run], mut size: u64) -> Option<u64> {
     last
 }
 
-/// Writes that replace bytes that files have, file by file, each as its first byte and its buffers.
+/// The first byte of a write, and its buffers.
+type Write = (u64, Vec<Bytes>);
+
+/// Writes that replace bytes that files have, file by file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Replaced(pub(super) Vec<(Ino, Vec<(u64, Vec<Bytes>)>)>);
+pub(super) struct Replaced(pub(super) Vec<(Ino, Vec<Write>)>);
 
 impl Replaced {
     pub(super) fn is_empty(&self) -> bool {
@@ -68,7 +71,7 @@ impl Replaced {
         mutations: &[Mutation],
     ) -> bool {
         let [(ino, writes)] = &self.0[..] else { return false };
-        let of_write = |(offset, data): &(u64, Vec<Bytes>)| {
+        let of_write = |(offset, data): &Write| {
             (*offset, offset + data.iter().map(|buffer| buffer.len() as u64).sum::<u64>())
         };
         let written = || writes.iter().map(of_write).filter(|(start, end)| start < end);

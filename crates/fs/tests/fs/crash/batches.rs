@@ -299,7 +299,7 @@ async fn crashes(env: &Env, rig: Rig, tally: &mut Tally) {
         let number = history.check(env, &image, of).await;
         tally.images += 1;
         tally.redone += u64::from(contents.changes() > before);
-        if tally.images % 3 != 0 {
+        if !tally.images.is_multiple_of(3) {
             continue;
         }
         // The opening is cut short, too.

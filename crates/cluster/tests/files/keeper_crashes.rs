@@ -128,7 +128,7 @@ fn live(seed: u64, rounds: usize) -> Tally {
             other.reference(seen);
             let now = found(&other, seen).await;
             let what = format!("seed {seed}, round {round}");
-            check(&what, &history.lock(), &now, &mut tally);
+            check((&what, false), &history.lock(), &now, &mut tally);
         }
         tally
     })

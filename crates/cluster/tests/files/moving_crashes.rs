@@ -190,7 +190,7 @@ fn live(seed: u64, rounds: usize) -> Moves {
             let now = found(&other, seen).await;
             assert!(here == now, "{what}: others see something else than the machine itself");
             let taken_back = all.tally.taken_back;
-            check(&what, &history.lock(), &now, &mut all.tally);
+            check((&what, false), &history.lock(), &now, &mut all.tally);
             let lost = all.tally.taken_back - taken_back;
             assert!(has_crashed || lost <= 1, "{what}: without a crash {lost} states are lost");
             client.close().await;

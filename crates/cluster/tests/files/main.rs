@@ -58,6 +58,7 @@ mod restarts;
 mod scene;
 mod size_records;
 mod staged;
+mod states;
 #[path = "../../../fs/tests/steps/mod.rs"]
 mod steps;
 mod syncs;

@@ -5,10 +5,10 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
 
-use super::LocalFs;
 use super::external_contents::{REACH, write_bound_of};
 use super::format::TRUNCATING;
 use super::fs_call::FsCall;
+use super::fs_state::FsState;
 use super::gates::ExternalContents;
 use super::rooms::Cover;
 use crate::attributes::Ino;
@@ -109,7 +109,7 @@ fn cut(run: Run, size: u64) -> (Option<Run>, Option<Run>) {
     (Some(before), Some(Run { offset: size, end: run.end, data: behind }))
 }
 
-impl LocalFs {
+impl FsState {
     /// Refuses mutations about bytes that their maker cannot have stored.
     pub(super) async fn check_stored(
         &self,
@@ -122,7 +122,7 @@ impl LocalFs {
             let (size, write_bound) = if made.contains(&ino) {
                 (0, REACH)
             } else {
-                let record = self.inner.external_file(ino.0).await?;
+                let record = self.external_file(ino.0).await?;
                 let is_cut = record.flags & TRUNCATING != 0;
                 (record.size.get(), if is_cut { 0 } else { write_bound_of(&record) })
             };
@@ -184,10 +184,10 @@ impl LocalFs {
         if end > MAX_FILE {
             return Err(FsError::FileTooLarge);
         }
-        let record = self.inner.external_file(ino.0).await?;
+        let record = self.external_file(ino.0).await?;
         let start = last_gap(runs, record.size.get()).unwrap_or_default();
-        self.inner.prepare_growth(external_contents, ino.0, &record, (start, end), cover).await?;
-        self.inner.extend_write_bound(external_contents, ino.0, end).await?;
+        self.prepare_growth(external_contents, ino.0, &record, (start, end), cover).await?;
+        self.extend_write_bound(external_contents, ino.0, end).await?;
         Ok(record.size.get())
     }
 
@@ -201,8 +201,8 @@ impl LocalFs {
         if end_of(runs) > REACH {
             return Err(FsError::NotSupported);
         }
-        let txn = self.inner.look().await?;
-        if FsCall::new(&self.inner, &txn, false).find_inode(ino.0).await?.is_some() {
+        let txn = self.look().await?;
+        if FsCall::new(self, &txn, false).find_inode(ino.0).await?.is_some() {
             return Err(FsError::Invalid("an inode has the number"));
         }
         // A creation that a crash has undone may have left bytes.

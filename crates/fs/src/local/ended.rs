@@ -89,7 +89,7 @@ impl FsCall<'_> {
         let is_open = reserved > 0 && released > 0;
         if is_open && matches!(before, Step::Begun) {
             // When this commits, so has the transaction, or it never will: a commit that was given up
-            // half way may still be on its way.
+            // half way may still be in flight.
             self.set_slot(slot, (reserved, released));
             return Ok(Step::More);
         }

@@ -1,8 +1,8 @@
 //! Changes that were made elsewhere, applied in bulk.
 //!
 //! Where contents are kept elsewhere, the bytes of all mutations are stored first, and then names and sizes change in one
-//! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was. Bytes that replace others
-//! would be seen: those of a client with a journal are stored last, when the transaction is about to commit, and behind a
+//! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was. Bytes that replace
+//! others show at once: those of a client with a journal are stored last, when the transaction is about to commit, and behind a
 //! record by which the next opening makes the batch whole ([`super::redo`]).
 
 use std::sync::Arc;
@@ -65,8 +65,8 @@ impl LocalFs {
         // In the order of their numbers, so that two batches never wait for each other.
         let _gates = external_contents.alone_all(runs.keys().copied()).await;
         let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
-        self.check_stored(stored, mutations).await?;
-        let replaced = self.store_new(external_contents, runs, mutations, cover).await?;
+        self.inner.check_stored(stored, mutations).await?;
+        let replaced = self.inner.store_new(external_contents, runs, mutations, cover).await?;
         // Without a journal, what a client has not synced may be lost in part.
         let call = self.recorder.as_ref().map(|it| it.call).filter(|_| end.position > 0);
         let Some(call) = call.filter(|_| !replaced.is_empty()) else {
@@ -81,11 +81,37 @@ impl LocalFs {
         self.commit_batch(mutations, cover, end, Some(&last)).await
     }
 
+    /// Makes whole what a crash has left of batches. Nothing reads the filesystem before.
+    ///
+    /// # Errors
+    /// Those of the store and of the contents.
+    pub(super) async fn finish_batches(&self) -> Result<(), FsError> {
+        let Some(external_contents) = &self.inner.external_contents else { return Ok(()) };
+        let unfinished = self.inner.unfinished_batches(external_contents).await?;
+        if unfinished.is_empty() {
+            return Ok(());
+        }
+        for (redo, replaced) in unfinished {
+            let session = redo.call().session;
+            match self.redo(external_contents, (redo, replaced)).await {
+                Ok(()) => tracing::info!(session, "a batch was made whole"),
+                Err(error @ (FsError::Store(_) | FsError::Aborted(_) | FsError::Damaged(_))) => {
+                    return Err(error);
+                }
+                // It would have been refused, and its client still has it.
+                Err(error) => {
+                    tracing::error!(session, %error, "a batch stays as a crash has left it")
+                }
+            }
+        }
+        self.inner.sync_volume().await.map(drop)
+    }
+
     /// Makes what a crash has left of the batch of a session whole.
     ///
     /// # Errors
     /// Those of the store and of the contents.
-    pub(super) async fn redo(
+    async fn redo(
         &self,
         external_contents: &ExternalContents,
         (redo, replaced): (Redo, Replaced),

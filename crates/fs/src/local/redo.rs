@@ -16,7 +16,6 @@ use thalweg_store::checksum::{crc32c, crc32c_of};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::LocalFs;
 use super::batch_contents::Replaced;
 use super::format::{Tag, key, key_behind};
 use super::fs_call::FsCall;
@@ -269,33 +268,5 @@ impl FsState {
             external_contents.contents.remove(record_of(session), end).await?;
         }
         Ok(())
-    }
-}
-
-impl LocalFs {
-    /// Makes whole what a crash has left of batches. Nothing reads the filesystem before.
-    ///
-    /// # Errors
-    /// Those of the store and of the contents.
-    pub(super) async fn finish_batches(&self) -> Result<(), FsError> {
-        let Some(external_contents) = &self.inner.external_contents else { return Ok(()) };
-        let unfinished = self.inner.unfinished_batches(external_contents).await?;
-        if unfinished.is_empty() {
-            return Ok(());
-        }
-        for (redo, replaced) in unfinished {
-            let session = redo.call().session;
-            match self.redo(external_contents, (redo, replaced)).await {
-                Ok(()) => tracing::info!(session, "a batch was made whole"),
-                Err(error @ (FsError::Store(_) | FsError::Aborted(_) | FsError::Damaged(_))) => {
-                    return Err(error);
-                }
-                // It would have been refused, and its client still has it.
-                Err(error) => {
-                    tracing::error!(session, %error, "a batch stays as a crash has left it")
-                }
-            }
-        }
-        self.inner.sync_volume().await.map(drop)
     }
 }

@@ -213,7 +213,8 @@ fn what_cannot_be_mounted_is_told_with_what_to_do() {
         ("two", "/sub/absent", &[], ["has no directory /sub/absent", "have a client make"]),
         ("one", "/absent", &[], ["has no directory /absent", "mount one that is there"]),
         ("one", "/file", &[], ["has no directory /file", "mount one that is there"]),
-        ("one", "/sub", &["-o", "data=ordered"], ["without these options", "leave out"]),
+        ("one", "/sub", &["-o", "gap=1M"], ["without these options", "leave out"]),
+        ("one", "/sub", &["-o", "data=ordered"], ["are about a journal", "journal_dev=PATH"]),
         ("one", "/sub", &["-o", "frobnicate"], ["unknown mount option", "frobnicate"]),
     ] {
         let said = bad(scene.mount_command(name, path).args(args), 1);

@@ -11,6 +11,7 @@ use thalweg_env::Env;
 use thalweg_fuse::mounted::MountOptions;
 use thalweg_store::inplace::{self, InPlace};
 
+use crate::mapping::Mapping;
 use crate::names::errno;
 use crate::rig::{Make, Rig, on, pause, store_in_place};
 
@@ -128,17 +129,9 @@ pub(crate) fn direct_and_mapped_agree(make: Make) {
     let Some(rig) = Rig::new(make) else { return };
     let plain = open(OpenOptions::new().read(true).write(true).create(true), &rig, "a");
     plain.set_len(16_384).unwrap();
-    // SAFETY: a new shared mapping of an open file.
-    let map = unsafe {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(std::ptr::null_mut(), 16_384, access, libc::MAP_SHARED, plain.as_raw_fd(), 0)
-    };
-    assert_ne!(map, libc::MAP_FAILED);
-    // SAFETY: the mapping has as many bytes, and no other reference exists.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 16_384) };
-    bytes[5000..5006].copy_from_slice(b"mapped");
-    // SAFETY: the mapping is whole.
-    assert_eq!(unsafe { libc::msync(map, 16_384, libc::MS_SYNC) }, 0);
+    let mapping = Mapping::of(&plain, 16_384, true);
+    mapping.store(5000, b"mapped");
+    mapping.sync();
     let mut read = [0; 6];
     plain.read_exact_at(&mut read, 5000).unwrap();
     assert_eq!(&read, b"mapped");
@@ -150,8 +143,7 @@ pub(crate) fn direct_and_mapped_agree(make: Make) {
     direct.write_all_at(&[7; 4096], 4096).unwrap();
     plain.read_exact_at(&mut read, 5000).unwrap();
     assert_eq!(read, [7; 6]);
-    // SAFETY: the reference is not used any more.
-    unsafe { libc::munmap(map, 16_384) };
+    assert_eq!(mapping.read(5000, 6), [7; 6]);
 }
 
 /// Blocks of the file that is written directly and read through the cache.

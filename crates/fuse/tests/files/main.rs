@@ -11,6 +11,7 @@ mod differential;
 mod foreign;
 mod levels;
 mod locks;
+mod mapping;
 mod names;
 mod pages;
 mod rig;

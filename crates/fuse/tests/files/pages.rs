@@ -6,68 +6,17 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use rand::{RngExt, SeedableRng};
 use thalweg_env::Rng;
 use thalweg_fuse::mounted::MountOptions;
 
+use crate::mapping::Mapping;
 use crate::rig::{Make, Rig, local, naive, shared};
 use crate::shared::two;
 
 const PAGE: usize = 4096;
-
-/// A shared mapping of a file, which may be longer than the file.
-struct Mapping {
-    at: *mut libc::c_void,
-    len: usize,
-}
-
-// SAFETY: its bytes are used as atomics.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn of(file: &File, len: usize, writable: bool) -> Mapping {
-        let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new shared mapping of an open file.
-        let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        assert_ne!(at, libc::MAP_FAILED);
-        Mapping { at, len }
-    }
-
-    fn byte(&self, at: usize) -> &AtomicU8 {
-        assert!(at < self.len);
-        // SAFETY: within the mapping, which lives as long as this.
-        unsafe { AtomicU8::from_ptr(self.at.cast::<u8>().add(at)) }
-    }
-
-    fn load(&self, at: usize) -> u8 {
-        self.byte(at).load(Ordering::SeqCst)
-    }
-
-    fn store(&self, at: usize, bytes: &[u8]) {
-        for (place, byte) in (at..).zip(bytes) {
-            self.byte(place).store(*byte, Ordering::SeqCst);
-        }
-    }
-
-    fn sync(&self) {
-        // SAFETY: the mapping is whole.
-        assert_eq!(unsafe { libc::msync(self.at, self.len, libc::MS_SYNC) }, 0);
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nothing refers to it any more.
-        unsafe { libc::munmap(self.at, self.len) };
-    }
-}
 
 fn open(path: &PathBuf, writable: bool) -> File {
     OpenOptions::new().read(true).write(writable).open(path).unwrap()

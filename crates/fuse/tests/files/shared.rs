@@ -14,6 +14,7 @@ use thalweg_cluster::server::Server;
 use thalweg_fuse::files::Locks;
 use thalweg_fuse::mounted::MountOptions;
 
+use crate::mapping::Mapping;
 use crate::rig::{Rig, client, local, server};
 
 /// Two mounts of what a server serves.
@@ -110,23 +111,11 @@ impl Side {
         self.root.join("d").join(format!("n{name}"))
     }
 
-    /// Maps the file, does something with the bytes, and writes them back.
-    fn mapped<T>(&self, len: usize, act: impl FnOnce(&mut [u8]) -> T) -> T {
-        // SAFETY: a new shared mapping of an open file.
-        let map = unsafe {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            let fd = self.file.as_raw_fd();
-            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd, 0)
-        };
-        assert_ne!(map, libc::MAP_FAILED);
-        // SAFETY: the mapping has as many bytes, and no other reference exists.
-        let result = act(unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), len) });
-        // SAFETY: the mapping is whole, and no reference to it is left.
-        unsafe {
-            assert_eq!(libc::msync(map, len, libc::MS_SYNC), 0);
-            libc::munmap(map, len);
-        }
-        result
+    /// Writes bytes by a mapping of so many bytes of the file.
+    fn write_mapped(&self, whole: usize, at: usize, bytes: &[u8]) {
+        let mapping = Mapping::of(&self.file, whole, true);
+        mapping.store(at, bytes);
+        mapping.sync();
     }
 
     fn take(&mut self, step: &Step, model: &mut Model) {
@@ -181,9 +170,7 @@ impl Side {
         let whole = model.bytes.len();
         match how {
             How::Mapped if at + bytes.len() > whole => return,
-            How::Mapped => {
-                self.mapped(whole, |all| all[at..at + bytes.len()].copy_from_slice(bytes))
-            }
+            How::Mapped => self.write_mapped(whole, at, bytes),
             How::Direct => {
                 let mut options = OpenOptions::new();
                 let direct =
@@ -203,7 +190,7 @@ impl Side {
         let mut found = vec![0; len];
         match how {
             How::Mapped if at + len > whole || len == 0 => return,
-            How::Mapped => self.mapped(whole, |all| found.copy_from_slice(&all[at..at + len])),
+            How::Mapped => found = Mapping::of(&self.file, whole, true).read(at, len),
             How::Direct | How::Buffered => {
                 let mut done = 0;
                 loop {
@@ -348,14 +335,14 @@ fn mapped_writers_of_a_page_do_not_wait_for_each_other() {
         for (at, side) in sides.iter().enumerate() {
             scope.spawn(move || {
                 for round in 0..300u64 {
-                    side.mapped(4096, |bytes| bytes[at] = round as u8);
+                    side.write_mapped(4096, at, &[round as u8]);
                 }
             });
         }
     });
     assert_eq!(server.status().evictions, 0);
     for (at, side) in sides.iter().enumerate() {
-        side.mapped(4096, |bytes| bytes[at] = 255);
+        side.write_mapped(4096, at, &[255]);
     }
     let bytes = fs::read(rigs[0].root().join("file")).unwrap();
     assert!(bytes[..2] == [255; 2] && bytes[2..].iter().all(|byte| *byte == 0));

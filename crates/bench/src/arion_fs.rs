@@ -30,8 +30,8 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 10 for `fsync` and 8 for `sqlite`, all `_over_local` 0.7 |
 
-use crate::cluster_fs::{self, measure};
-use crate::cluster_loads::{self, Load, durable::LOADS};
+use crate::cluster_fs::{self, compare};
+use crate::cluster_loads::{Load, durable::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -69,21 +69,19 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
     }
 }
 
-fn missed(report: &Report) -> usize {
-    cluster_loads::missed(report, &LOADS, &SUBJECTS, aim)
-}
-
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &[Need::LoopDevices, Need::Program("losetup")]].concat();
-    let mut report = measure(ENTRY.name, &LOADS, &SUBJECTS, &needs, options)?;
-    let missed = missed(&report);
-    report.figure("below_aim", missed);
-    Ok(report)
+    compare(ENTRY.name, (&LOADS, &SUBJECTS, &needs), aim, options)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster_loads;
+
+    fn missed(report: &Report) -> usize {
+        cluster_loads::missed(report, &LOADS, &SUBJECTS, aim)
+    }
 
     #[test]
     fn all_that_is_missing_is_named() {

@@ -2,7 +2,7 @@
 //! shared (real time; thesis, 8.4).
 //!
 //! The Ceph cluster, the rounds, the mounts and the journal are those of [`arion_fs`](crate::arion_fs). The first client runs a server of
-//! MariaDB for each load, whose files are on the mount, with a table of 10,000 rows; `sysbench` runs statements through a Unix socket. Each is a
+//! MariaDB for each load, with its files on the mount and a table of 10,000 rows; `sysbench` runs statements through a Unix socket. Each is a
 //! transaction of InnoDB, which is synced before it is answered.
 //!
 //! | load | rate |
@@ -18,8 +18,8 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 8 with one thread and 3.2 with ten, all `_over_local` 0.7 |
 
-use crate::cluster_fs::{self, measure};
-use crate::cluster_loads::{Load, missed, oltp::LOADS};
+use crate::cluster_fs::{self, compare};
+use crate::cluster_loads::{Load, oltp::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -53,11 +53,7 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &NEEDS].concat();
-    let subjects = Subject::with_journals();
-    let mut report = measure(ENTRY.name, &LOADS, &subjects, &needs, options)?;
-    let missed = missed(&report, &LOADS, &subjects, aim);
-    report.figure("below_aim", missed);
-    Ok(report)
+    compare(ENTRY.name, (&LOADS, &Subject::with_journals(), &needs), aim, options)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! not shared (real time; thesis, 8.5).
 //!
 //! The Ceph cluster, the rounds, the mounts and the journal are those of [`arion_fs`](crate::arion_fs). The first client runs a server of
-//! Redis for each load, whose file of commands is on the mount; `redis-benchmark` sets values of 3 bytes through a Unix socket.
+//! Redis for each load, with its file of commands on the mount; `redis-benchmark` sets values of 3 bytes through a Unix socket.
 //!
 //! | load | rate |
 //! |---|---|
@@ -17,8 +17,8 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 10 with one connection, 1 with more, and 0.95 for `everysec_10`; all `_over_local` 0.7 |
 
-use crate::cluster_fs::{self, measure};
-use crate::cluster_loads::{Load, missed, redis::LOADS};
+use crate::cluster_fs::{self, compare};
+use crate::cluster_loads::{Load, redis::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -55,16 +55,13 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &NEEDS].concat();
-    let subjects = Subject::with_journals();
-    let mut report = measure(ENTRY.name, &LOADS, &subjects, &needs, options)?;
-    let missed = missed(&report, &LOADS, &subjects, aim);
-    report.figure("below_aim", missed);
-    Ok(report)
+    compare(ENTRY.name, (&LOADS, &Subject::with_journals(), &needs), aim, options)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster_loads::missed;
 
     #[test]
     fn one_connection_has_the_highest_aim() {

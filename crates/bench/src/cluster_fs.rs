@@ -76,6 +76,19 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
+/// As [`measure`], with how many ratios miss their aims: `aim` is the least for a load of ours over a peer, if there is one.
+pub(crate) fn compare(
+    name: &'static str,
+    (loads, subjects, needs): (&[Load], &[Subject], &[Need]),
+    aim: impl Fn(&Load, Subject, Subject) -> Option<f64>,
+    options: &Options,
+) -> Result<Report, BenchError> {
+    let mut report = measure(name, loads, subjects, needs, options)?;
+    let missed = cluster_loads::missed(&report, loads, subjects, aim);
+    report.figure("below_aim", missed);
+    Ok(report)
+}
+
 /// Starts a Ceph cluster and the filesystems, and measures the selected loads on them.
 pub(crate) fn measure(
     name: &'static str,

@@ -25,14 +25,14 @@ const ROWS: &str = "10000";
 const STATEMENTS: [f64; 2] = [2_000.0, 5_000.0];
 const DATABASE: &str = "sysbench";
 
-/// An option whose value is a path.
+/// An option with a path.
 fn option(name: &str, path: &Path) -> OsString {
     let mut option = OsString::from(format!("--{name}="));
     option.push(path);
     option
 }
 
-/// Runs statements at a new server, whose files are in the first client's directory.
+/// Runs statements at a new server, with its files in the first client's directory.
 fn statements(stage: &Stage<'_>, kind: &str, threads: usize) -> Result<Timed, BenchError> {
     let folder = tempfile::tempdir().map_err(failed)?;
     let socket = folder.path().join("mariadb.sock");

@@ -34,7 +34,7 @@ fn everysec(stage: &Stage<'_>) -> Result<Timed, BenchError> {
     sets(stage, "everysec", 10, stage.count(UNSYNCED, 40))
 }
 
-/// Sets so many values at a new server, whose file is in the first client's directory.
+/// Sets so many values at a new server, with its file in the first client's directory.
 fn sets(
     stage: &Stage<'_>,
     syncs: &str,

@@ -29,7 +29,7 @@ use postgres::Postgres;
 use redis::Redis;
 use sqlite::Sqlite;
 
-/// A client with a journal, on whose mount a database lies.
+/// A client with a journal, and a database on its mount.
 struct Client {
     mount: Option<Foreground>,
     scene: Scene,

@@ -19,7 +19,7 @@ use super::journal_record::JournalRecord;
 use super::journal_runs::{JournaledMutation, Run, hashes};
 use super::record::Record;
 
-/// A mutation of a journal, whose bytes are there alone if they are many.
+/// A mutation of a journal. Many bytes stay there alone.
 pub(super) struct FoundMutation {
     pub(super) record: Record,
     pub(super) quota: u64,

@@ -221,7 +221,7 @@ impl BatchSender {
         self.send_call(message, 0, payload.into(), |_, _| {}).await.map(drop)
     }
 
-    /// The positions in the journal of a batch whose last mutation has this number, and this hash.
+    /// The positions in the journal of a batch that ends with the mutation of this number and hash.
     fn positions(&self, last: u64, hash: u64) -> Result<Option<BatchPositions>, FsError> {
         let before = (self.base.queue.reached(), self.base.queue.reached_hash());
         let journal = self.base.journal.live();

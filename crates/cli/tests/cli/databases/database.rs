@@ -58,7 +58,7 @@ impl Process {
         self.0.id()
     }
 
-    /// Starts a server, whose messages go to a file; returns when it is ready.
+    /// Starts a server with its messages in a file; returns when it is ready.
     pub(crate) fn until(command: &mut Command, log: &Path, is_ready: impl Fn() -> bool) -> Process {
         let output = fs::File::create(log).unwrap();
         command.stdin(Stdio::null()).stdout(output.try_clone().unwrap()).stderr(output);

@@ -15,7 +15,7 @@ pub(crate) struct Postgres {
     process: Process,
 }
 
-/// Its server refuses to run as root: it runs as the user nobody.
+/// The user nobody: a server does not run as root.
 const USER: u32 = 65534;
 
 /// Where its programs are.

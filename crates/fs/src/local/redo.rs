@@ -3,8 +3,9 @@
 //! A batch of a client with a journal may replace bytes in many objects, and changes names and attributes in a transaction. To
 //! other clients it is one change. Before the first byte is replaced, all of the batch is on record with the contents: in a
 //! file that has no inode, one for each session. If the server *and* the client are lost in the middle, the next opening
-//! makes the batch whole before anything is read (*redo*, as in a write-ahead log); one for reading alone cannot, and shows what is there. Bytes that nothing shows yet, of new
-//! files and behind the ends of others, are not in the record, since they are stored before it.
+//! makes the batch whole before anything is read (*redo*, as in a write-ahead log). An opening for reading alone cannot, and
+//! shows the batch half made. Bytes that nothing shows yet, of new files and behind the ends of others, are not in the
+//! record, since they are stored before it.
 //!
 //! A record is about the state behind all earlier batches, which are durable before it is written. So the record before it is not
 //! needed any more, and is overwritten. A record of a batch whose transaction is there is of no use, and stays until the

@@ -26,7 +26,7 @@ use thalweg_env::{Env, Rng};
 use thalweg_sim::rados::ServerTally;
 
 use crate::arion_files::{File, FileSet, size};
-use crate::arion_machines::{ARION, Machines, System, since};
+use crate::arion_machines::{ARION, Machines, Plan, System, since};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -269,7 +269,7 @@ impl Server {
 }
 
 async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<Seen, BenchError> {
-    let machines = Machines::start(&env, system, 1.0).await?;
+    let machines = Machines::start(&env, system, &Plan::local(1.0)).await?;
     let count = ((FILES * scale) as u64).max(4 * THREADS as u64);
     let files = FileSet::new(&*machines.subject, (count as usize).div_ceil(WIDTH)).await?;
     let server = Arc::new(Server { machines, files, rounds: AtomicU64::new(0) });

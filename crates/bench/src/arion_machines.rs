@@ -1,23 +1,21 @@
-//! The systems that the benchmarks of a client's journal compare: a client with a journal, and a model of one of Ceph, on the same object servers.
+//! The systems that the benchmarks of a client's journal compare, on the same object servers: clients with a journal and without, and a model of Ceph's.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use parking_lot::Mutex;
-use thalweg_cluster::client::{Client, journal};
+use thalweg_cluster::client::{self, journal};
 use thalweg_env::Env;
-use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node, OpenFlags, WriteAt, WriteHow};
-use thalweg_sim::rados::{ServerTally, SimRados};
+use thalweg_sim::hdd::HardDiskSpec;
+use thalweg_sim::rados::{DiskSpec, RadosSpec, ServerTally, SimRados};
+use thalweg_sim::ssd::SolidStateSpec;
 use tokio::sync::Semaphore;
 
 use crate::BenchError;
-use crate::arion_site::{self, RadosSite, striped_drive};
-use crate::arion_subject::{PAGE, PageCache, Subject, pages_of};
+use crate::arion_own_client::OwnClient;
+use crate::arion_site::{self, RadosSite, striped_over};
+use crate::arion_subject::Subject;
+use crate::ceph_metadata::CephMetadata;
 use crate::ceph_model::{CephModel, CephSpec};
-use crate::cluster_site::{journaled, new};
 use crate::rig::failed;
 
 /// Bytes of a client's memory, and of its journal, at scale 1.
@@ -39,17 +37,101 @@ pub(crate) enum System {
     Ceph1,
     /// Mounted synchronously.
     CephSync,
+    /// A client of ours without a journal, which reaches the object servers itself, and writes back what is so old.
+    Unjournaled(Duration),
 }
 
 /// Arion-60.
 pub(crate) const ARION: System = System::Arion(Duration::from_secs(60));
 
-/// A system that runs.
-pub(crate) struct Machines {
+/// The machines of a system.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) clients: usize,
+    /// Bytes of a client's memory, and of its journal.
+    pub(crate) memory: u64,
+    pub(crate) journal: u64,
+    /// The disks with that journal, which is striped over them; their size is set.
+    pub(crate) journal_disks: usize,
+    pub(crate) journal_disk: DiskSpec,
+    /// The object servers.
+    pub(crate) rados: RadosSpec,
+    /// The part of their length that timers have here: 1, or the scale of a load that takes that part of its time.
+    pub(crate) time: f64,
+}
+
+impl Plan {
+    /// One client of the local cluster (8.1), with this part of the memory and of the journal: 1 for loads whose bytes in a second do not
+    /// depend on their scale.
+    pub(crate) fn local(part: f64) -> Plan {
+        let memory = (MEMORY * part) as u64;
+        Plan {
+            clients: 1,
+            memory,
+            journal: memory,
+            journal_disks: 2,
+            journal_disk: DiskSpec::Rotational(HardDiskSpec::sas_15k(0)),
+            rados: arion_site::rados(),
+            time: 1.0,
+        }
+    }
+
+    fn timer(&self, span: Duration) -> Duration {
+        span.mul_f64(self.time)
+    }
+
+    /// How a client of ours treats its server, without a journal.
+    fn options(&self, expire: Duration) -> client::Options {
+        let usual = client::Options::default();
+        client::Options {
+            writeback: self.timer(expire.min(Duration::from_secs(60))),
+            expire: self.timer(expire),
+            commit: self.timer(usual.commit),
+            recall: self.timer(usual.recall),
+            // The hard limit of a client of Ceph.
+            memory: (self.memory / 5) as usize,
+            ..usual
+        }
+    }
+
+    fn ceph(&self, system: System) -> CephSpec {
+        let second = self.timer(Duration::from_secs(1));
+        let (writeback, expire) = match system {
+            System::Ceph1 => (second, second),
+            _ => (second * 5, second * 30),
+        };
+        let is_synchronous = system == System::CephSync;
+        CephSpec { writeback, expire, is_synchronous, memory: self.memory }
+    }
+}
+
+/// A client's machine.
+pub(crate) struct Machine {
     pub(crate) subject: Arc<dyn Subject>,
-    rados: Rados,
     processors: Semaphore,
     env: Env,
+}
+
+impl Machine {
+    /// An operation takes a processor.
+    pub(crate) async fn operation(&self) {
+        self.compute(OPERATION).await;
+    }
+
+    /// A processor works for so long.
+    pub(crate) async fn compute(&self, span: Duration) {
+        // The semaphore is never closed.
+        let _processor = self.processors.acquire().await;
+        self.env.sleep(span).await;
+    }
+}
+
+/// A system that runs.
+pub(crate) struct Machines {
+    /// Of the first client.
+    pub(crate) subject: Arc<dyn Subject>,
+    pub(crate) clients: Vec<Arc<Machine>>,
+    rados: Rados,
 }
 
 enum Rados {
@@ -58,53 +140,46 @@ enum Rados {
 }
 
 impl Machines {
-    /// With this part of the memory and of the journal: 1 for loads whose bytes in a second do not depend on their scale.
     pub(crate) async fn start(
         env: &Env,
         system: System,
-        part: f64,
+        plan: &Plan,
     ) -> Result<Machines, BenchError> {
-        let memory = (MEMORY * part) as u64;
-        let (subject, rados): (Arc<dyn Subject>, _) = match system {
+        let (rados, subjects) = match system {
             System::Arion(expire) => {
-                let site = RadosSite::new(env).await?;
-                let size = memory.max(2 * journal::MIN_SIZE).next_multiple_of(1 << 20);
-                let (drive, _) = striped_drive(env, size)?;
-                journal::create(env, &drive).await.map_err(failed)?;
-                let options = thalweg_cluster::client::Options {
-                    writeback: expire.min(Duration::from_secs(60)),
-                    expire,
-                    // The hard limit of a client without a journal.
-                    memory: (memory / 5) as usize,
-                    ..journaled(drive)
-                };
-                let client = site.site.connect(env, "journaled", options).await?;
-                let pages = Mutex::new(PageCache::new((memory / PAGE) as usize));
-                let sizes = Mutex::default();
-                (Arc::new(Journaled { client, pages, sizes }), Rados::Ours(site))
+                let site =
+                    RadosSite::on(env, plan.rados.clone(), |contents| Arc::new(contents)).await?;
+                let clients = own_clients(env, plan, &site, expire, true).await?;
+                (Rados::Ours(site), clients)
+            }
+            System::Unjournaled(expire) => {
+                let site = RadosSite::reachable(env, plan.rados.clone()).await?;
+                let clients = own_clients(env, plan, &site, expire, false).await?;
+                (Rados::Ours(site), clients)
             }
             System::Ceph | System::Ceph1 | System::CephSync => {
-                let rados = SimRados::new(env, arion_site::rados());
-                let second = Duration::from_secs(1);
-                let (writeback, expire) = match system {
-                    System::Ceph1 => (second, second),
-                    _ => (second * 5, second * 30),
+                let rados = SimRados::new(env, plan.rados.clone());
+                let metadata = CephMetadata::start(env, &rados);
+                let client = |_| -> Arc<dyn Subject> {
+                    CephModel::join(env, &rados, &metadata, plan.ceph(system))
                 };
-                let is_synchronous = system == System::CephSync;
-                let spec = CephSpec { writeback, expire, is_synchronous, memory };
-                let model = CephModel::start(env, &rados, spec);
-                (model, Rados::Ceph(rados))
+                let clients = (0..plan.clients).map(client).collect();
+                (Rados::Ceph(rados), clients)
             }
         };
-        let processors = Semaphore::new(PROCESSORS);
-        Ok(Machines { subject, rados, processors, env: env.clone() })
+        let machine = |subject: &Arc<dyn Subject>| {
+            let (subject, processors) = (subject.clone(), Semaphore::new(PROCESSORS));
+            Arc::new(Machine { subject, processors, env: env.clone() })
+        };
+        let clients = subjects.iter().map(machine).collect();
+        let none = || BenchError::Failed("a system has no clients".into());
+        let subject = subjects.first().ok_or_else(none)?.clone();
+        Ok(Machines { subject, clients, rados })
     }
 
-    /// An operation takes a processor.
+    /// An operation takes a processor of the first client.
     pub(crate) async fn operation(&self) {
-        // The semaphore is never closed.
-        let _processor = self.processors.acquire().await;
-        self.env.sleep(OPERATION).await;
+        self.clients[0].operation().await;
     }
 
     /// What the object servers have done, together.
@@ -114,6 +189,40 @@ impl Machines {
             Rados::Ceph(rados) => rados,
         };
         arion_site::tallies(rados).into_iter().fold(ServerTally::default(), add)
+    }
+}
+
+/// The clients of a server of ours.
+async fn own_clients(
+    env: &Env,
+    plan: &Plan,
+    site: &RadosSite,
+    expire: Duration,
+    has_journal: bool,
+) -> Result<Vec<Arc<dyn Subject>>, BenchError> {
+    let mut clients: Vec<Arc<dyn Subject>> = Vec::new();
+    for number in 0..plan.clients {
+        let mut options = plan.options(expire);
+        if has_journal {
+            let size = plan.journal.max(2 * journal::MIN_SIZE).next_multiple_of(1 << 20);
+            let disk = |size| sized(&plan.journal_disk, size);
+            let drive = striped_over(env, plan.journal_disks, disk, size)?;
+            journal::create(env, &drive).await.map_err(failed)?;
+            options.journal = Some(drive);
+        } else {
+            options.contents = Some(arion_site::finder(&site.rados));
+        }
+        let client = site.site.connect(env, &format!("client {number}"), options).await?;
+        clients.push(Arc::new(OwnClient::new(client, plan.memory)));
+    }
+    Ok(clients)
+}
+
+/// A disk like this one, of another size.
+fn sized(disk: &DiskSpec, size: u64) -> DiskSpec {
+    match disk.clone() {
+        DiskSpec::SolidState(spec) => DiskSpec::SolidState(SolidStateSpec { size, ..spec }),
+        DiskSpec::Rotational(spec) => DiskSpec::Rotational(HardDiskSpec { size, ..spec }),
     }
 }
 
@@ -142,91 +251,4 @@ fn combine(
     all.received = bytes(one.received, other.received);
     all.sent = bytes(one.sent, other.sent);
     all
-}
-
-const WRITING: OpenFlags =
-    OpenFlags { read: true, write: true, append: false, direct: false, sync: false };
-
-/// A client with a journal, and the page cache of its machine.
-struct Journaled {
-    client: Client,
-    pages: Mutex<PageCache>,
-    sizes: Mutex<BTreeMap<Ino, u64>>,
-}
-
-#[async_trait]
-impl Subject for Journaled {
-    async fn make_directory(&self, name: &str) -> Result<Ino, FsError> {
-        let made = self.client.create(Ino::ROOT, name.as_bytes(), &new(Node::Directory)).await?.ino;
-        self.client.reference(made);
-        Ok(made)
-    }
-
-    async fn create(&self, directory: Ino, name: &str) -> Result<Ino, FsError> {
-        let made = self.client.create(directory, name.as_bytes(), &new(Node::File)).await?.ino;
-        self.client.reference(made);
-        Ok(made)
-    }
-
-    async fn unlink(&self, directory: Ino, name: &str, file: Ino) -> Result<(), FsError> {
-        self.client.unlink(directory, name.as_bytes()).await?;
-        self.client.unreference(file, 1);
-        self.sizes.lock().remove(&file);
-        Ok(())
-    }
-
-    async fn write(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
-        let data = vec![Bytes::from(vec![1; len])];
-        // A program opens a file to write it, by which that becomes the client's own.
-        let handle = self.client.open(&Caller::default(), file, WRITING).await?.handle;
-        self.client.write(file, WriteAt::Offset(offset), data, WriteHow::default()).await?;
-        self.client.release(file, handle).await;
-        let (size, end) = {
-            let mut sizes = self.sizes.lock();
-            let size = sizes.entry(file).or_default();
-            let before = *size;
-            *size = before.max(offset + len as u64);
-            (before, offset + len as u64)
-        };
-        let mut cache = self.pages.lock();
-        for page in pages_of(offset, len) {
-            // Of a page that is there in part, the rest is not in memory. Behind the end of the file there is none.
-            let has_start = offset <= page * PAGE;
-            let has_end = end >= ((page + 1) * PAGE).min(size);
-            if has_start && has_end || page * PAGE >= size || cache.touch(file, page) {
-                cache.insert(file, page);
-            }
-        }
-        Ok(())
-    }
-
-    async fn sync(&self, file: Ino) -> Result<(), FsError> {
-        self.client.sync(file, true).await
-    }
-
-    async fn read(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
-        let is_there = {
-            let mut cache = self.pages.lock();
-            pages_of(offset, len).all(|page| cache.touch(file, page))
-        };
-        if !is_there {
-            self.client.read(file, offset, len).await?;
-            let mut cache = self.pages.lock();
-            pages_of(offset, len).for_each(|page| cache.insert(file, page));
-        }
-        Ok(())
-    }
-
-    async fn drain(&self) -> Result<(), FsError> {
-        self.client.drain().await
-    }
-
-    fn forget_pages(&self) {
-        self.pages.lock().clear();
-    }
-
-    fn vulnerable(&self) -> u64 {
-        let pending = self.client.pending();
-        pending.unsent.bytes.saturating_sub(pending.in_journal.bytes)
-    }
 }

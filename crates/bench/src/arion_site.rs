@@ -7,13 +7,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use thalweg_env::Env;
-use thalweg_fs::Contents;
 use thalweg_fs::local::{self, Format, LocalFs};
-use thalweg_rados::{RadosDevice, RadosOptions};
+use thalweg_fs::{Contents, ContentsFinder};
+use thalweg_rados::{
+    FileObjects, ObjectError, ObjectStoreRef, ObjectsFinder, Pools, RadosDevice, RadosOptions,
+};
 use thalweg_sim::hdd::{HardDisk, HardDiskSpec};
 use thalweg_sim::net::LinkSpec;
-use thalweg_sim::rados::{DiskSpec, RadosSpec, ServerTally, SimRados};
+use thalweg_sim::rados::{DiskSpec, RadosSpec, ServerTally, SimPool, SimRados};
 use thalweg_sim::ssd::{SolidState, SolidStateSpec};
 use thalweg_store::device::{DeviceRef, Stripe};
 use thalweg_store::inplace::{self, InPlace, NewInPlace, Parts};
@@ -71,16 +74,53 @@ impl RadosSite {
         RadosSite::with_contents(env, |contents| contents).await
     }
 
+    /// On these object servers, whose objects clients can reach past the server.
+    pub(crate) async fn reachable(env: &Env, spec: RadosSpec) -> Result<RadosSite, BenchError> {
+        let around = |contents: FileObjects| -> Arc<dyn Contents> {
+            Arc::new(contents.located(SIMULATED.to_owned()))
+        };
+        RadosSite::on(env, spec, around).await
+    }
+
     /// The filesystem has these contents around its own.
     pub(crate) async fn with_contents(
         env: &Env,
         around: impl FnOnce(Arc<dyn Contents>) -> Arc<dyn Contents>,
     ) -> Result<RadosSite, BenchError> {
-        let rados = SimRados::new(env, rados());
+        RadosSite::on(env, rados(), |contents| around(Arc::new(contents))).await
+    }
+
+    /// On these object servers.
+    pub(crate) async fn on(
+        env: &Env,
+        spec: RadosSpec,
+        around: impl FnOnce(FileObjects) -> Arc<dyn Contents>,
+    ) -> Result<RadosSite, BenchError> {
+        let rados = SimRados::new(env, spec);
         let (files, image) = filesystem_on(env, &rados, around).await?;
         let site = Site::serve(env, link(), PROCESSING, (files, image)).await?;
         Ok(RadosSite { site, rados })
     }
+}
+
+/// The identity of the simulated cluster.
+const SIMULATED: &str = "simulated";
+
+/// A client's own connection to the object servers.
+#[derive(Debug)]
+struct OwnPool(Arc<SimPool>);
+
+#[async_trait]
+impl Pools for OwnPool {
+    async fn pool(&self, _: &str, _: &str) -> Result<ObjectStoreRef, ObjectError> {
+        Ok(self.0.store())
+    }
+}
+
+/// Finds the contents of files for a client that reaches the object servers itself.
+pub(crate) fn finder(rados: &SimRados) -> Arc<dyn ContentsFinder> {
+    let pool = rados.client();
+    Arc::new(ObjectsFinder::new(Box::new(move || Arc::new(OwnPool(pool.clone())))))
 }
 
 /// The object servers.
@@ -97,19 +137,19 @@ pub(crate) fn rados() -> RadosSpec {
 
 /// What each object server has done.
 pub(crate) fn tallies(rados: &SimRados) -> Vec<ServerTally> {
-    (0..self::rados().servers).map(|server| rados.server(server)).collect()
+    (0..rados.servers()).map(|server| rados.server(server)).collect()
 }
 
 async fn filesystem_on(
     env: &Env,
     rados: &SimRados,
-    around: impl FnOnce(Arc<dyn Contents>) -> Arc<dyn Contents>,
+    around: impl FnOnce(FileObjects) -> Arc<dyn Contents>,
 ) -> Result<(LocalFs, DeviceRef), BenchError> {
     let store = rados.client().store();
     let layout = RadosOptions::default();
     let image = RadosDevice::create(env, store, "files", 2 * IMAGE, &layout).await;
     let image = Arc::new(image.map_err(failed)?);
-    let contents: Arc<dyn Contents> = around(Arc::new(image.files("fs").map_err(failed)?));
+    let contents: Arc<dyn Contents> = around(image.files("fs").map_err(failed)?);
     let device: DeviceRef = image.clone();
     let parts = || Parts { data: device.clone(), journal: None };
     let new = NewInPlace {
@@ -143,4 +183,25 @@ pub(crate) fn striped_drive(
     let sides: Vec<DeviceRef> = disks.iter().map(|disk| disk.clone() as DeviceRef).collect();
     let stripe = Stripe::new(sides, STRIPE_UNIT).map_err(failed)?;
     Ok((Arc::new(stripe), disks))
+}
+
+/// A drive of so many bytes, striped over disks of which each has so many of them.
+pub(crate) fn striped_over(
+    env: &Env,
+    disks: usize,
+    disk: impl Fn(u64) -> DiskSpec,
+    bytes: u64,
+) -> Result<DeviceRef, BenchError> {
+    let side = |number: usize| -> DeviceRef {
+        let name = format!("journal {number}");
+        match disk(bytes / disks as u64) {
+            DiskSpec::Rotational(spec) => Arc::new(HardDisk::new(env, &name, spec)),
+            DiskSpec::SolidState(spec) => Arc::new(SolidState::new(env, &name, spec)),
+        }
+    };
+    let sides: Vec<DeviceRef> = (0..disks).map(side).collect();
+    match &sides[..] {
+        [only] => Ok(only.clone()),
+        _ => Ok(Arc::new(Stripe::new(sides, STRIPE_UNIT).map_err(failed)?)),
+    }
 }

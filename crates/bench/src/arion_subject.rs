@@ -49,6 +49,16 @@ impl PageCache {
         }
     }
 
+    /// Nothing of a file is there any more.
+    pub(crate) fn forget(&mut self, ino: Ino) {
+        let pages = (ino, 0)..=(ino, u64::MAX);
+        let used: Vec<_> = self.used.range(pages).map(|(at, used)| (*at, *used)).collect();
+        for (at, used) in used {
+            self.used.remove(&at);
+            self.by_use.remove(&used);
+        }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.used.clear();
         self.by_use.clear();
@@ -60,6 +70,8 @@ impl PageCache {
 pub(crate) trait Subject: Send + Sync {
     async fn make_directory(&self, name: &str) -> Result<Ino, FsError>;
     async fn create(&self, directory: Ino, name: &str) -> Result<Ino, FsError>;
+    /// Looks for what another client has made there.
+    async fn find(&self, directory: Ino, name: &str, made: Ino) -> Result<(), FsError>;
     async fn unlink(&self, directory: Ino, name: &str, file: Ino) -> Result<(), FsError>;
     async fn write(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError>;
     async fn sync(&self, file: Ino) -> Result<(), FsError>;
@@ -68,6 +80,8 @@ pub(crate) trait Subject: Send + Sync {
     async fn drain(&self) -> Result<(), FsError>;
     /// Forgets clean pages.
     fn forget_pages(&self);
+    /// Bytes that the servers do not have.
+    fn unsent(&self) -> u64;
     /// Bytes that are in the client's volatile memory alone.
     fn vulnerable(&self) -> u64;
 }

@@ -27,7 +27,7 @@ use rand_distr::{Distribution, Exp};
 use thalweg_env::{Env, Rng, Time};
 
 use crate::arion_files::{File, FileSet, size};
-use crate::arion_machines::{ARION, Machines, System};
+use crate::arion_machines::{ARION, Machines, Plan, System};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -162,7 +162,7 @@ impl Server {
 }
 
 async fn measure(env: Env, system: System, scale: f64) -> Result<Seen, BenchError> {
-    let machines = Machines::start(&env, system, 1.0).await?;
+    let machines = Machines::start(&env, system, &Plan::local(1.0)).await?;
     let mut rng = env.rng();
     let count = ((FILES * scale) as usize).max(THREADS + 1);
     let files = FileSet::new(&*machines.subject, count.div_ceil(WIDTH)).await?;

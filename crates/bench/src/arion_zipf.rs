@@ -27,7 +27,7 @@ use thalweg_env::{Env, HashSet, Rng};
 use thalweg_fs::Ino;
 use thalweg_sim::rados::ServerTally;
 
-use crate::arion_machines::{ARION, Machines, NEVER, System, since};
+use crate::arion_machines::{ARION, Machines, NEVER, Plan, System, since};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -192,7 +192,7 @@ struct Seen {
 }
 
 async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<Seen, BenchError> {
-    let machines = Machines::start(&env, system, scale).await?;
+    let machines = Machines::start(&env, system, &Plan::local(scale)).await?;
     let subject = &machines.subject;
     let size = match load {
         Load::Zipf => ((BYTES * scale) as u64).next_multiple_of(FILL),

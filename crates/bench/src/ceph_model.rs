@@ -8,14 +8,15 @@
 //!   that has not made the file's creation durable. It does not wait for the record of the file's size, which a metadata server can recover;
 //! - names by calls: a round trip and the metadata server's processor, which is as fast as that of our server. The answer comes before its
 //!   journal is durable. That is an object; one write of it is under way, and takes what came meanwhile;
-//! - opens, attributes and cached names without calls, under capabilities.
+//! - opens, attributes and cached names without calls, under capabilities. One client at a time keeps pages of a file: one that opens a file of
+//!   another client's to write it waits until that has written its pages, and dropped them ([`CephMetadata`]).
 //!
-//! It has no congestion, no recalls, no other clients, no copies of directories that the metadata server writes later, no journals that this one
+//! It has no congestion, no recalls of names, no files that several clients have open, no copies of directories that the metadata server writes later, no journals that this one
 //! trims, and no logs or scrubs of object servers: all of that would make it slower.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,18 +30,15 @@ use thalweg_rados::object::{Change, Step};
 use thalweg_sim::rados::SimRados;
 use tokio::sync::Notify;
 
-use crate::arion_site::{LATENCY, PROCESSING};
 use crate::arion_subject::{PAGE, PageCache, Subject, pages_of};
+use crate::ceph_metadata::CephMetadata;
 
 /// Bytes of an object.
-const OBJECT: u64 = 4 << 20;
+pub(crate) const OBJECT: u64 = 4 << 20;
 /// Writes that are under way.
 const AT_ONCE: usize = 64;
 /// Pages that write-back in the background takes from one file, one after the other.
 const SHARE: usize = 1024;
-/// Bytes of an event in the journal of the metadata server, and of the head of a write of it.
-const EVENT: u64 = 2048;
-const JOURNAL_HEAD: u64 = 4096;
 
 /// The settings of a client.
 #[derive(Clone, Copy, Debug)]
@@ -69,62 +67,87 @@ struct CephFile {
     made: u64,
 }
 
+/// What another client hears of a file when it opens it.
+pub(crate) struct FileState {
+    size: u64,
+    stored: u64,
+    made: u64,
+}
+
 struct CephState {
     files: BTreeMap<Ino, CephFile>,
     cache: PageCache,
     /// Pages that are dirty or under way.
     dirty: usize,
-    next: u64,
 }
 
-/// A client and the metadata server.
+/// A client.
 pub(crate) struct CephModel {
     env: Env,
     spec: CephSpec,
+    this: Weak<CephModel>,
     store: ObjectStoreRef,
     state: Mutex<CephState>,
     /// Write-back is to begin.
     pressed: Notify,
     /// Counts writes that have ended.
     written: watch::Sender<u64>,
-    metadata: Metadata,
-}
-
-/// The metadata server.
-struct Metadata {
-    store: ObjectStoreRef,
-    free_at: Mutex<Time>,
-    events: watch::Sender<u64>,
-    /// Events up to this one are durable.
-    durable: watch::Sender<u64>,
+    metadata: Arc<CephMetadata>,
 }
 
 impl CephModel {
-    /// A client; its tasks run until the simulation ends.
-    pub(crate) fn start(env: &Env, rados: &SimRados, spec: CephSpec) -> Arc<CephModel> {
-        let metadata = Metadata {
-            store: rados.client().store(),
-            free_at: Mutex::default(),
-            events: watch::channel(0).0,
-            durable: watch::channel(0).0,
-        };
+    /// A client of this metadata server; its tasks run until the simulation ends.
+    pub(crate) fn join(
+        env: &Env,
+        rados: &SimRados,
+        metadata: &Arc<CephMetadata>,
+        spec: CephSpec,
+    ) -> Arc<CephModel> {
         let pages = (spec.memory / PAGE) as usize;
         let cache = PageCache::new(pages);
-        let state = CephState { files: BTreeMap::new(), cache, dirty: 0, next: 1 };
-        let model = Arc::new(CephModel {
+        let state = CephState { files: BTreeMap::new(), cache, dirty: 0 };
+        let model = Arc::new_cyclic(|this| CephModel {
             env: env.clone(),
             spec,
+            this: this.clone(),
             store: rados.client().store(),
             state: Mutex::new(state),
             pressed: Notify::new(),
             written: watch::channel(0).0,
-            metadata,
+            metadata: metadata.clone(),
         });
         let own = model.clone();
         env.spawn(async move { own.write_back().await }).detach();
-        let own = model.clone();
-        env.spawn(async move { own.keep_journal().await }).detach();
         model
+    }
+
+    /// Has the right to keep pages of a file.
+    async fn acquire(&self, file: Ino) -> Result<(), FsError> {
+        if self.state.lock().files.contains_key(&file) {
+            return Ok(());
+        }
+        let FileState { size, stored, made } = self.metadata.open(file, &self.this).await?;
+        let held = CephFile { size, stored, made, ..CephFile::default() };
+        self.state.lock().files.entry(file).or_insert(held);
+        Ok(())
+    }
+
+    /// Another client is to have a file: what is dirty is written, and no page stays.
+    pub(crate) async fn release(&self, file: Ino) -> Result<FileState, FsError> {
+        self.store_file(file).await?;
+        let state = &mut *self.state.lock();
+        state.cache.forget(file);
+        let CephFile { size, stored, made, .. } =
+            state.files.remove(&file).ok_or(FsError::NotFound)?;
+        Ok(FileState { size, stored, made })
+    }
+
+    /// Writes the dirty pages of a file, and waits for those that are under way.
+    async fn store_file(&self, file: Ino) -> Result<(), FsError> {
+        self.store_all(self.take(file, usize::MAX)).await?;
+        // Write-back may have taken some before.
+        self.until(|state| state.files.get(&file).is_none_or(|file| file.writing == 0)).await;
+        Ok(())
     }
 
     /// Pages of this part of memory.
@@ -255,49 +278,6 @@ impl CephModel {
         Ok(())
     }
 
-    /// A call to the metadata server; the number of its event if it changes something.
-    async fn call(&self, changes: bool) -> u64 {
-        self.env.sleep(LATENCY).await;
-        let until = {
-            let mut free_at = self.metadata.free_at.lock();
-            *free_at = (*free_at).max(self.env.now()) + PROCESSING.call;
-            *free_at
-        };
-        self.env.sleep_until(until + LATENCY).await;
-        if changes { self.metadata.event() } else { 0 }
-    }
-
-    /// Writes the journal of the metadata server.
-    async fn keep_journal(&self) {
-        let Metadata { store, events, durable, .. } = &self.metadata;
-        let mut more = events.subscribe();
-        let mut offset = 0;
-        loop {
-            let last = *more.borrow_and_update();
-            let first = *durable.borrow();
-            if last == first {
-                let _ = more.changed().await;
-                continue;
-            }
-            let len = JOURNAL_HEAD + (last - first) * EVENT;
-            let data = vec![Bytes::from(vec![1; len as usize])];
-            let name = format!("journal.{:08x}", offset / OBJECT);
-            let change = Change::new().then(Step::Write { offset: offset % OBJECT, data });
-            if store.apply(&name, change).await.is_ok() {
-                offset += len;
-                durable.send_replace(last);
-            }
-        }
-    }
-
-    /// Waits until the metadata server has an event in its journal.
-    async fn is_recorded(&self, event: u64) {
-        let mut durable = self.metadata.durable.subscribe();
-        while *durable.borrow_and_update() < event {
-            let _ = durable.changed().await;
-        }
-    }
-
     async fn until(&self, is_done: impl Fn(&CephState) -> bool) {
         let mut written = self.written.subscribe();
         loop {
@@ -308,13 +288,6 @@ impl CephModel {
             self.pressed.notify_one();
             let _ = written.changed().await;
         }
-    }
-}
-
-impl Metadata {
-    fn event(&self) -> u64 {
-        self.events.send_modify(|last| *last += 1);
-        *self.events.borrow()
     }
 }
 
@@ -333,23 +306,25 @@ fn object(ino: Ino, offset: u64) -> String {
 #[async_trait]
 impl Subject for CephModel {
     async fn make_directory(&self, _: &str) -> Result<Ino, FsError> {
-        self.call(true).await;
-        let mut state = self.state.lock();
-        state.next += 1;
-        Ok(Ino(state.next))
+        self.metadata.call(true).await;
+        Ok(self.metadata.new_ino())
+    }
+
+    async fn find(&self, _: Ino, _: &str, _: Ino) -> Result<(), FsError> {
+        self.metadata.call(false).await;
+        Ok(())
     }
 
     async fn create(&self, _: Ino, _: &str) -> Result<Ino, FsError> {
-        let made = self.call(true).await;
-        let state = &mut *self.state.lock();
-        state.next += 1;
-        let ino = Ino(state.next);
-        state.files.insert(ino, CephFile { made, ..CephFile::default() });
+        let made = self.metadata.call(true).await;
+        let ino = self.metadata.new_ino();
+        self.state.lock().files.insert(ino, CephFile { made, ..CephFile::default() });
+        self.metadata.hold(ino, &self.this).await;
         Ok(ino)
     }
 
     async fn unlink(&self, _: Ino, _: &str, file: Ino) -> Result<(), FsError> {
-        self.call(true).await;
+        self.metadata.call(true).await;
         let removed = {
             let state = &mut *self.state.lock();
             let removed = state.files.remove(&file);
@@ -357,7 +332,7 @@ impl Subject for CephModel {
             removed
         };
         let stored = removed.map_or(0, |removed| removed.stored);
-        let store = self.metadata.store.clone();
+        let store = self.metadata.store();
         let purge = async move {
             for offset in (0..stored).step_by(OBJECT as usize) {
                 drop(store.apply(&object(file, offset), Change::new().then(Step::Remove)).await);
@@ -370,6 +345,7 @@ impl Subject for CephModel {
     async fn write(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
         let end = offset + len as u64;
         let pages = pages_of(offset, len);
+        self.acquire(file).await?;
         if self.spec.is_synchronous {
             self.store_bytes(file, offset..end).await?;
             let state = &mut *self.state.lock();
@@ -407,16 +383,14 @@ impl Subject for CephModel {
 
     async fn sync(&self, file: Ino) -> Result<(), FsError> {
         let made = self.state.lock().files.get(&file).map_or(0, |file| file.made);
-        let storing = async {
-            self.store_all(self.take(file, usize::MAX)).await?;
-            // Write-back may have taken some before.
-            self.until(|state| state.files.get(&file).is_none_or(|file| file.writing == 0)).await;
-            Ok::<(), FsError>(())
-        };
-        futures::future::join(storing, self.is_recorded(made)).await.0
+        futures::future::join(self.store_file(file), self.metadata.is_recorded(made)).await.0
     }
 
     async fn read(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
+        // Files are read by the client that has written them.
+        if !self.state.lock().files.contains_key(&file) {
+            return Err(FsError::NotFound);
+        }
         self.fetch(file, pages_of(offset, len)).await
     }
 
@@ -425,13 +399,16 @@ impl Subject for CephModel {
         let writes = files.into_iter().flat_map(|ino| self.take(ino, usize::MAX)).collect();
         self.store_all(writes).await?;
         self.until(|state| state.dirty == 0).await;
-        let last = *self.metadata.events.borrow();
-        self.is_recorded(last).await;
+        self.metadata.is_recorded(self.metadata.last_event()).await;
         Ok(())
     }
 
     fn forget_pages(&self) {
         self.state.lock().cache.clear();
+    }
+
+    fn unsent(&self) -> u64 {
+        self.vulnerable()
     }
 
     fn vulnerable(&self) -> u64 {

@@ -27,6 +27,8 @@
 //! - [`arion_filebench`]: a mail server, and threads that make files, on a client with a journal and without;
 //! - [`arion_fs`]: durable writes and SQLite on one with a client's journal, beside the same;
 //! - [`arion_fsync`]: what an fsync costs a client with a journal;
+//! - [`arion_logs`]: a mail server's log, and programs of a desktop, on one and without;
+//! - [`arion_losing`]: the loads that suit a client's journal least, in virtual time;
 //! - [`arion_move`]: a mount with a journal moves to another machine while programs work;
 //! - [`arion_objects`]: what object servers get so that its batches are whole after a crash;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
@@ -59,10 +61,13 @@ pub mod arion_filebench;
 mod arion_files;
 pub mod arion_fs;
 pub mod arion_fsync;
+pub mod arion_logs;
+pub mod arion_losing;
 mod arion_machines;
 pub mod arion_move;
 pub mod arion_objects;
 pub mod arion_oltp;
+mod arion_own_client;
 pub mod arion_recall;
 pub mod arion_recovery;
 pub mod arion_redis;
@@ -72,6 +77,7 @@ mod arion_subject;
 pub mod arion_vulnerable;
 pub mod arion_zipf;
 mod ceph;
+mod ceph_metadata;
 mod ceph_model;
 pub mod chain_cache;
 pub mod chain_gc;
@@ -200,6 +206,8 @@ const BENCHES: &[BenchEntry] = &[
     arion_filebench::VARMAIL,
     arion_fs::ENTRY,
     arion_fsync::ENTRY,
+    arion_logs::ENTRY,
+    arion_losing::ENTRY,
     arion_move::ENTRY,
     arion_objects::ENTRY,
     arion_replicate::ENTRY,

@@ -46,14 +46,19 @@ fn a_closed_pipe_is_no_failure_and_a_full_device_is_one() {
     assert!(text(&output).contains("No space left on device"), "{}", text(&output));
 }
 
+/// The figures of a benchmark.
+fn figures(name: &str, scale: &str) -> impl Fn(&str) -> f64 {
+    let output = bench(&[name, "--scale", scale, "--json"]).output().unwrap();
+    assert!(output.status.success(), "{name}: {}", text(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    move |name: &str| report["figures"][name].as_f64().unwrap_or(f64::NAN)
+}
+
 /// The benchmarks of a client's journal, at a small scale: they end, and count what they miss.
 #[test]
 fn benchmarks_of_a_journal_measure_what_they_say() {
     let figures = |name: &str, scale: &str| {
-        let output = bench(&[name, "--scale", scale, "--json"]).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", text(&output));
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let figure = move |name: &str| report["figures"][name].as_f64().unwrap_or(f64::NAN);
+        let figure = figures(name, scale);
         assert!(figure("below_aim") >= 0.0, "{name}");
         figure
     };
@@ -75,4 +80,31 @@ fn benchmarks_of_a_journal_measure_what_they_say() {
     // A file's bytes come to three object servers, unless they are still the client's.
     assert!(made("ceph_sync_received_kb_per_op") > 16.0);
     assert!(made("drained_received_kb_per_op") > 16.0);
+}
+
+/// A journal loses where it has to, and the benchmark has no aims.
+#[test]
+fn the_loads_that_suit_a_journal_least_lose() {
+    let losing = figures("arion-losing", "0.005");
+    assert!(losing("below_aim").is_nan());
+    // A call sends what waits in the journal before it, and an unmount all of that.
+    assert!(losing("shared_names_over_unjournaled") > 1.5 && losing("shared_in_turns_ms") > 1.0);
+    assert!(losing("umount_full_over_unjournaled") > 2.0 && losing("umount_full_mb") > 3.0);
+    // On average half a revolution of 8.3 ms.
+    assert!((2.0..12.0).contains(&losing("slow_journal_ms")));
+    // A read waits for a disk of the servers.
+    assert!(losing("reads_ms") > 1.0 && losing("reads_over_unjournaled") > 0.9);
+    assert!(losing("osds_48_over_ceph") > 0.0 && losing("asynchronous_drained_over_ceph") > 0.0);
+}
+
+#[test]
+fn logs_are_appended_at_the_times_of_a_trace() {
+    let logs = figures("arion-logs", "0.02");
+    assert!(logs("below_aim") >= 0.0);
+    // An fsync waits for a disk, and without one for a processor alone.
+    assert!(logs("exchange_p99_ms_1") > 0.5 && logs("ceph_exchange_p99_ms_2") > 2.0);
+    assert!(logs("nosync_p99_ms") < 0.1 && logs("cached_exchange_p99_ms_1") < 1.0);
+    // Twice as many accesses take longer.
+    assert!(logs("ceph_imovie_seconds") > logs("ceph_itunes_m_seconds"));
+    assert!(logs("itunes_m_over_ceph") > 0.0 && logs("itunes_s_over_ceph") > 0.0);
 }

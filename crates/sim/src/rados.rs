@@ -258,6 +258,11 @@ impl SimRados {
         self.shared.state.lock().full = full;
     }
 
+    /// How many servers it has, those that are dead included.
+    pub fn servers(&self) -> usize {
+        self.shared.servers.len()
+    }
+
     /// The disk with a server's journal.
     pub fn journal(&self, server: usize) -> DeviceRef {
         self.shared.servers[server].journal.device()

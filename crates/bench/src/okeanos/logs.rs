@@ -117,6 +117,12 @@ impl Trace {
     }
 }
 
+/// The log of a mail server: the gap behind a write, and its bytes.
+pub(crate) fn exchange(rng: Rng) -> impl FnMut() -> (Duration, usize) {
+    let mut trace = Trace::new(Log::Exchange, rng);
+    move || trace.next(Log::Exchange)
+}
+
 /// The mean latency of the calls that make the log durable, or of its writes where no call does.
 async fn replay(
     env: &Env,

@@ -28,7 +28,7 @@ use thalweg_sim::rados::ServerTally;
 use crate::arion_files::{File, FileSet, size};
 use crate::arion_machines::{ARION, Machines, Plan, System, since};
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, all, failed, rounded};
+use crate::rig::{self, Aim, all, count_missed, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// The mail server in the list.
@@ -63,8 +63,6 @@ const MEAN: f64 = 16_384.0;
 const ROUND: u64 = 13;
 const MADE: u64 = 3;
 
-/// What is aimed at: a figure, its value, and whether that is the lowest one.
-type Aim = (&'static str, f64, bool);
 const VARMAIL_AIMS: &[Aim] = &[
     ("ops_over_ceph", 1.55, true),
     ("latency_over_ceph", 0.62, false),
@@ -153,17 +151,6 @@ fn compare(report: &mut Report, ours: &Seen, ceph: &Seen) {
         .figure("sent_per_op_over_ceph", rounded(over(|seen| seen.servers.sent)))
         .figure("drained_received_per_op_over_ceph", rounded(over(|seen| seen.drained.received)))
         .figure("drained_sent_per_op_over_ceph", rounded(over(|seen| seen.drained.sent)));
-}
-
-fn count_missed(report: &mut Report, aims: &[Aim]) {
-    let misses = |(name, aim, is_lowest): &&Aim| {
-        report.number(name).is_none_or(|figure| match is_lowest {
-            true => figure < aim - 5e-4,
-            false => figure > aim + 5e-4,
-        })
-    };
-    let missed = aims.iter().filter(misses).count();
-    report.figure("below_aim", missed as f64);
 }
 
 fn chart(title: &str, x: &str, seen: &[Seen], paper: Option<Series>) -> Chart {

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_cluster::client::Client;
 use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node, OpenFlags, WriteAt, WriteHow};
 
-use crate::arion_subject::{PAGE, PageCache, Subject, pages_of};
+use crate::arion_subject::{PAGE, PageCache, Subject, ones, pages_of};
 use crate::cluster_site::new;
 
 const WRITING: OpenFlags =
@@ -57,7 +56,7 @@ impl Subject for OwnClient {
     }
 
     async fn write(&self, file: Ino, offset: u64, len: usize) -> Result<(), FsError> {
-        let data = vec![Bytes::from(vec![1; len])];
+        let data = vec![ones(len)];
         // A program opens a file to write it, by which that becomes the client's own.
         let handle = self.client.open(&Caller::default(), file, WRITING).await?.handle;
         self.client.write(file, WriteAt::Offset(offset), data, WriteHow::default()).await?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use thalweg_fs::{FsError, Ino};
 
 /// Bytes of a page.
@@ -12,6 +13,12 @@ pub(crate) const PAGE: u64 = 4096;
 /// The pages with these bytes.
 pub(crate) fn pages_of(offset: u64, len: usize) -> Range<u64> {
     offset / PAGE..(offset + len as u64).div_ceil(PAGE)
+}
+
+/// So many bytes of a file's contents; clients that keep them share the memory.
+pub(crate) fn ones(len: usize) -> Bytes {
+    static ONES: [u8; 1 << 20] = [1; 1 << 20];
+    ONES.get(..len).map_or_else(|| Bytes::from(vec![1; len]), Bytes::from_static)
 }
 
 /// Which pages are in memory; the one that was used least recently goes first.

@@ -28,6 +28,7 @@ use thalweg_fs::Ino;
 use thalweg_sim::rados::ServerTally;
 
 use crate::arion_machines::{ARION, Machines, NEVER, Plan, System, since};
+use crate::arion_subject::Subject;
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -195,19 +196,10 @@ async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<See
     let machines = Machines::start(&env, system, &Plan::local(scale)).await?;
     let subject = &machines.subject;
     let size = match load {
-        Load::Zipf => ((BYTES * scale) as u64).next_multiple_of(FILL),
+        Load::Zipf => self::size(scale),
         Load::Overwrites => BLOCKS * BLOCK,
     };
-    let directory = subject.make_directory("d").await.map_err(failed)?;
-    // The directory is the client's with the second name.
-    for name in ["a", "b"] {
-        subject.create(directory, name).await.map_err(failed)?;
-    }
-    let file = subject.create(directory, "f").await.map_err(failed)?;
-    for offset in (0..size).step_by(FILL as usize) {
-        let len = (size - offset).min(FILL);
-        subject.write(file, offset, len as usize).await.map_err(failed)?;
-    }
+    let file = fill(&**subject, "d", size).await?;
     subject.drain().await.map_err(failed)?;
     subject.forget_pages();
     // Until the object servers have written their journals back.
@@ -228,6 +220,48 @@ async fn measure(env: Env, system: System, load: Load, scale: f64) -> Result<See
     Ok(Seen { latency: seconds / writes as f64, seconds, servers, drained, overwritten })
 }
 
+/// Bytes of the file.
+pub(crate) fn size(scale: f64) -> u64 {
+    ((BYTES * scale) as u64).next_multiple_of(FILL)
+}
+
+/// A file of so many bytes in a directory that is the client's alone.
+pub(crate) async fn fill(subject: &dyn Subject, name: &str, size: u64) -> Result<Ino, BenchError> {
+    let directory = subject.make_directory(name).await.map_err(failed)?;
+    // The directory is the client's with the second name.
+    for name in ["a", "b"] {
+        subject.create(directory, name).await.map_err(failed)?;
+    }
+    let file = subject.create(directory, "f").await.map_err(failed)?;
+    for offset in (0..size).step_by(FILL as usize) {
+        let len = (size - offset).min(FILL);
+        subject.write(file, offset, len as usize).await.map_err(failed)?;
+    }
+    Ok(file)
+}
+
+/// Writes at random places of a file, of which many overwrite others.
+pub(crate) struct ZipfWrites {
+    units: u64,
+    ranks: Zipf<f64>,
+}
+
+impl ZipfWrites {
+    /// Into a file of so many bytes.
+    pub(crate) fn new(size: u64) -> Result<ZipfWrites, BenchError> {
+        let units = size / UNIT;
+        Ok(ZipfWrites { units, ranks: Zipf::new(units as f64, ALPHA).map_err(failed)? })
+    }
+
+    /// The offset and the bytes of the next one.
+    pub(crate) fn next(&self, rng: &mut Rng) -> (u64, u64) {
+        // A prime, so that no two ranks have one place.
+        let place = self.ranks.sample(rng) as u64 % self.units * 1_000_003 % self.units;
+        let len = (rng.random_range(1..=MOST) * UNIT).min((self.units - place) * UNIT);
+        (place * UNIT, len)
+    }
+}
+
 /// How many writes, and which part of them went to places that were written before.
 async fn zipf(
     env: &Env,
@@ -236,16 +270,13 @@ async fn zipf(
     size: u64,
 ) -> Result<(u64, f64), BenchError> {
     let mut rng = env.rng();
-    let units = size / UNIT;
-    let ranks = Zipf::new(units as f64, ALPHA).map_err(failed)?;
+    let places = ZipfWrites::new(size)?;
     let (mut written, mut writes, mut again) = (0, 0_u64, 0_u64);
     let mut seen = HashSet::default();
     while written < size {
-        // A prime, so that no two ranks have one place.
-        let place = ranks.sample(&mut rng) as u64 % units * 1_000_003 % units;
-        let len = (rng.random_range(1..=MOST) * UNIT).min(size - place * UNIT);
+        let (place, len) = places.next(&mut rng);
         machines.operation().await;
-        machines.subject.write(file, place * UNIT, len as usize).await.map_err(failed)?;
+        machines.subject.write(file, place, len as usize).await.map_err(failed)?;
         again += u64::from(!seen.insert(place));
         (written, writes) = (written + len, writes + 1);
     }

@@ -20,7 +20,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use thalweg_env::{Env, Time, watch};
@@ -30,7 +29,7 @@ use thalweg_rados::object::{Change, Step};
 use thalweg_sim::rados::SimRados;
 use tokio::sync::Notify;
 
-use crate::arion_subject::{PAGE, PageCache, Subject, pages_of};
+use crate::arion_subject::{PAGE, PageCache, Subject, ones, pages_of};
 use crate::ceph_metadata::CephMetadata;
 
 /// Bytes of an object.
@@ -252,7 +251,7 @@ impl CephModel {
         let mut start = bytes.start;
         while start < bytes.end {
             let end = bytes.end.min((start / OBJECT + 1) * OBJECT);
-            let data = vec![Bytes::from(vec![1; (end - start) as usize])];
+            let data = vec![ones((end - start) as usize)];
             let change = Change::new().then(Step::Write { offset: start % OBJECT, data });
             self.store.apply(&object(ino, start), change).await?;
             start = end;

@@ -35,6 +35,7 @@
 //! - [`arion_recall`]: a client waits for what one with a journal has not sent;
 //! - [`arion_redis`], [`arion_oltp`]: Redis and MariaDB on one, beside `ceph-fuse` and a local mount;
 //! - [`arion_recovery`]: a client's journal is recovered after a power cut;
+//! - [`arion_scale`]: many clients with journals on many object servers;
 //! - [`arion_vulnerable`]: what a power cut of a client would lose;
 //! - [`arion_zipf`]: random writes of which many overwrite others;
 //! - [`cluster_recall`]: a client waits for what another one has made;
@@ -72,6 +73,7 @@ pub mod arion_recall;
 pub mod arion_recovery;
 pub mod arion_redis;
 pub mod arion_replicate;
+pub mod arion_scale;
 mod arion_site;
 mod arion_subject;
 pub mod arion_vulnerable;
@@ -215,6 +217,7 @@ const BENCHES: &[BenchEntry] = &[
     arion_recall::ENTRY,
     arion_recovery::ENTRY,
     arion_redis::ENTRY,
+    arion_scale::ENTRY,
     arion_vulnerable::ENTRY,
     arion_zipf::ENTRY,
     chain_cache::ENTRY,

@@ -385,3 +385,18 @@ pub(crate) fn tell(
     }
     report.figure("below_aim", f64::from(missed));
 }
+
+/// What is aimed at: a figure, its value, and whether that is the lowest one.
+pub(crate) type Aim = (&'static str, f64, bool);
+
+/// Reports how many of the aims the figures miss; one that was not measured misses its aim.
+pub(crate) fn count_missed(report: &mut Report, aims: &[Aim]) {
+    let misses = |(name, aim, is_lowest): &&Aim| {
+        report.number(name).is_none_or(|figure| match is_lowest {
+            true => figure < aim - 5e-4,
+            false => figure > aim + 5e-4,
+        })
+    };
+    let missed = aims.iter().filter(misses).count();
+    report.figure("below_aim", missed as f64);
+}

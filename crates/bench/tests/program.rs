@@ -108,3 +108,19 @@ fn logs_are_appended_at_the_times_of_a_trace() {
     assert!(logs("ceph_imovie_seconds") > logs("ceph_itunes_m_seconds"));
     assert!(logs("itunes_m_over_ceph") > 0.0 && logs("itunes_s_over_ceph") > 0.0);
 }
+
+#[test]
+fn many_clients_are_measured_in_each_cell() {
+    let scale = figures("arion-scale", "0.001");
+    assert!(scale("below_aim") >= 0.0 && scale("slower_than_ceph") >= 0.0);
+    for cell in ["12_1", "12_16", "24_32", "48_32", "48_64"] {
+        // As many bytes in a second are as many bytes.
+        let of = |figure: &str| scale(&format!("fio_{figure}_over_ceph_{cell}"));
+        assert!((of("throughput") * of("duration") - 1.0).abs() < 0.1, "{cell}");
+    }
+    // An update waits for a drive, and for nothing else on an idle one.
+    assert!(scale("oltp_p99_ms_hdd_1") > 8.0 && scale("oltp_p99_ms_ssd_1") < 8.0);
+    // Databases with journals of their own do not disturb each other.
+    assert!(scale("oltp_per_s_ssd_8") > 6.0 * scale("oltp_per_s_ssd_1"));
+    assert!(scale("ceph_oltp_journal_busy_hdd_48") > scale("ceph_oltp_journal_busy_hdd_1"));
+}

@@ -43,7 +43,7 @@ pub const ENTRY: BenchEntry = BenchEntry {
     name: "arion-scale",
     about: "many clients with journals, and without, on many object servers",
     clock: crate::Clock::Virtual,
-    loads: || LOADS.map(str::to_owned).into(),
+    loads: || LOADS.map(|(name, ..)| name.to_owned()).into(),
     traces: false,
     run,
 };
@@ -64,8 +64,14 @@ const AIMS: &[Aim] = &[
     ("slower_than_ceph", 0.0, false),
 ];
 
-/// The sweeps: of fio by its object servers, of the database by its disks.
-const LOADS: [&str; 5] = ["fio_12", "fio_24", "fio_48", "oltp_hdd", "oltp_ssd"];
+/// The sweeps, of fio by its object servers and of the database by its disks: name, chart, unit of the throughput.
+const LOADS: [(&str, &str, &str); 5] = [
+    ("fio_12", "Figure 8.4a: fio, 12 object servers", "bytes/s"),
+    ("fio_24", "Figure 8.4b: fio, 24 object servers", "bytes/s"),
+    ("fio_48", "Figure 8.4c: fio, 48 object servers", "bytes/s"),
+    ("oltp_hdd", "Figure 8.9a: a database, disks", "requests/s"),
+    ("oltp_ssd", "Figure 8.9b: a database, solid-state drives", "requests/s"),
+];
 /// Object servers, and the clients on them, of fio; clients of the database.
 const FIO: [(usize, &[usize]); 3] = [(12, &[1, 4, 16]), (24, &[1, 8, 32]), (48, &[1, 16, 32, 64])];
 const OLTP: [usize; 4] = [1, 8, 16, 48];
@@ -254,25 +260,8 @@ fn compare(report: &mut Report, cell: Cell, ours: &Seen, ceph: &Seen) {
 
 fn charts(report: &Report, seen: &[(Cell, f64, f64)]) -> Vec<Chart> {
     let mut charts = Vec::new();
-    let groups: [(&str, &str, fn(&Cell) -> bool); 5] = [
-        ("Figure 8.4a: fio, 12 object servers", "bytes/s", |cell| {
-            matches!(cell, Cell::Fio { servers: 12, .. })
-        }),
-        ("Figure 8.4b: fio, 24 object servers", "bytes/s", |cell| {
-            matches!(cell, Cell::Fio { servers: 24, .. })
-        }),
-        ("Figure 8.4c: fio, 48 object servers", "bytes/s", |cell| {
-            matches!(cell, Cell::Fio { servers: 48, .. })
-        }),
-        ("Figure 8.9a: a database, disks", "requests/s", |cell| {
-            matches!(cell, Cell::Oltp { disk: Disk::Rotational, .. })
-        }),
-        ("Figure 8.9b: a database, solid-state drives", "requests/s", |cell| {
-            matches!(cell, Cell::Oltp { disk: Disk::SolidState, .. })
-        }),
-    ];
-    for (title, y, is_in) in groups {
-        let cells: Vec<_> = seen.iter().filter(|(cell, ..)| is_in(cell)).collect();
+    for (load, title, y) in LOADS {
+        let cells: Vec<_> = seen.iter().filter(|(cell, ..)| cell.load() == load).collect();
         let line = |of: fn(&(Cell, f64, f64)) -> f64| {
             cells.iter().map(|cell| (clients(cell.0), of(cell))).collect()
         };

@@ -47,7 +47,7 @@ fn a_closed_pipe_is_no_failure_and_a_full_device_is_one() {
 }
 
 /// The figures of a benchmark.
-fn figures(name: &str, scale: &str) -> impl Fn(&str) -> f64 {
+fn figures(name: &str, scale: &str) -> impl Fn(&str) -> f64 + use<> {
     let output = bench(&[name, "--scale", scale, "--json"]).output().unwrap();
     assert!(output.status.success(), "{name}: {}", text(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

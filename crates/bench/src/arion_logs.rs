@@ -31,9 +31,10 @@ use thalweg_sim::rados::DiskSpec;
 use thalweg_sim::ssd::{SolidStateSpec, WriteCache};
 
 use crate::arion_machines::{ARION, Machines, Plan, System};
+use crate::arion_subject::own_directory;
 use crate::okeanos::logs::exchange;
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, Aim, all, count_missed, failed, rounded};
+use crate::rig::{self, Aim, all, count_missed, failed, p99, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 use desktop::TRACES;
 
@@ -209,11 +210,8 @@ async fn append(
     let machines = Machines::start(&env, logging.system, &plan(clients, logging.is_cached)).await?;
     let mut logs: Vec<Ino> = Vec::new();
     for (number, machine) in machines.clients.iter().enumerate() {
-        let directory = machine.subject.make_directory(&format!("server{number}")).await;
+        let directory = own_directory(&*machine.subject, &format!("server{number}")).await;
         let directory = directory.map_err(failed)?;
-        for name in ["a", "b"] {
-            machine.subject.create(directory, name).await.map_err(failed)?;
-        }
         logs.push(machine.subject.create(directory, "log").await.map_err(failed)?);
         machine.subject.drain().await.map_err(failed)?;
     }
@@ -242,10 +240,8 @@ async fn append(
             Ok(times)
         })
     });
-    let mut times = all(writers.collect()).await?.concat();
-    times.sort_by(f64::total_cmp);
+    let times = all(writers.collect()).await?.concat();
+    let mean = times.iter().sum::<f64>() / times.len() as f64;
     let none = || BenchError::Failed("no append was made".into());
-    let nth = (times.len() * 99).div_ceil(100).saturating_sub(1);
-    let p99 = *times.get(nth).ok_or_else(none)?;
-    Ok(Appends { mean: times.iter().sum::<f64>() / times.len() as f64, p99 })
+    Ok(Appends { mean, p99: p99(times).ok_or_else(none)? })
 }

@@ -31,6 +31,7 @@ use thalweg_sim::rados::{DiskSpec, RadosSpec};
 
 use crate::arion_machines::{ARION, Machine, Machines, Plan, System};
 use crate::arion_site;
+use crate::arion_subject::own_directory;
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, all, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -197,16 +198,6 @@ async fn measure(env: Env, load: Load, system: System, scale: f64) -> Result<See
     }
 }
 
-/// A directory that is the client's alone.
-async fn own_directory(machine: &Machine, name: &str) -> Result<Ino, BenchError> {
-    let directory = machine.subject.make_directory(name).await.map_err(failed)?;
-    // The directory is the client's with the second name.
-    for name in ["a", "b"] {
-        machine.subject.create(directory, name).await.map_err(failed)?;
-    }
-    Ok(directory)
-}
-
 /// A file of so many bytes.
 async fn fill(
     machine: &Machine,
@@ -266,7 +257,7 @@ where
 
 async fn reads(env: &Env, machines: &Machines, bytes: u64, count: u64) -> Result<Seen, BenchError> {
     let machine = &machines.clients[0];
-    let directory = own_directory(machine, "d").await?;
+    let directory = own_directory(&*machine.subject, "d").await.map_err(failed)?;
     let file = fill(machine, directory, "f", bytes).await?;
     settle(env, machines).await?;
     in_threads(env, READERS, count, |_, count| {
@@ -285,7 +276,7 @@ async fn reads(env: &Env, machines: &Machines, bytes: u64, count: u64) -> Result
 
 async fn asynchronous(env: &Env, machines: &Machines, bytes: u64) -> Result<Seen, BenchError> {
     let machine = &machines.clients[0];
-    let directory = own_directory(machine, "d").await?;
+    let directory = own_directory(&*machine.subject, "d").await.map_err(failed)?;
     let file = fill(machine, directory, "f", bytes).await?;
     settle(env, machines).await?;
     let begun = env.now();
@@ -301,7 +292,8 @@ async fn in_turns(env: &Env, machines: &Machines, turns: u64) -> Result<Seen, Be
     let shared = fill(&machines.clients[0], Ino::ROOT, "shared", FILL).await?;
     let mut own = Vec::new();
     for (number, machine) in machines.clients.iter().enumerate() {
-        let directory = own_directory(machine, &format!("d{number}")).await?;
+        let directory = own_directory(&*machine.subject, &format!("d{number}")).await;
+        let directory = directory.map_err(failed)?;
         own.push(fill(machine, directory, "f", FILL).await?);
     }
     settle(env, machines).await?;
@@ -322,7 +314,7 @@ async fn in_turns(env: &Env, machines: &Machines, turns: u64) -> Result<Seen, Be
 
 /// Two clients make files in one directory, at the same time.
 async fn names(env: &Env, machines: &Machines, count: u64) -> Result<Seen, BenchError> {
-    let directory = own_directory(&machines.clients[0], "d").await?;
+    let directory = own_directory(&*machines.subject, "d").await.map_err(failed)?;
     settle(env, machines).await?;
     for machine in &machines.clients[1..] {
         machine.subject.find(Ino::ROOT, "d", directory).await.map_err(failed)?;
@@ -364,7 +356,7 @@ impl Syncs {
     async fn run(self, env: &Env, machines: &Machines) -> Result<Seen, BenchError> {
         let Syncs { threads, len, count, pause } = self;
         let machine = &machines.clients[0];
-        let directory = own_directory(machine, "d").await?;
+        let directory = own_directory(&*machine.subject, "d").await.map_err(failed)?;
         let mut files = Vec::new();
         for number in 0..threads {
             files.push(fill(machine, directory, &format!("f{number}"), FILL).await?);

@@ -35,7 +35,7 @@ use thalweg_sim::ssd::SolidStateSpec;
 use crate::arion_machines::{Machines, Plan, System, since};
 use crate::arion_site;
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, Aim, count_missed, failed, rounded};
+use crate::rig::{self, Aim, count_missed, failed, p99, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -374,14 +374,12 @@ fn sum_up(runs: Vec<ClientRun>, servers: ServerTally, whole: f64) -> Seen {
     let clients = runs.len() as f64;
     let seconds = runs.iter().map(|run| run.seconds).sum::<f64>() / clients;
     let done: f64 = runs.iter().map(|run| run.done).sum();
-    let mut latencies: Vec<f64> = runs.into_iter().flat_map(|run| run.latencies).collect();
-    latencies.sort_by(f64::total_cmp);
-    let nth = (latencies.len() * 99).div_ceil(100).saturating_sub(1);
+    let latencies: Vec<f64> = runs.into_iter().flat_map(|run| run.latencies).collect();
     Seen {
         rate: done / seconds,
         seconds,
         latency: latencies.iter().sum::<f64>() / latencies.len() as f64,
-        p99: latencies.get(nth).copied().unwrap_or(f64::NAN),
+        p99: p99(latencies).unwrap_or(f64::NAN),
         journal_busy: servers.journal.busy.as_secs_f64() / whole,
         data_busy: servers.filesystem.busy.as_secs_f64() / whole,
     }

@@ -92,3 +92,13 @@ pub(crate) trait Subject: Send + Sync {
     /// Bytes that are in the client's volatile memory alone.
     fn vulnerable(&self) -> u64;
 }
+
+/// A directory that is the client's alone.
+pub(crate) async fn own_directory(subject: &dyn Subject, name: &str) -> Result<Ino, FsError> {
+    let directory = subject.make_directory(name).await?;
+    // The directory is the client's with the second name.
+    for name in ["a", "b"] {
+        subject.create(directory, name).await?;
+    }
+    Ok(directory)
+}

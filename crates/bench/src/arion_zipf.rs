@@ -28,7 +28,7 @@ use thalweg_fs::Ino;
 use thalweg_sim::rados::ServerTally;
 
 use crate::arion_machines::{ARION, Machines, NEVER, Plan, System, since};
-use crate::arion_subject::Subject;
+use crate::arion_subject::{Subject, own_directory};
 use crate::plot::{Chart, Series, Shape};
 use crate::rig::{self, failed, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
@@ -227,11 +227,7 @@ pub(crate) fn size(scale: f64) -> u64 {
 
 /// A file of so many bytes in a directory that is the client's alone.
 pub(crate) async fn fill(subject: &dyn Subject, name: &str, size: u64) -> Result<Ino, BenchError> {
-    let directory = subject.make_directory(name).await.map_err(failed)?;
-    // The directory is the client's with the second name.
-    for name in ["a", "b"] {
-        subject.create(directory, name).await.map_err(failed)?;
-    }
+    let directory = own_directory(subject, name).await.map_err(failed)?;
     let file = subject.create(directory, "f").await.map_err(failed)?;
     for offset in (0..size).step_by(FILL as usize) {
         let len = (size - offset).min(FILL);

@@ -263,6 +263,13 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// The 99th percentile; `None` of no values.
+pub(crate) fn p99(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let nth = (values.len() * 99).div_ceil(100).saturating_sub(1);
+    values.get(nth).copied()
+}
+
 /// Wraps an error of the system under test.
 pub(crate) fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> BenchError {
     BenchError::Failed(Box::new(error))

@@ -22,6 +22,7 @@
 //! | `..._journal_busy_...`, `..._data_busy_...` | the part of the time in which the disks of an object server are busy |
 //! | `below_aim` | the figures that miss their aims |
 
+mod client_run;
 mod fio;
 mod oltp;
 
@@ -35,8 +36,9 @@ use thalweg_sim::ssd::SolidStateSpec;
 use crate::arion_machines::{Machines, Plan, System, since};
 use crate::arion_site;
 use crate::plot::{Chart, Series, Shape};
-use crate::rig::{self, Aim, count_missed, failed, p99, rounded};
+use crate::rig::{self, Aim, count_missed, p99, rounded};
 use crate::{BenchEntry, BenchError, Options, Report};
+use client_run::ClientRun;
 
 /// This benchmark in the list.
 pub const ENTRY: BenchEntry = BenchEntry {
@@ -345,15 +347,6 @@ struct Seen {
     data_busy: f64,
 }
 
-/// A client's run.
-struct ClientRun {
-    seconds: f64,
-    /// Bytes or requests.
-    done: f64,
-    /// Of each write or request, in seconds.
-    latencies: Vec<f64>,
-}
-
 async fn measure(env: Env, cell: Cell, system: System, scale: f64) -> Result<Seen, BenchError> {
     let plan = cell.plan(scale);
     let machines = Machines::start(&env, system, &plan).await?;
@@ -383,13 +376,4 @@ fn sum_up(runs: Vec<ClientRun>, servers: ServerTally, whole: f64) -> Seen {
         journal_busy: servers.journal.busy.as_secs_f64() / whole,
         data_busy: servers.filesystem.busy.as_secs_f64() / whole,
     }
-}
-
-/// Drains all clients, and clears their caches.
-async fn settle(machines: &Machines) -> Result<(), BenchError> {
-    for machine in &machines.clients {
-        machine.subject.drain().await.map_err(failed)?;
-        machine.subject.forget_pages();
-    }
-    Ok(())
 }

@@ -1,9 +1,10 @@
-//! The metadata server of the model of Ceph: calls, its journal, and who may keep a file's pages.
+//! The metadata server of the model of Ceph: calls, its journal, and which client may keep a file's pages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{Env, Time, watch};
@@ -13,11 +14,28 @@ use thalweg_rados::object::{Change, Step};
 use thalweg_sim::rados::SimRados;
 
 use crate::arion_site::{LATENCY, PROCESSING};
-use crate::ceph_model::{CephModel, FileState, OBJECT};
 
+/// Bytes of an object.
+pub(crate) const OBJECT: u64 = 4 << 20;
 /// Bytes of an event in the journal, and of the head of a write of it.
 const EVENT: u64 = 2048;
 const JOURNAL_HEAD: u64 = 4096;
+
+/// What another client hears of a file when it opens it.
+pub(crate) struct FileState {
+    pub(crate) size: u64,
+    /// The end of what the object servers have.
+    pub(crate) stored: u64,
+    /// The event that made it.
+    pub(crate) made: u64,
+}
+
+/// A client that may keep pages of files.
+#[async_trait]
+pub(crate) trait PageHolder: Send + Sync {
+    /// Another client is to have a file: what is dirty is written, and no page stays.
+    async fn release(&self, file: Ino) -> Result<FileState, FsError>;
+}
 
 /// The metadata server.
 pub(crate) struct CephMetadata {
@@ -29,7 +47,7 @@ pub(crate) struct CephMetadata {
     durable: watch::Sender<u64>,
     last_ino: AtomicU64,
     /// The client that may keep the pages of a file, and write them later.
-    holders: tokio::sync::Mutex<BTreeMap<Ino, Weak<CephModel>>>,
+    holders: tokio::sync::Mutex<BTreeMap<Ino, Weak<dyn PageHolder>>>,
 }
 
 impl CephMetadata {
@@ -94,7 +112,7 @@ impl CephMetadata {
     }
 
     /// A client has made a file.
-    pub(crate) async fn hold(&self, file: Ino, client: &Weak<CephModel>) {
+    pub(crate) async fn hold(&self, file: Ino, client: &Weak<dyn PageHolder>) {
         self.holders.lock().await.insert(file, client.clone());
     }
 
@@ -102,7 +120,7 @@ impl CephMetadata {
     pub(crate) async fn open(
         &self,
         file: Ino,
-        client: &Weak<CephModel>,
+        client: &Weak<dyn PageHolder>,
     ) -> Result<FileState, FsError> {
         self.env.sleep(LATENCY).await;
         self.work().await;

@@ -30,10 +30,8 @@ use thalweg_sim::rados::SimRados;
 use tokio::sync::Notify;
 
 use crate::arion_subject::{PAGE, PageCache, Subject, ones, pages_of};
-use crate::ceph_metadata::CephMetadata;
+use crate::ceph_metadata::{CephMetadata, FileState, OBJECT, PageHolder};
 
-/// Bytes of an object.
-pub(crate) const OBJECT: u64 = 4 << 20;
 /// Writes that are under way.
 const AT_ONCE: usize = 64;
 /// Pages that write-back in the background takes from one file, one after the other.
@@ -66,13 +64,6 @@ struct CephFile {
     made: u64,
 }
 
-/// What another client hears of a file when it opens it.
-pub(crate) struct FileState {
-    size: u64,
-    stored: u64,
-    made: u64,
-}
-
 struct CephState {
     files: BTreeMap<Ino, CephFile>,
     cache: PageCache,
@@ -84,7 +75,7 @@ struct CephState {
 pub(crate) struct CephModel {
     env: Env,
     spec: CephSpec,
-    this: Weak<CephModel>,
+    this: Weak<dyn PageHolder>,
     store: ObjectStoreRef,
     state: Mutex<CephState>,
     /// Write-back is to begin.
@@ -105,7 +96,7 @@ impl CephModel {
         let pages = (spec.memory / PAGE) as usize;
         let cache = PageCache::new(pages);
         let state = CephState { files: BTreeMap::new(), cache, dirty: 0 };
-        let model = Arc::new_cyclic(|this| CephModel {
+        let model = Arc::new_cyclic(|this: &Weak<CephModel>| CephModel {
             env: env.clone(),
             spec,
             this: this.clone(),
@@ -129,16 +120,6 @@ impl CephModel {
         let held = CephFile { size, stored, made, ..CephFile::default() };
         self.state.lock().files.entry(file).or_insert(held);
         Ok(())
-    }
-
-    /// Another client is to have a file: what is dirty is written, and no page stays.
-    pub(crate) async fn release(&self, file: Ino) -> Result<FileState, FsError> {
-        self.store_file(file).await?;
-        let state = &mut *self.state.lock();
-        state.cache.forget(file);
-        let CephFile { size, stored, made, .. } =
-            state.files.remove(&file).ok_or(FsError::NotFound)?;
-        Ok(FileState { size, stored, made })
     }
 
     /// Writes the dirty pages of a file, and waits for those that are under way.
@@ -300,6 +281,18 @@ fn push(ranges: &mut Vec<Range<u64>>, page: u64) {
 
 fn object(ino: Ino, offset: u64) -> String {
     format!("ceph.{:x}.{:08x}", ino.0, offset / OBJECT)
+}
+
+#[async_trait]
+impl PageHolder for CephModel {
+    async fn release(&self, file: Ino) -> Result<FileState, FsError> {
+        self.store_file(file).await?;
+        let state = &mut *self.state.lock();
+        state.cache.forget(file);
+        let CephFile { size, stored, made, .. } =
+            state.files.remove(&file).ok_or(FsError::NotFound)?;
+        Ok(FileState { size, stored, made })
+    }
 }
 
 #[async_trait]

@@ -1,9 +1,8 @@
 //! Random writes of which many overwrite others, by each client into a file of its own.
 
-use futures::future::BoxFuture;
 use thalweg_env::Env;
 
-use super::{ClientRun, settle};
+use super::client_run::{ClientLoad, ClientRun, settle};
 use crate::BenchError;
 use crate::arion_machines::Machines;
 use crate::arion_zipf::{self, ZipfWrites};
@@ -14,7 +13,7 @@ pub(super) async fn prepare(
     env: &Env,
     machines: &Machines,
     scale: f64,
-) -> Result<Vec<BoxFuture<'static, Result<ClientRun, BenchError>>>, BenchError> {
+) -> Result<Vec<ClientLoad>, BenchError> {
     let size = arion_zipf::size(scale);
     let filling = machines.clients.iter().enumerate().map(|(number, machine)| {
         let machine = machine.clone();
@@ -41,7 +40,7 @@ pub(super) async fn prepare(
             let seconds = env.now().since(begun).as_secs_f64();
             Ok(ClientRun { seconds, done: written as f64, latencies })
         };
-        Box::pin(load) as BoxFuture<'static, _>
+        Box::pin(load) as ClientLoad
     });
     Ok(loads.collect())
 }

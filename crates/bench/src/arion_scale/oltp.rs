@@ -11,14 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use rand::RngExt;
 use thalweg_env::{Env, Rng};
 use thalweg_fs::Ino;
 use tokio::sync::Notify;
 
-use super::{ClientRun, settle};
+use super::client_run::{ClientLoad, ClientRun, settle};
 use crate::BenchError;
 use crate::arion_machines::{Machine, Machines};
 use crate::rig::{all, failed};
@@ -85,7 +84,7 @@ pub(super) async fn prepare(
     env: &Env,
     machines: &Machines,
     scale: f64,
-) -> Result<Vec<BoxFuture<'static, Result<ClientRun, BenchError>>>, BenchError> {
+) -> Result<Vec<ClientLoad>, BenchError> {
     let making = machines.clients.iter().enumerate().map(|(number, machine)| {
         let (machine, own) = (machine.clone(), env.clone());
         env.spawn(async move { Database::make(&own, machine, number, scale).await })
@@ -98,7 +97,7 @@ pub(super) async fn prepare(
         read.await.map_err(failed)?;
     }
     let loads = databases.into_iter().map(|database| {
-        let run: BoxFuture<'static, _> = Box::pin(async move { database.run().await });
+        let run: ClientLoad = Box::pin(async move { database.run().await });
         run
     });
     Ok(loads.collect())

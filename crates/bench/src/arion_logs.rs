@@ -2,7 +2,7 @@
 //!
 //! - *exchange*: appends of 512 bytes to 64 KiB at the times at which a mail server with 50 mailboxes makes them, for 15 minutes at scale 1; one
 //!   client, or two at the same time. The trace is the generated one of `okeanos-logs`;
-//! - *desktop*: traces with the numbers of reads, writes and `fsync` of table 8.3, which [`desktop`] generates: what is not in that table is a guess there.
+//! - *desktop*: traces with the numbers of reads, writes and `fsync` of table 8.3, which `desktop` generates: what is not in that table is a guess there.
 //!
 //! The machines are those of `arion_site`. `ceph` is the model in `ceph_model` with 5 s and 30 s, and an `fsync` behind each append; `osync` the same,
 //! where the log is opened with `O_SYNC`. Ours has a journal, writes back after 60 s, and syncs each append, or none (`nosync`). An append takes 25 µs of a

@@ -16,6 +16,7 @@
 //! is logged; a new session begins by itself, or none with [`Recover::No`].
 
 pub mod address;
+mod ahead;
 mod base;
 mod batch;
 mod cache;

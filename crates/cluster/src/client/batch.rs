@@ -9,7 +9,7 @@ use thalweg_fs::mutation::Mutation;
 use thalweg_fs::ranges::Ranges;
 use thalweg_store::journal::log::RecordPlace;
 
-use super::record::{MUTATION_BYTES, Record};
+use super::record::{MUTATION_BYTES, Parts, Record, Waiting, room_of};
 use super::room::Charge;
 use super::user::User;
 use crate::protocol::{MAX_MUTATIONS, MAX_STAGED, MAX_STAGED_INODES};
@@ -112,6 +112,37 @@ pub(super) struct SpilledWrite {
 }
 
 impl Batch {
+    /// These mutations, which are of one user.
+    pub(super) fn of(taken: Vec<Waiting>) -> Batch {
+        let mut only_replaces = true;
+        let mut hashes = Vec::with_capacity(taken.len());
+        let last = taken.last().map_or(0, |last| last.number);
+        let user = taken.first().and_then(|first| first.user.clone());
+        let bytes = taken.iter().map(|it| it.record.data_bytes() as usize).sum();
+        let spilled = taken.iter().enumerate().filter_map(|(at, it)| it.spilled(at)).collect();
+        let parts = taken.into_iter().map(|Waiting { hash, record, quota, .. }| {
+            hashes.push(hash);
+            let Parts { mutation, blocks, grows } = record.into_parts();
+            only_replaces &= !grows && mutation.kind.names().next().is_none();
+            let room = room_of(&mutation.kind, blocks);
+            (mutation, Charge { quota, room })
+        });
+        let (mutations, charges) = parts.unzip();
+        let (releases, taken_out) = Default::default();
+        Batch {
+            mutations,
+            charges,
+            hashes,
+            user,
+            only_replaces,
+            last,
+            bytes,
+            releases,
+            spilled,
+            taken_out,
+        }
+    }
+
     /// The hash up to a mutation of it.
     pub(super) fn hash_up_to(&self, number: u64) -> u64 {
         let behind = usize::try_from(self.last - number).unwrap_or(usize::MAX);

@@ -68,6 +68,11 @@ impl Links {
         }
     }
 
+    /// Returns when calls are held.
+    pub(super) async fn held(&self) {
+        let _ = self.0.subscribe().wait_for(|way| way.is_held).await;
+    }
+
     /// The connection, as soon as there is one other than `failed`, also for calls that are held; why there will be none.
     pub(super) async fn next_channel(
         &self,

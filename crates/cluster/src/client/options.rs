@@ -10,6 +10,7 @@ use thalweg_fs::ContentsFinder;
 use thalweg_store::device::DeviceRef;
 
 use super::copies::KeeperTarget;
+use crate::protocol::MAX_STAGED;
 
 /// How a client treats its server.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub struct Options {
     pub keepers: Vec<KeeperTarget>,
     /// Bytes of its own changes that wait in memory; with a journal, more wait there.
     pub memory: usize,
+    /// Bytes that are sent as one change at most, about; with a journal.
+    pub batch: usize,
     /// No more waits in the journal than the link carries in this time: another client that wants it waits for so long.
     pub recall: Duration,
     /// What it does with changes of its journal that other clients have made impossible while it was away.
@@ -66,6 +69,7 @@ impl Default for Options {
             data: JournaledData::Wasteless,
             keepers: Vec::new(),
             memory: 64 << 20,
+            batch: MAX_STAGED / 2,
             recall: Duration::from_secs(30),
             on_conflict: OnConflict::Copy,
             conflict: ConflictScope::Prefix,

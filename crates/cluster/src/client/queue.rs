@@ -15,12 +15,11 @@ use thalweg_env::{HashMap, Time};
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{Ino, Timestamp};
 
-use super::batch::{BATCH_BYTES, Batch, BatchLimit, SpilledWrite, Taking};
+use super::batch::{BATCH_BYTES, Batch, BatchLimit, Taking};
 use super::dirty_limit::DirtyLimit;
 use super::inodes::{Inodes, Stripe};
 use super::overlay::{MAX_SEARCHED, OwnSteps};
-use super::record::{Parts, Record, Waiting, room_of};
-use super::room::Charge;
+use super::record::{Record, Waiting};
 use super::sent_ends::SentEnds;
 use super::user;
 use crate::protocol::{MAX_RELEASES, MAX_SHARES};
@@ -291,71 +290,72 @@ impl WritebackQueue {
         assert!(before >= stored, "more bytes are stored than were queued");
     }
 
-    /// Takes the next batch: mutations of one user. The caller sends one at a time.
-    pub(super) fn take_batch(&self, limit: &BatchLimit) -> Batch {
-        let mut collected = self.collected.lock();
-        self.collect(&mut collected);
+    /// How many mutations the next batch has: those of one user, within a limit.
+    fn next_batch(&self, waiting: &VecDeque<Waiting>, limit: &BatchLimit) -> usize {
         let journaled = self.journaled.load(Ordering::Acquire);
-        let Collected { waiting, done, releases, sending, .. } = &mut *collected;
-        let (mut taking, mut data_bytes, mut taken) = (Taking::default(), 0, Vec::<Waiting>::new());
-        let (mut in_memory, mut spilled) = (0, Vec::new());
+        let (mut taking, mut count) = (Taking::default(), 0);
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
-        let user = waiting.front().and_then(|first| first.user.clone());
-        while let Some(next) = waiting.front() {
+        let user = waiting.front().and_then(|first| first.user.as_ref());
+        for next in waiting {
             let is_new = !quotas.contains(&next.quota);
             // One share is the volume's.
             let has_share = !is_new || quotas.len() < MAX_SHARES - 1;
-            let is_last = taken.len() == limit.mutations || next.number > journaled;
-            if is_last || next.user != user || !has_share || !taking.add(&next.record, limit) {
+            let is_last = count == limit.mutations || next.number > journaled;
+            if is_last
+                || next.user.as_ref() != user
+                || !has_share
+                || !taking.add(&next.record, limit)
+            {
                 break;
             }
             if is_new {
                 quotas.push(next.quota);
             }
-            in_memory += next.record.bytes();
-            data_bytes += next.record.data_bytes();
-            if let Some(place) = next.record.spilled_to() {
-                let (index, len) = (taken.len(), next.record.data_bytes());
-                spilled.push(SpilledWrite { index, number: next.number, len, place });
-            }
-            taken.extend(waiting.pop_front());
+            count += 1;
         }
         assert!(quotas.len() < MAX_SHARES, "one share is the volume's");
+        count
+    }
+
+    /// Takes the next batch. The caller sends one at a time.
+    pub(super) fn take_batch(&self, limit: &BatchLimit) -> Batch {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let Collected { waiting, done, releases, sending, .. } = &mut *collected;
+        let count = self.next_batch(waiting, limit);
+        let taken: Vec<Waiting> = waiting.drain(..count).collect();
         let last = *done + taken.len() as u64;
-        let oldest = taken.first().map(|first: &Waiting| first.record.time());
+        let data_bytes = taken.iter().map(|it| it.record.data_bytes()).sum();
+        let oldest = taken.first().map(|first| first.record.time());
         *sending = oldest.map(|oldest| SentBatch { last, bytes: data_bytes, oldest });
         let done = releases.iter().filter(|(_, mutation)| *mutation <= last);
         let releases = done.map(|(recall, _)| *recall).collect();
         drop(collected);
+        let in_memory = taken.iter().map(|it| it.record.bytes()).sum();
+        let elsewhere: usize = taken.iter().map(|it| it.record.sent_bytes()).sum();
         self.leave(taken.len(), in_memory);
-        let bytes = taking.bytes;
-        let before = self.spilled.fetch_sub((bytes - in_memory) as u64, Ordering::Relaxed);
-        assert!(before >= (bytes - in_memory) as u64, "more bytes are read back than were spilled");
-        // Decoded without the lock.
-        let mut only_replaces = true;
-        let mut hashes = Vec::with_capacity(taken.len());
-        let parts = taken.into_iter().map(|Waiting { hash, record, quota, .. }| {
-            hashes.push(hash);
-            let Parts { mutation, blocks, grows } = record.into_parts();
-            only_replaces &= !grows && mutation.kind.names().next().is_none();
-            let room = room_of(&mutation.kind, blocks);
-            (mutation, Charge { quota, room })
+        let before = self.spilled.fetch_sub((elsewhere - in_memory) as u64, Ordering::Relaxed);
+        assert!(
+            before >= (elsewhere - in_memory) as u64,
+            "more bytes are read back than were spilled"
+        );
+        Batch { last, releases, ..Batch::of(taken) }
+    }
+
+    /// The batch behind the one that was taken last, which stays.
+    pub(super) fn peek_batch(&self, limit: &BatchLimit) -> Batch {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let count = self.next_batch(&collected.waiting, limit);
+        let peeked = collected.waiting.range(..count).map(|it| Waiting {
+            record: Record::Bytes(Box::new(it.record.parts())),
+            user: it.user.clone(),
+            ..*it
         });
-        let (mutations, charges) = parts.unzip();
-        let bytes = data_bytes as usize;
-        let taken_out = Vec::new();
-        Batch {
-            mutations,
-            charges,
-            hashes,
-            user,
-            only_replaces,
-            last,
-            bytes,
-            releases,
-            spilled,
-            taken_out,
-        }
+        let last = collected.waiting.range(..count).next_back().map_or(0, |it| it.number);
+        let spilled = collected.waiting.range(..count).enumerate();
+        let spilled = spilled.filter_map(|(index, it)| it.spilled(index)).collect();
+        Batch { last, spilled, ..Batch::of(peeked.collect()) }
     }
 
     /// Mutations do not wait any more.

@@ -8,6 +8,7 @@ use thalweg_fs::room::Room;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
+use super::batch::SpilledWrite;
 use super::user::User;
 
 /// Bytes that a mutation takes beside names and data, about.
@@ -24,6 +25,14 @@ pub(super) struct Waiting {
     /// The root of the quota that it counts for; 0 for none.
     pub(super) quota: u64,
     pub(super) user: User,
+}
+
+impl Waiting {
+    /// If the journal alone has its bytes: where, of the mutation that has this index in a batch.
+    pub(super) fn spilled(&self, index: usize) -> Option<SpilledWrite> {
+        let place = self.record.spilled_to()?;
+        Some(SpilledWrite { index, number: self.number, len: self.record.data_bytes(), place })
+    }
 }
 
 /// A mutation. Many wait, and most are small: so those without bytes of a file are encoded, and of what one takes there is only what

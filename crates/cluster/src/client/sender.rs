@@ -11,6 +11,7 @@ use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Action, Failure, FsError, Ino};
 
+use super::ahead::{Encoded, StagedAhead};
 use super::base::ClientBase;
 use super::batch::{BATCH_BYTES, Batch, BatchLimit, MOST_STAGED, Part};
 use super::call_numbers::Slot;
@@ -74,18 +75,38 @@ pub(super) struct BatchSender {
     journaling: Journaling,
     /// Bytes of a staged batch: fewer when the server does not take so many.
     most_staged: AtomicUsize,
+    ahead: StagedAhead,
+}
+
+/// How a batch is sent.
+pub(super) struct Sending {
+    /// The answer comes when everything is durable.
+    pub(super) sync: bool,
+    /// Recalls that are done with it.
+    pub(super) releases: Vec<u64>,
+    /// Mutations up to this one are to be sent now.
+    pub(super) until: u64,
+}
+
+/// The parts of a batch, with their numbers.
+fn parts_of(encoded: &Bytes) -> impl Iterator<Item = (u32, Bytes)> {
+    let parts = (0..encoded.len()).step_by(MAX_PAYLOAD);
+    (0..).zip(parts.map(|at| encoded.slice(at..encoded.len().min(at + MAX_PAYLOAD))))
 }
 
 impl BatchSender {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>) -> BatchSender {
         let journaling = Journaling::new(base.clone(), rpc.clone());
-        BatchSender { base, rpc, journaling, most_staged: AtomicUsize::new(MOST_STAGED) }
+        let (most_staged, ahead) = (AtomicUsize::new(MOST_STAGED), StagedAhead::default());
+        BatchSender { base, rpc, journaling, most_staged, ahead }
     }
 
-    /// How much the next batch takes: what was sent in vain, or with a journal what the link carries in a second.
+    /// How much the next batch takes: what was sent in vain, or is staged; or with a journal what the link carries in a second.
     pub(super) fn limit(&self) -> BatchLimit {
         let limit = self.usual_limit();
-        self.base.refusals.mutations().map_or(limit, |mutations| limit.again(mutations))
+        let staged = self.ahead.mutations_behind(self.base.queue.done());
+        let known = self.base.refusals.mutations().or(staged);
+        known.map_or(limit, |mutations| limit.again(mutations))
     }
 
     fn usual_limit(&self) -> BatchLimit {
@@ -93,10 +114,10 @@ impl BatchSender {
             return BatchLimit::MESSAGE;
         }
         let carried = usize::try_from(self.base.queue.rate()).unwrap_or(usize::MAX);
-        let mut most = self.most_staged.load(Ordering::Relaxed);
+        let mut most = self.most_staged.load(Ordering::Relaxed).min(self.base.options.batch);
         if self.base.queue.is_recovered() {
-            // Its bytes are read for it.
-            most = most.min(self.base.options.memory / 2);
+            // Its bytes are read for it, and for the one that is staged meanwhile.
+            most = most.min(self.base.options.memory / 4);
         }
         BatchLimit::staged(carried.min(most), self.coalesces())
     }
@@ -113,26 +134,21 @@ impl BatchSender {
         batch: &mut Batch,
         part: &Range<usize>,
         last: u64,
-        (sync, releases): (bool, Vec<u64>),
+        Sending { sync, releases, until }: Sending,
     ) -> Result<(), NotSent> {
-        let coalesced = self.coalesces().then(|| batch.coalesced(part));
-        let keeps_bytes = |index| coalesced.as_ref().is_none_or(|it| it.keeps_bytes(index));
-        let spilled = batch.take_spilled(part, keeps_bytes);
-        self.journaling.load(batch, spilled.into_iter()).await.map_err(NotSent::Unreadable)?;
-        let whole = &batch.mutations[part.clone()];
-        let mutations = match &coalesced {
-            Some(coalesced) => coalesced.apply(whole),
-            None => whole.to_vec(),
+        let first = last + 1 - part.len() as u64;
+        let encoded = match self.ahead.take(first, last) {
+            Some(encoded) => encoded,
+            None => self.encode(batch, part, last).await?,
         };
         // What was lost before it has positions, too.
         let hash = batch.hash_up_to(last);
         let positions = self.positions(last, hash)?;
         let (part, user) = (batch.part(part), &batch.user);
-        let gone = coalesced.as_ref().into_iter().flat_map(|it| it.gone());
-        let spent = self.base.numbers.highest_of(gone);
+        let Encoded { mutations, bytes, spent, is_staged, .. } = encoded;
         let message =
             Message { mutations: &mutations, part, user, positions, sync, releases, spent };
-        let sent = self.send_message(message).await;
+        let sent = self.send_message(message, (bytes, is_staged), until).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
         {
@@ -144,8 +160,37 @@ impl BatchSender {
         Ok(())
     }
 
-    /// Sends mutations in one call, behind those that stage them if they are many.
-    async fn send_message(&self, message: Message<'_>) -> Result<(), FsError> {
+    /// Encodes what is left of mutations of a batch, the last of which has this number.
+    async fn encode(
+        &self,
+        batch: &mut Batch,
+        part: &Range<usize>,
+        last: u64,
+    ) -> Result<Encoded, NotSent> {
+        let coalesced = self.coalesces().then(|| batch.coalesced(part));
+        let keeps_bytes = |index| coalesced.as_ref().is_none_or(|it| it.keeps_bytes(index));
+        let spilled = batch.take_spilled(part, keeps_bytes);
+        self.journaling.load(batch, spilled.into_iter()).await.map_err(NotSent::Unreadable)?;
+        let whole = &batch.mutations[part.clone()];
+        let mutations = match &coalesced {
+            Some(coalesced) => coalesced.apply(whole),
+            None => whole.to_vec(),
+        };
+        let gone = coalesced.as_ref().into_iter().flat_map(|it| it.gone());
+        let spent = self.base.numbers.highest_of(gone);
+        let bytes = postcard::to_allocvec(&mutations).map_err(|_| LinkError::Unexpected);
+        let bytes = bytes.map_err(FsError::from)?.into();
+        let first = last + 1 - part.len() as u64;
+        Ok(Encoded { first, last, mutations, bytes, spent, is_staged: false })
+    }
+
+    /// Sends mutations in one call, behind those that stage them if they are many and not staged.
+    async fn send_message(
+        &self,
+        message: Message<'_>,
+        (encoded, is_staged): (Bytes, bool),
+        until: u64,
+    ) -> Result<(), FsError> {
         let Message { mutations, part, .. } = &message;
         assert!(!part.0.is_empty() && part.0.len() == part.1.len(), "each mutation has a charge");
         let made: Vec<Ino> = mutations.iter().filter_map(|it| it.kind.made()).collect();
@@ -162,13 +207,11 @@ impl BatchSender {
                 completes.store(true, Ordering::Relaxed);
             }
         };
-        let payload = postcard::to_allocvec(mutations).map_err(|_| LinkError::Unexpected)?;
-        let payload = Bytes::from(payload);
-        let is_one = payload.len() <= MAX_PAYLOAD && mutations.len() <= MAX_MUTATIONS;
+        let is_one = encoded.len() <= MAX_PAYLOAD && mutations.len() <= MAX_MUTATIONS;
         if is_one || message.positions.is_none() {
-            self.send_call(&message, 0, payload, receive).await?;
+            self.send_call(&message, 0, encoded, receive).await?;
         } else {
-            self.send_staged(&message, payload, receive).await?;
+            self.send_staged(&message, (encoded, is_staged), until, receive).await?;
         }
         if is_complete.load(Ordering::Relaxed) {
             return Ok(());
@@ -177,40 +220,83 @@ impl BatchSender {
         Err(LinkError::Unexpected.into())
     }
 
-    /// Stages mutations, which are encoded, and sends the batch.
+    /// Sends a batch that is staged, or to be staged first. Meanwhile the next one is staged, if it begins with one of the mutations up to
+    /// `until`.
     async fn send_staged(
         &self,
         message: &Message<'_>,
-        encoded: Bytes,
+        (encoded, is_staged): (Bytes, bool),
+        until: u64,
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
         let batch = message.positions.map_or(0, |it| it.after.position + 1);
-        let parts: Vec<(u32, Bytes)> = (0..encoded.len())
-            .step_by(MAX_PAYLOAD)
-            .map(|at| encoded.slice(at..encoded.len().min(at + MAX_PAYLOAD)))
-            .zip(0..)
-            .map(|(bytes, part)| (part, bytes))
-            .collect();
-        let staged = u32::try_from(parts.len()).expect("a batch has few parts");
+        let staged = u32::try_from(parts_of(&encoded).count()).expect("a batch has few parts");
         let made = message.mutations.iter().filter_map(|it| it.kind.made_node());
         let made = encode_list(&made.collect::<Vec<(Ino, bool)>>());
         // A server that begins meanwhile has none of the parts.
-        for _ in 0..ATTEMPTS {
-            let staging = stream::iter(parts.clone()).map(|(part, bytes)| {
-                let call = Outgoing::with(Request::Stage { batch, part }, vec![bytes], None);
-                self.rpc.make(call, |_, _| {}, std::future::pending())
-            });
-            let answers: Vec<(Reply, Bytes)> =
-                staging.buffered(PARTS_AT_ONCE).try_collect().await?;
-            if answers.iter().any(|(reply, _)| reply.answer != Answer::Done) {
+        for attempt in 0..ATTEMPTS {
+            let is_ready = is_staged && attempt == 0;
+            if !is_ready && !self.stage(batch, &encoded).await? {
                 continue;
             }
-            let answer = self.send_call(message, staged, made.clone(), then.clone()).await?;
-            if answer != Answer::Unstaged {
+            let sending = self.send_call(message, staged, made.clone(), then.clone());
+            let (answer, ()) = futures::future::join(sending, self.stage_ahead(until)).await;
+            if answer? != Answer::Unstaged {
                 return Ok(());
             }
         }
         Err(FsError::Store(Failure::new(Action::Divide, NotStaged(encoded.len()))))
+    }
+
+    /// Sends the parts of a batch, which is encoded; whether the server keeps all of them.
+    async fn stage(&self, batch: u64, encoded: &Bytes) -> Result<bool, FsError> {
+        let staging = stream::iter(parts_of(encoded)).map(|(part, bytes)| {
+            let call = Outgoing::with(Request::Stage { batch, part }, vec![bytes], None);
+            self.rpc.make(call, |_, _| {}, std::future::pending())
+        });
+        let answers: Vec<(Reply, Bytes)> = staging.buffered(PARTS_AT_ONCE).try_collect().await?;
+        Ok(answers.iter().all(|(reply, _)| reply.answer == Answer::Done))
+    }
+
+    /// Stages the batch behind the one that was taken last, if there will be one soon.
+    async fn stage_ahead(&self, until: u64) {
+        let ClientBase { queue, refusals, .. } = &*self.base;
+        if refusals.current().is_some() || !self.base.session.has_journal() {
+            return;
+        }
+        let mut batch = queue.peek_batch(&self.usual_limit());
+        let (count, last) = (batch.mutations.len(), batch.last);
+        let first = (last + 1).saturating_sub(count as u64);
+        if count == 0 || first > until && !queue.is_full() {
+            return;
+        }
+        // Whatever fails here is found when the batch is sent.
+        let Ok(mut encoded) = self.encode(&mut batch, &(0..count), last).await else { return };
+        drop(batch);
+        let is_one = encoded.bytes.len() <= MAX_PAYLOAD && encoded.mutations.len() <= MAX_MUTATIONS;
+        if is_one {
+            return;
+        }
+        let is_staged = tokio::select! {
+            staged = self.stage(self.position(first), &encoded.bytes) => staged.unwrap_or(false),
+            // While the mount may move, the batch before must not wait for this one.
+            () = self.base.links.held() => false,
+        };
+        if !is_staged {
+            return;
+        }
+        for mutation in &mut encoded.mutations {
+            if let MutationKind::Write { data, .. } = &mut mutation.kind {
+                *data = Bytes::new();
+            }
+        }
+        encoded.is_staged = true;
+        self.ahead.set(encoded);
+    }
+
+    /// The position of a mutation in the journal.
+    fn position(&self, number: u64) -> u64 {
+        self.base.journal.live().map_or(number, |it| it.position(number))
     }
 
     /// Sends mutations that only replace bytes, which this client stores itself.
@@ -243,13 +329,11 @@ impl BatchSender {
     /// The positions in the journal of a batch that ends with the mutation of this number and hash.
     fn positions(&self, last: u64, hash: u64) -> Result<Option<BatchPositions>, FsError> {
         let before = (self.base.queue.reached(), self.base.queue.reached_hash());
-        let journal = self.base.journal.live();
-        let position = |number| journal.as_ref().map_or(number, |it| it.position(number));
-        if position(last) == 0 {
+        if self.position(last) == 0 {
             // It was made in a session that has ended.
             return Err(LinkError::Evicted.into());
         }
-        let of = |(number, hash)| JournalPosition { position: position(number), hash };
+        let of = |(number, hash)| JournalPosition { position: self.position(number), hash };
         let positions = BatchPositions { after: of(before), end: of((last, hash)) };
         Ok(self.base.session.has_journal().then_some(positions))
     }

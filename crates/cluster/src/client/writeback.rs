@@ -16,7 +16,7 @@ use super::direct_io::DirectIo;
 use super::error::{AttachError, LinkError};
 use super::journaling::{Committed, Journaling};
 use super::rpc::Rpc;
-use super::sender::{BatchSender, NotSent};
+use super::sender::{BatchSender, NotSent, Sending};
 use super::user::User;
 use crate::protocol::{BatchPositions, JournalState, Needs, Reply, Request};
 
@@ -85,7 +85,7 @@ impl Writeback {
 
     async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {
         while self.base.queue.is_full() {
-            self.send_batch(turn, None).await?;
+            self.send_batch(turn, None, 0).await?;
             turn = self.hold().await;
         }
         Ok(())
@@ -102,7 +102,7 @@ impl Writeback {
             if is_set_aside || queue.has(last) || !is_wanted {
                 return Ok(());
             }
-            self.send_batch(turn, None).await?;
+            self.send_batch(turn, None, if all { last } else { 0 }).await?;
         }
     }
 
@@ -123,7 +123,7 @@ impl Writeback {
                 // A batch that was under way before may not cover a call that was answered meanwhile.
                 return Ok(waits && self.base.queue.is_synced(last));
             }
-            if self.send_batch(turn, Some(last)).await? {
+            if self.send_batch(turn, Some(last), last).await? {
                 return Ok(true);
             }
         }
@@ -285,15 +285,16 @@ impl Writeback {
     }
 
     /// Sends one batch. With `sync`, it is durable when it has all mutations up to this one; whether it is. It goes on by itself
-    /// when its caller has gone.
+    /// when its caller has gone. Mutations up to `until` are to be sent soon.
     async fn send_batch(
         self: &Arc<Self>,
         turn: SendGuard,
         sync: Option<u64>,
+        until: u64,
     ) -> Result<bool, FsError> {
         let writeback = self.clone();
         let sending = async move {
-            let is_durable = writeback.send_next(sync).await?;
+            let is_durable = writeback.send_next(sync, until).await?;
             if is_durable {
                 writeback.base.queue.synced();
             }
@@ -303,7 +304,7 @@ impl Writeback {
         self.base.run_apart(sending).await
     }
 
-    async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {
+    async fn send_next(&self, sync: Option<u64>, until: u64) -> Result<bool, FsError> {
         if let Some(error) = self.base.refusals.holds(self.base.now(), sync.is_some()) {
             return Err(error);
         }
@@ -329,7 +330,7 @@ impl Writeback {
         parts.push(0..batch.mutations.len());
         while let Some(part) = parts.pop() {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
-            let how = (syncs && parts.is_empty(), releases);
+            let how = Sending { sync: syncs && parts.is_empty(), releases, until };
             let last = before + part.end as u64;
             let (error, is_readable) = match self.sender.send(&mut batch, &part, last, how).await {
                 Ok(()) => {

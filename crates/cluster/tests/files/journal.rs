@@ -38,6 +38,8 @@ pub(crate) struct Journaled {
     pub(crate) data: JournaledData,
     /// Bytes of changes in memory.
     pub(crate) memory: usize,
+    /// Bytes of a batch.
+    pub(crate) batch: usize,
 }
 
 impl Journaled {
@@ -54,7 +56,7 @@ impl Journaled {
         let (host, process) = (scene.admit(visitor(name)), env.node());
         let (keepers, on_conflict, conflict, data) = Default::default();
         // So that most of what waits is in the journal alone.
-        let memory = 64 << 10;
+        let (memory, batch) = (64 << 10, client::Options::default().batch);
         Journaled {
             env,
             host,
@@ -66,6 +68,7 @@ impl Journaled {
             conflict,
             data,
             memory,
+            batch,
         }
     }
 
@@ -123,7 +126,8 @@ impl Journaled {
         let (memory, keepers) = (self.memory, self.keepers.clone());
         let (on_conflict, conflict) = (self.on_conflict, self.conflict);
         let options = client::Options { journal, writeback, expire, memory, keepers, ..patient() };
-        client::Options { on_conflict, conflict, data: self.data, ..options }
+        let batch = self.batch;
+        client::Options { on_conflict, conflict, data: self.data, batch, ..options }
     }
 
     /// The power fails: of what was not durable, `left` is in the journal.

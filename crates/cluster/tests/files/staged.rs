@@ -99,9 +99,51 @@ fn a_client_has_numbers_for_files_that_come_and_go() {
     });
 }
 
+/// The link does not rest while the server applies a batch, and nothing is sent twice.
+#[test]
+fn the_next_batch_is_staged_while_one_is_applied() {
+    run(1, |env| async move {
+        let (scene, faults) = Scene::failing(&env, options()).await;
+        let mut machine = machine(&env, &scene).await;
+        machine.batch = 1 << 20;
+        let client = machine.mount(&scene, true).await.unwrap();
+        let directory = alone(&client, "d").await;
+        let file = make(&client, directory, "file", Node::File).await;
+        client.reference(file);
+        client.drain().await.unwrap();
+        // As much as there is room for, in two batches that do not fit into messages.
+        let whole: Vec<u8> = (1..5).flat_map(|byte| vec![byte; 1 << 19]).collect();
+        for (offset, bytes) in (0..).step_by(1 << 19).zip(whole.chunks(1 << 19)) {
+            write(&client, file, offset, bytes.to_vec()).await;
+        }
+        client.sync(file, false).await.unwrap();
+        let before = ["Stage", "Batch"].map(|kind| messages(&client, kind));
+        let unsent = client.status().unsent;
+        faults.iter().for_each(|drive| drive.slow(1.0, Duration::from_millis(20)));
+        let draining = client.clone();
+        let drained = env.spawn(async move { draining.drain().await });
+        let mut ahead = 0;
+        while !drained.is_finished() {
+            let [staged, batches] = ["Stage", "Batch"].map(|kind| messages(&client, kind));
+            if batches == before[1] + 1 && client.status().unsent == unsent {
+                ahead = ahead.max(staged - before[0]);
+            }
+            env.sleep(Duration::from_micros(200)).await;
+        }
+        drained.await.unwrap().unwrap();
+        assert_eq!(ahead, 4, "parts before the first batch was applied, of {unsent} changes");
+        let [staged, batches] = ["Stage", "Batch"].map(|kind| messages(&client, kind));
+        let (staged, batches) = (staged - before[0], batches - before[1]);
+        assert_eq!((staged, batches), (4, 2), "nothing is sent twice");
+        assert!(scene.files.read(file, 0, 4 << 20).await.unwrap().concat() == whole);
+    });
+}
+
 async fn stage_and_crash(env: &Env) -> u64 {
     let mut scene = Scene::durable(env).await;
-    let machine = machine(env, &scene).await;
+    let mut machine = machine(env, &scene).await;
+    // Of small ones there are several in flight.
+    machine.batch = [machine.batch, 3 << 19][env.rng().random_range(0..2)];
     let client = machine.mount(&scene, true).await.unwrap();
     let directory = alone(&client, "d").await;
     let mut rng = env.rng();

@@ -30,33 +30,41 @@ struct Part {
     _room: OwnedSemaphorePermit,
 }
 
-/// The parts of the last batch of a session, by their numbers.
+/// Batches of a session that are staged: one, and the next one while that is applied.
+const BATCHES: usize = 2;
+
+/// The parts of the last batches of a session, by their numbers.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Staged(Mutex<Batch>);
+pub(in crate::server) struct Staged(Mutex<BTreeMap<u64, Batch>>);
 
 #[derive(Debug, Default)]
 struct Batch {
-    number: u64,
     parts: BTreeMap<u32, Part>,
     len: usize,
 }
 
 impl Staged {
-    /// Keeps a part of a batch, and drops those of other batches; whether there is room for it.
+    /// Keeps a part of a batch, and drops those of earlier batches beyond the one before; whether there is room for it.
     pub(in crate::server) fn put(
         &self,
         (batch, part): (u64, u32),
         bytes: Bytes,
         room: &StagingRoom,
     ) -> bool {
-        let mut staged = self.0.lock();
-        if staged.number != batch {
-            *staged = Batch { number: batch, ..Batch::default() };
+        let mut all = self.0.lock();
+        let is_next = all.keys().any(|other| *other < batch);
+        all.entry(batch).or_default();
+        while all.len() > BATCHES {
+            all.pop_first();
         }
-        let before = staged.parts.remove(&part);
-        staged.len -= before.map_or(0, |before| before.bytes.len());
+        let len: usize = all.values().map(|it| it.len).sum();
+        let Some(staged) = all.get_mut(&batch) else { return false };
+        let before = staged.parts.remove(&part).map_or(0, |before| before.bytes.len());
+        staged.len -= before;
         let units = u32::try_from(bytes.len().div_ceil(UNIT)).unwrap_or(u32::MAX);
-        if staged.len + bytes.len() > MAX_STAGED {
+        // What is to be applied next does not wait for the room of what comes behind it.
+        let is_scarce = is_next && room.0.available_permits() < MAX_STAGED_OF_ALL / UNIT / 2;
+        if is_scarce || len - before + bytes.len() > MAX_STAGED {
             return false;
         }
         let Ok(_room) = room.0.clone().try_acquire_many_owned(units) else { return false };
@@ -65,10 +73,14 @@ impl Staged {
         true
     }
 
-    /// The bytes of a batch that was staged in so many parts; `None` if some are missing.
+    /// The bytes of a batch that was staged in so many parts; `None` if some are missing. Earlier batches are dropped.
     pub(in crate::server) fn take(&self, batch: u64, parts: u32) -> Option<Vec<u8>> {
-        let staged = std::mem::take(&mut *self.0.lock());
-        let is_whole = staged.number == batch && staged.parts.keys().copied().eq(0..parts);
+        let staged = {
+            let mut all = self.0.lock();
+            *all = all.split_off(&batch);
+            all.remove(&batch)?
+        };
+        let is_whole = staged.parts.keys().copied().eq(0..parts);
         is_whole.then(|| {
             let mut bytes = Vec::with_capacity(staged.len);
             staged.parts.into_values().for_each(|part| bytes.extend_from_slice(&part.bytes));
@@ -96,8 +108,15 @@ mod tests {
         assert_eq!(staged.take(7, 2), Some(b"abc".to_vec()));
         assert_eq!(staged.take(7, 2), None, "they are gone");
         put(7, 0, b"ab");
-        put(8, 1, b"c");
-        assert_eq!(staged.take(7, 1), None, "another batch has begun");
+        put(8, 0, b"c");
+        assert_eq!(staged.take(7, 1), Some(b"ab".to_vec()), "the next batch has begun");
+        assert_eq!(staged.take(8, 1), Some(b"c".to_vec()));
+        put(7, 0, b"ab");
+        put(8, 0, b"c");
+        put(9, 0, b"d");
+        assert_eq!(staged.take(7, 1), None, "two later batches have begun");
+        assert_eq!(staged.take(9, 1), Some(b"d".to_vec()));
+        assert_eq!(staged.take(8, 1), None, "it is an earlier one");
     }
 
     #[test]
@@ -115,6 +134,12 @@ mod tests {
         let lens: Vec<usize> = all.iter().map(|(_, len)| *len).collect();
         assert_eq!(lens, [MAX_STAGED, MAX_STAGED, MAX_STAGED, MAX_STAGED, 0]);
         drop(all);
-        assert_eq!(fill().1, MAX_STAGED, "their room is free again");
+        let (staged, len) = fill();
+        assert_eq!(len, MAX_STAGED, "their room is free again");
+        assert!(!staged.put((2, 0), part.clone(), &room), "two batches have the room of one");
+        let _others = [fill(), fill()];
+        let staged = Staged::default();
+        assert!(staged.put((1, 0), part.clone(), &room));
+        assert!(!staged.put((2, 0), part.clone(), &room), "the next batch of another one waits");
     }
 }

@@ -95,6 +95,8 @@ pub mod fs;
 pub mod fs_many;
 pub mod imgstore;
 pub mod kv;
+#[cfg(feature = "leveldb")]
+mod level_stores;
 mod loops;
 mod machine;
 pub mod nbd;

@@ -31,7 +31,7 @@
 //! - [`arion_objects`]: what object servers get so that its batches are whole after a crash;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
 //! - [`arion_recall`]: a client waits for what one with a journal has not sent;
-//! - [`arion_redis`], [`arion_oltp`]: Redis and MariaDB on one, beside `ceph-fuse` and a local mount;
+//! - [`arion_redis`], [`arion_oltp`], [`arion_leveldb`]: Redis, MariaDB and LevelDB on one, beside `ceph-fuse` and a local mount;
 //! - [`arion_recovery`]: a client's journal is recovered after a power cut;
 //! - [`arion_vulnerable`]: what a power cut of a client would lose;
 //! - [`arion_zipf`]: random writes of which many overwrite others;
@@ -59,6 +59,7 @@ pub mod arion_filebench;
 mod arion_files;
 pub mod arion_fs;
 pub mod arion_fsync;
+pub mod arion_leveldb;
 mod arion_machines;
 pub mod arion_move;
 pub mod arion_objects;
@@ -202,6 +203,7 @@ const BENCHES: &[BenchEntry] = &[
     arion_filebench::VARMAIL,
     arion_fs::ENTRY,
     arion_fsync::ENTRY,
+    arion_leveldb::ENTRY,
     arion_move::ENTRY,
     arion_objects::ENTRY,
     arion_replicate::ENTRY,

@@ -55,11 +55,12 @@ impl Database {
             if let Some(bytes) = settings.write_buffer {
                 (api.set_write_buffer)(options, bytes);
             }
-            let cache = api.cache.as_ref().zip(settings.cache).map_or(null_mut(), |(api, bytes)| {
-                let cache = (api.make)(bytes);
-                (api.set)(options, cache);
-                cache
-            });
+            let cache =
+                api.cache.as_ref().zip(settings.cache).map_or(null_mut(), |(api, bytes)| {
+                    let cache = (api.make)(bytes);
+                    (api.set)(options, cache);
+                    cache
+                });
             let write_options = (api.write_options)();
             (api.set_sync)(write_options, 1);
             let read_options = (api.read_options)();

@@ -12,9 +12,9 @@ use crate::random_calls::Calls;
 use crate::run::{Home, good, thalweg};
 
 /// How often something is killed.
-const KILLS: usize = 4;
+const KILLS: usize = 8;
 /// Calls before each of these times, and at the end.
-const CALLS: usize = 60;
+const CALLS: usize = 30;
 /// Names of clients, which are added when they are first used.
 const NAMES: [&str; 2] = ["one", "two"];
 /// So small that it is full now and then.

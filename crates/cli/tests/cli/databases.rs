@@ -62,7 +62,8 @@ impl Client {
     fn mount_again(&mut self) {
         let mut command = self.scene.mount_command("one", "/");
         let options = format!("journal_dev={}", self.journal.display());
-        self.mount = Some(Foreground::start(&self.scene.home, command.args(["-o", &options]), "one"));
+        self.mount =
+            Some(Foreground::start(&self.scene.home, command.args(["-o", &options]), "one"));
     }
 
     fn drain(&self) {

@@ -12,8 +12,11 @@ const OPERATIONS: u32 = 1500;
 
 #[test]
 fn fsx_in_each_mode() {
-    let modes =
-        [JournaledData::Wasteless, JournaledData::Pages, JournaledData::Selective { threshold: 4096 }];
+    let modes = [
+        JournaledData::Wasteless,
+        JournaledData::Pages,
+        JournaledData::Selective { threshold: 4096 },
+    ];
     for seed in campaign::seeds(modes.len() as u64) {
         let data = modes[seed as usize % modes.len()];
         let make = |env: &_| journaled_client(env, &server(env, local(env)), data);

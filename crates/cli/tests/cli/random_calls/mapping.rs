@@ -13,9 +13,8 @@ impl Mapping {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let file = file.as_raw_fd();
         // SAFETY: a new mapping, at a place that the kernel chooses.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file, 0)
-        };
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file, 0) };
         assert!(start != libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
         Mapping { start: start.cast(), len }
     }

@@ -233,6 +233,24 @@ mod tests {
     }
 
     #[test]
+    fn reads_above_1_say_that_ours_is_slower() {
+        let folder = tempfile::tempdir().unwrap();
+        let sites = [Kind::CephFuse, Kind::Rados].map(|kind| {
+            Site::on([folder.path().into(), folder.path().into()], kind.subject()).unwrap()
+        });
+        let mut rows = [row([1.0; 3], None), row([2.0; 3], None)];
+        let mut report = Report::new("arion-leveldb", 1);
+        tell(&mut report, &load("run_f"), &sites, &rows);
+        assert_eq!(report.number("rados_read_latency_over_ceph_fuse"), None);
+        rows[0].reads = vec![0.0001, 0.0003, 0.0002];
+        rows[1].reads = vec![0.0005, 0.0009, 0.0001];
+        tell(&mut report, &load("run_a"), &sites, &rows);
+        assert_eq!(report.number("rados_read_latency_over_ceph_fuse"), Some(2.5));
+        assert_eq!(report.number("ceph_fuse_read_latency_us"), Some(200.0));
+        assert_eq!(report.number("ceph_fuse_read_latency_over_rados"), None);
+    }
+
+    #[test]
     fn what_a_journal_brings_is_beside_the_same_without() {
         let folder = tempfile::tempdir().unwrap();
         let subject = |name, kind: Kind, journals| Subject { name, journals, ..kind.subject() };

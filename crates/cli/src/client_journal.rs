@@ -1,10 +1,11 @@
 //! The journal of a client of a shared filesystem: a file or a device of this machine.
 
 use std::path::Path;
+use std::time::Duration;
 
 use thalweg_cluster::client::{JournaledData, journal};
 use thalweg_env::Env;
-use thalweg_store::device::{Access, DeviceRef};
+use thalweg_store::device::{Access, DeviceError, DeviceRef};
 use thalweg_store::inplace::{self, Mode};
 use thalweg_store::pool::PoolError;
 
@@ -14,13 +15,16 @@ use crate::request::mount_options::JournalOptions;
 
 /// Bytes of a new journal.
 pub(crate) const USUAL_SIZE: u64 = 2 << 30;
+/// How often a mount looks whether its journal is free, and how long it waits in between.
+const ATTEMPTS: u32 = 30;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Opens a journal for a mount; a file that is absent is made. The size is that of a new one: a mount in fstab names it each time.
 pub(crate) async fn open(env: &Env, path: &Path, size: Option<u64>) -> Outcome<DeviceRef> {
     if !path.exists() {
         return create(env, path, size.unwrap_or(USUAL_SIZE)).await;
     }
-    let device = device(env, path, Access::Exclusive).await?;
+    let device = device_when_free(env, path).await?;
     let there = device.geometry().size;
     if size.is_some_and(|size| size != there) {
         tracing::warn!(
@@ -53,10 +57,25 @@ async fn make(env: &Env, path: &Path, size: Option<u64>) -> Outcome<DeviceRef> {
 
 /// The file or device of a journal, which no other program may open meanwhile.
 pub(crate) async fn device(env: &Env, path: &Path, access: Access) -> Outcome<DeviceRef> {
-    let opened = devices::known(env).open(path, access).await.map_err(PoolError::from);
-    opened.map_err(|error| {
-        Failure::from(error).while_doing(format!("cannot open the journal {}", path.display()))
-    })
+    let opened = devices::known(env).open(path, access).await;
+    opened.map_err(|error| not_opened(error, path))
+}
+
+/// The same for a mount. A mount that was killed has its journal open until the kernel has ended its last writes, and the next one may
+/// begin at once.
+async fn device_when_free(env: &Env, path: &Path) -> Outcome<DeviceRef> {
+    for _ in 0..ATTEMPTS {
+        match devices::known(env).open(path, Access::Exclusive).await {
+            Err(DeviceError::Locked { .. }) => env.sleep(PAUSE).await,
+            opened => return opened.map_err(|error| not_opened(error, path)),
+        }
+    }
+    device(env, path, Access::Exclusive).await
+}
+
+fn not_opened(error: DeviceError, path: &Path) -> Failure {
+    let failure = Failure::from(PoolError::from(error));
+    failure.while_doing(format!("cannot open the journal {}", path.display()))
 }
 
 /// A mount without a journal has no options of one.

@@ -64,6 +64,7 @@ mod receiver;
 mod reclaim;
 mod record;
 mod recovery;
+mod refusals;
 mod renames;
 mod reopen;
 mod replay_log;

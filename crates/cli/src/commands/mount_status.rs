@@ -43,6 +43,7 @@ struct PendingView {
     oldest_ms: Option<u64>,
     in_journal: ChangesView,
     undurable: u64,
+    refused: Option<String>,
     journal: Option<JournalView>,
 }
 
@@ -118,6 +119,9 @@ fn text(view: &View) -> Result<String, fmt::Error> {
             span(pending.oldest_ms.unwrap_or_default())
         )?,
     }
+    if let Some(why) = &pending.refused {
+        writeln!(out, "  REFUSED     the server does not take the oldest of them: {why}")?;
+    }
     if pending.undurable > 0 {
         writeln!(out, "  answered    {} calls are not durable at the server", pending.undurable)?;
     }
@@ -180,6 +184,7 @@ mod tests {
             "client": { "connected": false, "ended": false, "lost": 2 },
             "pending": {
                 "changes": 12, "bytes": 4096, "files": 3, "oldest_ms": 12_300, "undurable": 5,
+                "refused": "a quota is exceeded",
                 "in_journal": { "changes": 10, "bytes": 4000 },
                 "journal": { "session": "s", "incarnation": 2, "size": 1 << 20, "used": 512, "records": 1 },
             },
@@ -188,6 +193,7 @@ mod tests {
         for line in [
             "AWAY",
             "pending     12 changes of 3 files, 4 KiB, the oldest 12.3 s old",
+            "REFUSED     the server does not take the oldest of them: a quota is exceeded",
             "5 calls are not durable",
             "LOST        2 changes",
             "in journal  10 of the pending changes",

@@ -5,6 +5,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -138,7 +140,15 @@ fn what_is_no_journal_is_refused() {
     // Made on purpose, it overwrites the file.
     good(thalweg(["cluster", "journal", "create"]).arg(&data));
     let options = format!("{},journal_size=8M", at(&data));
+    // The kernel lets go of the journal of a mount that was killed a moment later.
+    let held = File::open(&data).unwrap();
+    held.lock().unwrap();
+    let lets_go = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(700));
+        drop(held);
+    });
     good(scene.mount_command("one", "/").args(["-o", &options]));
+    lets_go.join().unwrap();
     let mut twice = scene.with("one", &["cluster", "journal", "create"]);
     let said = bad(twice.arg(&data), 1);
     assert!(said.contains("in use by another process"), "{said}");

@@ -19,6 +19,7 @@ use super::numbers::InodeNumbers;
 use super::options::Options;
 use super::pending::{self, Changes, MountedJournal, PendingReport};
 use super::queue::WritebackQueue;
+use super::refusals::Refusals;
 use super::replay_log::ReplayLog;
 use super::room::PromisedRoom;
 use super::session::Session;
@@ -38,6 +39,7 @@ pub(super) struct ClientBase {
     pub(super) journal: JournalSlot,
     pub(super) bounds: WriteBounds,
     pub(super) losses: Losses,
+    pub(super) refusals: Refusals,
     pub(super) replay_log: ReplayLog,
     pub(super) call_numbers: CallNumbers,
     /// The caller's cache, such as a kernel's, if it asks to be told of what it may not use any more.
@@ -64,6 +66,13 @@ impl ClientBase {
     pub(super) fn drop_from_caller(&self, inodes: Vec<Ino>) {
         let changes = inodes.into_iter().map(|ino| Change::content(self.session.ours(ino)));
         drop(self.notify_caller(changes));
+    }
+
+    /// The session has ended: it has no numbers and no room any more, and the server refuses nothing of it.
+    pub(super) fn end_session(&self) {
+        self.refusals.end();
+        self.numbers.end_session();
+        self.room.end_session();
     }
 
     /// Runs something that goes on by itself when its caller has gone.
@@ -98,6 +107,7 @@ impl ClientBase {
             oldest_ms: queued.oldest.map(|then| pending::age(then, now).as_millis() as u64),
             in_journal: if journal.is_some() { queued.journaled } else { Changes::default() },
             undurable: self.replay_log.len() as u64,
+            refused: self.refusals.current().map(|error| error.to_string()),
             journal,
         }
     }
@@ -115,6 +125,7 @@ impl ClientBase {
             numbers: InodeNumbers::default(),
             room: PromisedRoom::default(),
             losses: Losses::default(),
+            refusals: Refusals::default(),
             replay_log: ReplayLog::default(),
             call_numbers: CallNumbers::default(),
             watcher: RwLock::default(),

@@ -38,6 +38,8 @@ pub(super) struct Batch {
     pub(super) releases: Vec<u64>,
     /// Writes that have their bytes in the journal alone, in their order.
     pub(super) spilled: Vec<SpilledWrite>,
+    /// Those that had, and were taken out.
+    pub(super) taken_out: Vec<SpilledWrite>,
 }
 
 /// How much a batch takes.
@@ -59,6 +61,11 @@ impl BatchLimit {
     pub(super) fn staged(bytes: usize, is_coalesced: bool) -> BatchLimit {
         let bytes = bytes.clamp(BATCH_BYTES, MOST_STAGED);
         BatchLimit { mutations: MAX_STAGED_INODES, bytes, is_coalesced }
+    }
+
+    /// Of a batch with just so many mutations, which were in one before.
+    pub(super) fn again(self, mutations: usize) -> BatchLimit {
+        BatchLimit { mutations, bytes: usize::MAX, ..self }
     }
 }
 
@@ -141,6 +148,8 @@ impl Batch {
     ) -> Vec<SpilledWrite> {
         let range = self.spilled_in(part);
         let is_wanted = |it: &mut SpilledWrite| is_wanted(it.index - part.start);
-        self.spilled.extract_if(range, is_wanted).collect()
+        let taken: Vec<SpilledWrite> = self.spilled.extract_if(range, is_wanted).collect();
+        self.taken_out.extend_from_slice(&taken);
+        taken
     }
 }

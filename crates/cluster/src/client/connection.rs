@@ -170,8 +170,7 @@ impl Connections {
         // Nothing is delegated from here on, so no mutation is made any more.
         let inodes = self.base.cache.end_session();
         let (kept, mutations) = self.base.queue.end_session();
-        self.base.numbers.end_session();
-        self.base.room.end_session();
+        self.base.end_session();
         self.size_records.end_session();
         let goes_on = had_journal && self.keep_for_journal(&kept, lapsed) && lapsed;
         let (_, unsent) = self.base.lose(&mutations, Some(&LinkError::Lost.into()));
@@ -215,8 +214,7 @@ impl Connections {
         for mutations in [kept, others] {
             self.base.lose(&mutations, None);
         }
-        self.base.numbers.end_session();
-        self.base.room.end_session();
+        self.base.end_session();
         self.open_files.end_session(|_| false);
         drop(self.base.replay_log.clear());
         self.base.drop_from_caller(inodes);

@@ -10,12 +10,13 @@ use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
+use super::batch::{Batch, SpilledWrite};
 use super::found_journal::{FoundMutation, FoundRun};
 use super::journal_pages::paged_bytes;
 use super::journal_runs::{JournaledMutation, Run};
 use super::pending::Changes;
 use super::queue::{Collected, NO_JOURNAL, SentBatch, WritebackQueue};
-use super::record::{Parts, Waiting, room_of};
+use super::record::{Parts, Record, Waiting, room_of};
 use super::room::Charge;
 
 /// Mutations for a record of the journal: they follow those that are there.
@@ -106,6 +107,43 @@ impl WritebackQueue {
     /// The hash up to that.
     pub(super) fn reached_hash(&self) -> u64 {
         self.reached_hash.load(Ordering::Acquire)
+    }
+
+    /// The server has not taken mutations of a batch, from this one on: they wait again. Not when the session has ended, whose
+    /// mutations in the journal are written back from there; whether they wait.
+    pub(super) fn put_back(&self, batch: &mut Batch, from: usize) -> bool {
+        let mut collected = self.collected.lock();
+        if self.is_kept(batch.last) {
+            return false;
+        }
+        assert!(
+            collected.done + (batch.mutations.len() - from) as u64 == batch.last,
+            "mutations wait again behind those that the server has"
+        );
+        let spilled = batch.spilled.drain(..).chain(batch.taken_out.drain(..));
+        let spilled: HashMap<usize, SpilledWrite> = spilled.map(|it| (it.index, it)).collect();
+        let (mut in_memory, mut elsewhere, first) = (0, 0, collected.done + 1);
+        let of_batch = batch.mutations.drain(from..).zip(batch.charges.drain(from..));
+        let again: Vec<Waiting> = of_batch
+            .zip(batch.hashes.drain(from..))
+            .enumerate()
+            .map(|(at, ((mutation, charge), hash))| {
+                let spilled = spilled.get(&(from + at)).map(|it| (it.place, it.len));
+                let record = Record::again(mutation, charge.room.blocks, spilled);
+                in_memory += record.bytes();
+                elsewhere += record.sent_bytes() - record.bytes();
+                let (number, quota, user) = (first + at as u64, charge.quota, batch.user.clone());
+                Waiting { number, hash, record, quota, user }
+            })
+            .collect();
+        self.bytes.fetch_add(in_memory, Ordering::Relaxed);
+        self.spilled.fetch_add(elsewhere as u64, Ordering::Relaxed);
+        self.taken.fetch_sub(again.len() as u64, Ordering::AcqRel);
+        // It has waited for as long as anything.
+        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
+        again.into_iter().rev().for_each(|it| collected.waiting.push_front(it));
+        collected.sending = None;
+        true
     }
 
     /// There is no journal any more: mutations are sent at once.

@@ -399,7 +399,7 @@ async fn make_calls_durable(base: &ClientBase) -> Result<(), MoveError> {
         _ => return Err(MoveError::Server(LinkError::Unexpected.into())),
     }
     if let Some(version) = last {
-        base.replay_log.set_durable(version);
+        base.replay_log.are_durable(version);
     }
     Ok(())
 }

@@ -44,6 +44,8 @@ pub struct PendingReport {
     pub in_journal: Changes,
     /// Calls that the server has answered, and that a crash of it would undo until it has synced; they would be made again.
     pub undurable: u64,
+    /// Why the server does not take the oldest change, if it has refused that: it waits in the journal, with all behind it.
+    pub refused: Option<String>,
     /// The journal, if the client has one that is used.
     pub journal: Option<MountedJournal>,
 }

@@ -343,7 +343,19 @@ impl WritebackQueue {
         });
         let (mutations, charges) = parts.unzip();
         let bytes = data_bytes as usize;
-        Batch { mutations, charges, hashes, user, only_replaces, last, bytes, releases, spilled }
+        let taken_out = Vec::new();
+        Batch {
+            mutations,
+            charges,
+            hashes,
+            user,
+            only_replaces,
+            last,
+            bytes,
+            releases,
+            spilled,
+            taken_out,
+        }
     }
 
     /// Mutations do not wait any more.

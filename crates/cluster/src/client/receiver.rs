@@ -383,7 +383,7 @@ impl Shared {
         base.journal.begin(&self.env, journal);
         let room = state.import(&base);
         let stages = Stages::start(&self.env, self.connector.clone(), base).await?;
-        if stages.writeback.has_lapsed() || stages.writeback.is_refused() {
+        if stages.writeback.has_lapsed() || stages.writeback.refused().is_some() {
             return Err(AttachError::lost("other clients have used what the journal is about"));
         }
         stages.base.queue.go_on(size);

@@ -68,6 +68,22 @@ impl Record {
         Record::Bytes(Box::new(Parts { mutation, blocks, grows: true }))
     }
 
+    /// Of a mutation that waits again; of a write that this record of the journal has so many bytes of, they stay there alone.
+    pub(super) fn again(
+        mut mutation: Mutation,
+        blocks: u64,
+        spilled: Option<(RecordPlace, u64)>,
+    ) -> Record {
+        let (Some((place, len)), MutationKind::Write { data, .. }) = (spilled, &mut mutation.kind)
+        else {
+            return Record::recovered(mutation, blocks);
+        };
+        *data = Bytes::new();
+        let len = u32::try_from(len).expect("a write is no longer than a message");
+        let parts = Parts { mutation, blocks, grows: true };
+        Record::Spilled(Box::new(Spilled { parts, len, place }))
+    }
+
     pub(super) fn into_parts(self) -> Parts {
         match self {
             Record::Bytes(record) => *record,

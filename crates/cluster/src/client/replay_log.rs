@@ -56,6 +56,16 @@ struct Kept {
     is_outdated: bool,
     /// What the present server has said meanwhile.
     durable: u64,
+    /// Servers that are gone.
+    gone: u64,
+}
+
+/// A version of one server. Another one counts its own from the beginning.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ServerVersion {
+    /// Servers before it.
+    before: u64,
+    version: u64,
 }
 
 impl Kept {
@@ -111,6 +121,14 @@ impl ReplayLog {
         self.0.lock().set_durable(version);
     }
 
+    /// The server has made durable what it had when this was its last version.
+    pub(super) fn are_durable(&self, ServerVersion { before, version }: ServerVersion) {
+        let mut kept = self.0.lock();
+        if kept.gone == before {
+            kept.set_durable(version);
+        }
+    }
+
     /// Whether changes of an inode are kept.
     pub(super) fn has(&self, ino: Ino) -> bool {
         self.0.lock().newest.contains_key(&ino)
@@ -120,20 +138,25 @@ impl ReplayLog {
     pub(super) fn begin_replay(&self) -> Vec<UncommittedCall> {
         let mut kept = self.0.lock();
         (kept.is_outdated, kept.durable) = (true, 0);
+        kept.gone += 1;
         kept.calls.values().cloned().collect()
     }
 
     /// The server has all of them; these were made again.
     pub(super) fn end_replay(&self, calls: Vec<UncommittedCall>) {
         let mut kept = self.0.lock();
-        let Kept { durable, .. } = std::mem::take(&mut *kept);
+        let Kept { durable, gone, .. } = *kept;
+        *kept = Kept { gone, ..Kept::default() };
         calls.into_iter().for_each(|call| kept.keep(call));
         kept.set_durable(durable);
     }
 
     /// Drops all; how many, and the inodes that they changed.
     pub(super) fn clear(&self) -> (usize, Vec<Ino>) {
-        let Kept { calls, newest, .. } = std::mem::take(&mut *self.0.lock());
+        let mut kept = self.0.lock();
+        // Another session may be one at another server.
+        let next = Kept { gone: kept.gone + 1, ..Kept::default() };
+        let Kept { calls, newest, .. } = std::mem::replace(&mut *kept, next);
         (calls.len(), newest.into_keys().collect())
     }
 
@@ -149,10 +172,10 @@ impl ReplayLog {
     }
 
     /// The highest version of a change, unless the versions are those of a server that is gone.
-    pub(super) fn last(&self) -> Option<u64> {
+    pub(super) fn last(&self) -> Option<ServerVersion> {
         let kept = self.0.lock();
-        let last = kept.calls.last_key_value().map(|(version, _)| *version);
-        last.filter(|_| !kept.is_outdated)
+        let last = kept.calls.last_key_value().filter(|_| !kept.is_outdated);
+        last.map(|(version, _)| ServerVersion { before: kept.gone, version: *version })
     }
 
     /// The first position of the batches that are kept.

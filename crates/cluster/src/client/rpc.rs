@@ -132,7 +132,7 @@ impl Rpc {
         let last = self.base.replay_log.last();
         Box::pin(self.own(Request::SyncAll)).await?;
         if let Some(version) = last {
-            self.base.replay_log.set_durable(version);
+            self.base.replay_log.are_durable(version);
         }
         Ok(())
     }

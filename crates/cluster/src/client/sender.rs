@@ -33,6 +33,20 @@ const ATTEMPTS: usize = 3;
 #[error("the server has no room for a batch of {0} bytes")]
 struct NotStaged(usize);
 
+/// Why mutations of a batch were sent in vain.
+pub(super) enum NotSent {
+    /// The journal alone has bytes of them, and cannot be read.
+    Unreadable(FsError),
+    /// The server has not taken them, or has not answered.
+    Refused(FsError),
+}
+
+impl From<FsError> for NotSent {
+    fn from(error: FsError) -> NotSent {
+        NotSent::Refused(error)
+    }
+}
+
 /// What is sent of a part of a batch.
 struct Message<'a> {
     mutations: &'a [Mutation],
@@ -68,8 +82,13 @@ impl BatchSender {
         BatchSender { base, rpc, journaling, most_staged: AtomicUsize::new(MOST_STAGED) }
     }
 
-    /// How much the next batch takes: with a journal, what the link carries in a second.
+    /// How much the next batch takes: what was sent in vain, or with a journal what the link carries in a second.
     pub(super) fn limit(&self) -> BatchLimit {
+        let limit = self.usual_limit();
+        self.base.refusals.mutations().map_or(limit, |mutations| limit.again(mutations))
+    }
+
+    fn usual_limit(&self) -> BatchLimit {
         if !self.base.session.has_journal() {
             return BatchLimit::MESSAGE;
         }
@@ -95,11 +114,11 @@ impl BatchSender {
         part: &Range<usize>,
         last: u64,
         (sync, releases): (bool, Vec<u64>),
-    ) -> Result<(), FsError> {
+    ) -> Result<(), NotSent> {
         let coalesced = self.coalesces().then(|| batch.coalesced(part));
         let keeps_bytes = |index| coalesced.as_ref().is_none_or(|it| it.keeps_bytes(index));
         let spilled = batch.take_spilled(part, keeps_bytes);
-        self.journaling.load(batch, spilled.into_iter()).await?;
+        self.journaling.load(batch, spilled.into_iter()).await.map_err(NotSent::Unreadable)?;
         let whole = &batch.mutations[part.clone()];
         let mutations = match &coalesced {
             Some(coalesced) => coalesced.apply(whole),

@@ -10,6 +10,7 @@ use thalweg_net::channel::{Channel, Handler, Incoming};
 
 use super::base::ClientBase;
 use super::open_files::OpenFiles;
+use super::refusals::PAUSE;
 use super::writeback::Writeback;
 use crate::protocol::{Changed, FromServer, Invalidated, RemovedInode};
 
@@ -79,12 +80,8 @@ impl ServerCalls {
         self.answer_after(id, async move {
             // While the mount may move, the one that it moves to is to hear of it.
             calls.base.links.released().await;
-            if releases && let Err(error) = calls.hand_over().await {
-                tracing::error!(%error, "a directory was given back without all changes in it");
-                if calls.writeback.is_refused() {
-                    // Another client would miss changes of the journal: it waits until the session ends.
-                    return calls.channel.close("the journal cannot be written back");
-                }
+            if releases && !calls.hand_over_all().await {
+                return;
             }
             calls.base.queue.forget_release(recall);
             join_all(dropped.into_iter().map(Invalidation::wait)).await;
@@ -140,6 +137,26 @@ impl ServerCalls {
                 tracing::error!(%error, "room was returned without all changes that had taken some");
             }
         });
+    }
+
+    /// The same, for as long as it takes; whether the recall is to be answered. Another client would miss what the server has refused, so it waits
+    /// until that is taken, or until this session ends.
+    async fn hand_over_all(&self) -> bool {
+        loop {
+            let Err(error) = self.hand_over().await else { return true };
+            if self.base.refusals.current().is_none() {
+                tracing::error!(%error, "a directory was given back without all changes in it");
+                return true;
+            }
+            if !self.base.refusals.hurry(self.base.now()) {
+                self.channel.close("the journal cannot be written back");
+                return false;
+            }
+            tokio::select! {
+                () = self.channel.closed() => return false,
+                () = self.base.env.sleep(PAUSE) => {}
+            }
+        }
     }
 
     /// The server gets everything of what is not this client's alone any more, and hears of the files that are open there.

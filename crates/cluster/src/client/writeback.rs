@@ -1,7 +1,8 @@
 //! Write-back: sends what this client has made by itself, many mutations at a time and in their order.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use super::direct_io::DirectIo;
 use super::error::{AttachError, LinkError};
 use super::journaling::{Committed, Journaling};
 use super::rpc::Rpc;
-use super::sender::BatchSender;
+use super::sender::{BatchSender, NotSent};
 use super::user::User;
 use crate::protocol::{BatchPositions, JournalState, Needs, Reply, Request};
 
@@ -33,8 +34,6 @@ pub(super) struct Writeback {
     sender: BatchSender,
     /// One batch at a time, so that they count in their order.
     sending: Arc<tokio::sync::Mutex<()>>,
-    /// Why the server has refused a mutation of a journal that is written back: none behind it is sent.
-    refused: OnceLock<FsError>,
     /// It is not to be sent any more.
     is_set_aside: AtomicBool,
     /// The client was away for so long that other clients may have used what its journal is about.
@@ -45,18 +44,8 @@ impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
         let sender = BatchSender::new(base.clone(), rpc.clone());
-        let (sending, refused, is_set_aside, has_lapsed) = Default::default();
-        Writeback {
-            base,
-            rpc,
-            direct_io,
-            journaling,
-            sender,
-            sending,
-            refused,
-            is_set_aside,
-            has_lapsed,
-        }
+        let (sending, is_set_aside, has_lapsed) = Default::default();
+        Writeback { base, rpc, direct_io, journaling, sender, sending, is_set_aside, has_lapsed }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
@@ -80,12 +69,13 @@ impl Writeback {
     /// Begins to send mutations if many wait; whether their maker is to wait for that.
     pub(super) fn begin_if_full(self: &Arc<Self>) -> bool {
         if self.base.queue.is_full()
+            && self.base.refusals.holds(self.base.now(), false).is_none()
             && let Ok(turn) = self.sending.clone().try_lock_owned()
         {
             let writeback = self.clone();
             let sending = async move {
                 if let Err(error) = writeback.send_full(turn).await {
-                    tracing::error!(%error, "changes in a directory of this client alone are lost");
+                    writeback.report_unsent(&error);
                 }
             };
             self.base.env.spawn(sending).detach();
@@ -157,7 +147,10 @@ impl Writeback {
         let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
         // Without the lease nothing is made that a later commit would have to cover.
         let (session, queue) = (&self.base.session, &self.base.queue);
+        // A program that syncs what the server has refused hears of that.
+        let is_refused = self.base.refusals.concern(ino);
         let was_committed = is_own
+            && !is_refused
             && !session.is_leased()
             && self.base.journal.live().is_some()
             && !self.base.replay_log.has_calls()
@@ -167,7 +160,7 @@ impl Writeback {
         }
         // After the lease another client may have used the file.
         let is_committed = is_own && self.journaling.commit().await? == Committed::Everywhere;
-        if is_committed && self.base.session.is_leased() {
+        if is_committed && !is_refused && self.base.session.is_leased() {
             return Ok(());
         }
         self.sync(request).await
@@ -183,11 +176,6 @@ impl Writeback {
     /// Whether all mutations so far are in the journal and in its copies, by one commit.
     pub(super) async fn commit(&self) -> Result<Committed, FsError> {
         self.journaling.commit().await
-    }
-
-    /// Whether the server has refused a mutation of a journal that is written back.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused.get().is_some()
     }
 
     /// After a reboot the server has some of the mutations of the journal. The others keep the room that they have taken.
@@ -222,7 +210,7 @@ impl Writeback {
 
     /// Of a journal that is written back: why the server has refused a mutation, and the last position that it has.
     pub(super) fn refused(&self) -> Option<(FsError, u64)> {
-        Some((self.refused.get()?.clone(), self.base.queue.reached()))
+        Some((self.base.refusals.current()?, self.base.queue.reached()))
     }
 
     /// Makes a call of a program behind what it depends on of what this client has made.
@@ -279,9 +267,20 @@ impl Writeback {
             let age = self.base.now().since(Time::default());
             let before = Time::default() + age.saturating_sub(self.base.options.expire);
             let is_late = self.base.queue.waits_since(before);
-            if is_late && let Err(error) = self.send(true).await {
-                tracing::error!(%error, "changes in a directory of this client alone are lost");
+            let is_held = self.base.refusals.holds(self.base.now(), false).is_some();
+            if is_late
+                && !is_held
+                && let Err(error) = self.send(true).await
+            {
+                self.report_unsent(&error);
             }
+        }
+    }
+
+    /// Mutations were sent in vain by itself. What waits again is in the log already.
+    fn report_unsent(&self, error: &FsError) {
+        if self.base.refusals.current().is_none() {
+            tracing::error!(%error, "changes in a directory of this client alone are lost");
         }
     }
 
@@ -305,8 +304,8 @@ impl Writeback {
     }
 
     async fn send_next(&self, sync: Option<u64>) -> Result<bool, FsError> {
-        if let Some(error) = self.refused.get() {
-            return Err(error.clone());
+        if let Some(error) = self.base.refusals.holds(self.base.now(), sync.is_some()) {
+            return Err(error);
         }
         self.rpc.limit_uncommitted().await?;
         self.journaling.before_send().await?;
@@ -332,9 +331,14 @@ impl Writeback {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
             let how = (syncs && parts.is_empty(), releases);
             let last = before + part.end as u64;
-            let Err(error) = self.sender.send(&mut batch, &part, last, how).await else {
-                position = last;
-                continue;
+            let (error, is_readable) = match self.sender.send(&mut batch, &part, last, how).await {
+                Ok(()) => {
+                    position = last;
+                    self.taken();
+                    continue;
+                }
+                Err(NotSent::Refused(error)) => (error, true),
+                Err(NotSent::Unreadable(error)) => (error, false),
             };
             is_whole = false;
             // The server is there, and refuses one of them: the others count. Or its volume does not take so much at once.
@@ -345,7 +349,10 @@ impl Writeback {
                 continue;
             }
             if self.base.queue.is_recovered() {
-                let error = self.refused.get_or_init(|| error).clone();
+                self.base.refusals.refuse_recovered(&error);
+                return Err(self.base.refusals.current().unwrap_or(error));
+            }
+            if is_readable && self.keep(&mut batch, &part, &error) {
                 return Err(error);
             }
             self.lose(batch.part(&part), batch.last, &error);
@@ -364,6 +371,29 @@ impl Writeback {
             self.sender.pass_refused(position, hash).await?;
         }
         Ok(syncs && is_whole)
+    }
+
+    /// A part of a batch was sent in vain: it waits again, with all behind it, if the journal has it; whether it does.
+    fn keep(&self, batch: &mut Batch, part: &Range<usize>, error: &FsError) -> bool {
+        let refused = batch.mutations[part.clone()].to_vec();
+        if self.base.journal.live().is_none() || !self.base.queue.put_back(batch, part.start) {
+            return false;
+        }
+        if self.base.refusals.refuse(&refused, error, self.base.now()) {
+            let (changes, waiting) = (refused.len(), self.base.queue.len());
+            tracing::error!(
+                %error, changes, waiting,
+                "the server does not take changes of this client: they stay in the journal with all behind them, and are sent again"
+            );
+        }
+        true
+    }
+
+    /// The server has taken mutations.
+    fn taken(&self) {
+        if self.base.refusals.end() {
+            tracing::info!("the server takes what it had refused");
+        }
     }
 
     /// Stores the bytes of a batch, as far as this client does that itself: then its mutations are about stored bytes. If they only

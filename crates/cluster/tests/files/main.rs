@@ -50,6 +50,7 @@ mod positions;
 mod pressure;
 mod quotas;
 mod recover;
+mod refused;
 mod releases;
 mod replay;
 mod reports;

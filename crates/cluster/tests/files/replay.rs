@@ -7,6 +7,7 @@ use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
+use crate::journal::Journaled;
 use crate::scene::*;
 
 async fn write(fs: &dyn Filesystem, ino: Ino, (offset, text): (u64, &'static str)) {
@@ -126,5 +127,37 @@ fn a_file_that_was_made_is_answered_after_it_was_removed() {
         scene.network.heal();
         making.await.unwrap().unwrap();
         assert!(matches!(b.client.find(Ino::ROOT, b"f").await, Err(FsError::NotFound)));
+    });
+}
+
+/// A server counts versions from its beginning: what is durable at one says nothing of the changes of the next one.
+#[test]
+fn changes_are_kept_at_the_next_server_whatever_the_last_one_had() {
+    run(1, |env| async move {
+        let mut scene = Scene::durable(&env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let client = machine.mount(&scene, true).await.unwrap();
+        client.drain().await.unwrap();
+        let gone = scene.client("gone").await;
+        for number in 0..50 {
+            make(&gone.client, Ino::ROOT, &format!("d{number}"), Node::Directory).await;
+        }
+        // By a call, since the root is not delegated.
+        make(&client, Ino::ROOT, "e", Node::Directory).await;
+        assert!(client.status().kept > 0);
+        gone.process.kill();
+        // The client has not noticed it when it asks for a sync.
+        scene.crash(Shape::Nothing).await;
+        client.sync_all().await.unwrap();
+        for round in 0..3 {
+            let name = format!("later{round}");
+            make(&client, Ino::ROOT, &name, Node::Directory).await;
+            assert!(client.status().kept > 0, "a crash would lose it");
+        }
+        scene.crash(Shape::Nothing).await;
+        for name in ["e", "later0", "later1", "later2"] {
+            assert!(client.find(Ino::ROOT, name.as_bytes()).await.is_ok(), "{name}");
+        }
+        assert_eq!(client.status().lost, 0);
     });
 }

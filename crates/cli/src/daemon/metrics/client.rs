@@ -15,6 +15,11 @@ pub(super) fn describe() {
         ("thalweg_client_pending_bytes", Unit::Bytes, "Bytes of files in these"),
         ("thalweg_client_pending_files", Unit::Count, "Files and directories that these change"),
         ("thalweg_client_pending_oldest_seconds", Unit::Seconds, "Age of the oldest of these"),
+        (
+            "thalweg_client_refused",
+            Unit::Count,
+            "1 while the server does not take the oldest of these, which waits with all behind it",
+        ),
         ("thalweg_client_journaled_changes", Unit::Count, "Those of them that are in the journal"),
         ("thalweg_client_journaled_bytes", Unit::Bytes, "Bytes of files in those"),
         (
@@ -51,6 +56,7 @@ pub(super) fn record(address: &str, status: &ClientStatus, pending: &PendingRepo
             "thalweg_client_pending_oldest_seconds",
             pending.oldest_ms.unwrap_or_default() as f64 / 1e3,
         ),
+        ("thalweg_client_refused", f64::from(u8::from(pending.refused.is_some()))),
         ("thalweg_client_journaled_changes", pending.in_journal.changes as f64),
         ("thalweg_client_journaled_bytes", pending.in_journal.bytes as f64),
         ("thalweg_client_undurable_calls", pending.undurable as f64),

@@ -115,7 +115,7 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     if let Err(error) = applied {
         // Its client sends each half again.
         if let [mutation] = &mutations[..] {
-            report_lost(op, mutation, &error).await;
+            report_refused(op, mutation, &error).await;
         }
         return Err(error);
     }
@@ -222,9 +222,9 @@ async fn notify_of_names(Op { ctx, stages }: Op<'_>, mutations: &[Mutation]) {
     }
 }
 
-/// A change that a client had made by itself is lost: counts it, and says in the log of which file.
-async fn report_lost(Op { ctx, stages }: Op<'_>, mutation: &Mutation, error: &FsError) {
-    add(&stages.counters.refused, 1);
+/// A change that a client had made by itself is lost: counts it, and says in the log of which file. A client with a journal keeps it, and sends
+/// it again.
+async fn report_refused(Op { ctx, stages }: Op<'_>, mutation: &Mutation, error: &FsError) {
     let client = &ctx.session.client();
     let path = match ctx.files.session_table() {
         Some(table) => table.path_of(mutation.kind.ino()).await.unwrap_or_default(),
@@ -236,5 +236,10 @@ async fn report_lost(Op { ctx, stages }: Op<'_>, mutation: &Mutation, error: &Fs
         }
         None => path,
     };
+    if ctx.session.journal.is_kept() {
+        let why = "a change of a client is refused, which stays in its journal with all behind it";
+        return tracing::warn!(client, path, %error, "{why}");
+    }
+    add(&stages.counters.refused, 1);
     tracing::error!(client, path, %error, "a change that a client had made by itself is lost");
 }

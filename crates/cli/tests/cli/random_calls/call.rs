@@ -83,18 +83,15 @@ impl State {
 
     /// Where it differs from another one.
     pub(super) fn difference(&self, other: &State) -> String {
-        let describe = |(file, (own, other)): (usize, (&Option<Vec<u8>>, &Option<Vec<u8>>))| {
-            let pairs = own.iter().flatten().zip(other.iter().flatten());
-            let at = pairs.clone().position(|(own, other)| own != other);
+        let describe = |file: usize| {
+            let (own, other) = (&self.0[file], &other.0[file]);
+            let mut pairs = own.iter().flatten().zip(other.iter().flatten());
+            let at = pairs.position(|(own, other)| own != other);
             let lens = [own, other].map(|bytes| bytes.as_ref().map(Vec::len));
-            let is_same = own == other;
-            (!is_same).then(|| {
-                format!("{}: {lens:?} bytes, which differ from {at:?} on", Call::name(file))
-            })
+            format!("{}: {lens:?} bytes, which differ from {at:?} on", Call::name(file))
         };
-        let found: Vec<String> =
-            self.0.iter().zip(&other.0).enumerate().filter_map(describe).collect();
-        found.join("; ")
+        let files = (0..NAMES).filter(|file| self.0[*file] != other.0[*file]);
+        files.map(describe).collect::<Vec<String>>().join("; ")
     }
 
     fn write(&mut self, file: usize, at: usize, bytes: &[u8]) {

@@ -47,22 +47,22 @@ pub const ENTRY: BenchEntry = BenchEntry {
 };
 
 const SUBJECTS: [Subject; 6] = [
-    subject("ceph_fuse", Kind::CephFuse, false),
-    subject("rados", Kind::Rados, true),
-    subject("rados_unjournaled", Kind::Rados, false),
-    subject("embedded", Kind::Embedded, true),
-    subject("embedded_unjournaled", Kind::Embedded, false),
-    subject("local", Kind::Local, false),
+    subject("ceph_fuse", Kind::CephFuse, 0),
+    subject("rados", Kind::Rados, 1),
+    subject("rados_unjournaled", Kind::Rados, 0),
+    subject("embedded", Kind::Embedded, 1),
+    subject("embedded_unjournaled", Kind::Embedded, 0),
+    subject("local", Kind::Local, 0),
 ];
 
-const fn subject(name: &'static str, kind: Kind, has_journal: bool) -> Subject {
-    Subject { name, kind, has_journal, size: "2G" }
+const fn subject(name: &'static str, kind: Kind, journals: usize) -> Subject {
+    Subject { name, kind, journals, size: "2G" }
 }
 
 /// Our least ratio; `None` where there is no aim.
 fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
     match (peer.kind, ours.kind) {
-        _ if !ours.has_journal => None,
+        _ if ours.journals == 0 => None,
         (Kind::Local, _) => Some(0.7),
         (Kind::CephFuse, Kind::Rados) => Some(if load.name == "sqlite" { 8.0 } else { 10.0 }),
         _ => None,

@@ -55,7 +55,7 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &NEEDS].concat();
-    compare(ENTRY.name, (&LOADS, &Subject::with_journals(), &needs), aim, options)
+    compare(ENTRY.name, (&LOADS, &Subject::with_journals(1), &needs), aim, options)
 }
 
 #[cfg(test)]
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn one_connection_has_the_highest_aim() {
-        let subjects = Subject::with_journals();
+        let subjects = Subject::with_journals(1);
         let mut report = Report::new(ENTRY.name, 1);
         for (name, value) in [
             ("rados_always_1_over_ceph_fuse", 10.0),

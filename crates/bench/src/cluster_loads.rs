@@ -1,6 +1,7 @@
 //! Loads of one or two clients on a shared directory, measured on several filesystems in turns.
 
 pub(crate) mod durable;
+pub(crate) mod leveldb;
 pub(crate) mod losing;
 pub(crate) mod oltp;
 pub(crate) mod redis;
@@ -29,6 +30,8 @@ struct Row {
     calls: Vec<f64>,
     /// Seconds from the end until the server has what is in the journal.
     drains: Vec<f64>,
+    /// Mean seconds of a read in each round, if the load times them.
+    reads: Vec<f64>,
     /// Of all rounds.
     lost: Option<u64>,
 }
@@ -84,6 +87,7 @@ fn measure_once(
         row.drains.push(env.now().since(ended).as_secs_f64());
     }
     row.rates.push(timed.rate());
+    row.reads.extend(timed.read);
     row.lost = timed.lost.map(|lost| row.lost.unwrap_or(0) + lost);
     Ok(())
 }
@@ -98,6 +102,10 @@ fn tell(report: &mut Report, load: &Load, sites: &[Site], rows: &[Row]) {
         if !row.drains.is_empty() {
             report.figure(&format!("{name}_drain_s"), rounded(median(row.drains.clone())));
         }
+        if !row.reads.is_empty() {
+            let micros = median(row.reads.clone()) * 1e6;
+            report.figure(&format!("{}_read_latency_us", site.subject.name), rounded(micros));
+        }
         if let Some(lost) = row.lost {
             report.figure(&format!("{name}_lost"), lost);
         }
@@ -105,6 +113,10 @@ fn tell(report: &mut Report, load: &Load, sites: &[Site], rows: &[Row]) {
         for (peer, its) in peers.filter(|(peer, _)| is_compared(site.subject, peer.subject)) {
             let over = median(row.rates.clone()) / median(its.rates.clone()).max(1e-9);
             report.figure(&ratio_name(site.subject, load, peer.subject), rounded(over));
+            if !row.reads.is_empty() {
+                let over = median(row.reads.clone()) / median(its.reads.clone()).max(1e-9);
+                report.figure(&latency_name(site.subject, peer.subject), rounded(over));
+            }
         }
     }
 }
@@ -112,8 +124,7 @@ fn tell(report: &mut Report, load: &Load, sites: &[Site], rows: &[Row]) {
 /// Whether a ratio tells how many times as fast one filesystem is as the other: one of ours as one of others; or as the same
 /// without a journal.
 fn is_compared(ours: Subject, peer: Subject) -> bool {
-    let is_unjournaled =
-        ours.kind == peer.kind && (ours.has_journal, peer.has_journal) == (true, false);
+    let is_unjournaled = ours.kind == peer.kind && ours.journals > 0 && peer.journals == 0;
     ours.is_ours() && (!peer.is_ours() || is_unjournaled)
 }
 
@@ -121,6 +132,11 @@ fn is_compared(ours: Subject, peer: Subject) -> bool {
 pub(crate) fn ratio_name(ours: Subject, load: &Load, peer: Subject) -> String {
     let peer = if ours.kind == peer.kind { "unjournaled" } else { peer.name };
     format!("{}_{}_over_{peer}", ours.name, load.name)
+}
+
+/// The name of the figure that tells how many times as long a read takes on `ours` as on `peer`.
+pub(crate) fn latency_name(ours: Subject, peer: Subject) -> String {
+    format!("{}_read_latency_over_{}", ours.name, peer.name)
 }
 
 /// The ratios over `peer` that are below an aim.
@@ -217,15 +233,32 @@ mod tests {
     }
 
     #[test]
+    fn reads_above_1_say_that_ours_is_slower() {
+        let folder = tempfile::tempdir().unwrap();
+        let sites = [Kind::CephFuse, Kind::Rados].map(|kind| {
+            Site::on([folder.path().into(), folder.path().into()], kind.subject()).unwrap()
+        });
+        let mut rows = [row([1.0; 3], None), row([2.0; 3], None)];
+        let mut report = Report::new("arion-leveldb", 1);
+        tell(&mut report, &load("run_f"), &sites, &rows);
+        assert_eq!(report.number("rados_read_latency_over_ceph_fuse"), None);
+        rows[0].reads = vec![0.0001, 0.0003, 0.0002];
+        rows[1].reads = vec![0.0005, 0.0009, 0.0001];
+        tell(&mut report, &load("run_a"), &sites, &rows);
+        assert_eq!(report.number("rados_read_latency_over_ceph_fuse"), Some(2.5));
+        assert_eq!(report.number("ceph_fuse_read_latency_us"), Some(200.0));
+        assert_eq!(report.number("ceph_fuse_read_latency_over_rados"), None);
+    }
+
+    #[test]
     fn what_a_journal_brings_is_beside_the_same_without() {
         let folder = tempfile::tempdir().unwrap();
-        let subject =
-            |name, kind: Kind, has_journal| Subject { name, has_journal, ..kind.subject() };
+        let subject = |name, kind: Kind, journals| Subject { name, journals, ..kind.subject() };
         let subjects = [
             Kind::CephFuse.subject(),
-            subject("rados", Kind::Rados, true),
-            subject("rados_unjournaled", Kind::Rados, false),
-            subject("embedded", Kind::Embedded, true),
+            subject("rados", Kind::Rados, 1),
+            subject("rados_unjournaled", Kind::Rados, 0),
+            subject("embedded", Kind::Embedded, 1),
         ];
         let sites = subjects.map(|subject| {
             Site::on([folder.path().into(), folder.path().into()], subject).unwrap()

@@ -1,4 +1,4 @@
-//! Filesystems that two clients on this machine mount: ours with a server of its own, where the first client may have a
+//! Filesystems that two clients on this machine mount: ours with a server of its own, where the first client or both may have a
 //! journal, and a CephFS; and one that is mounted without a server.
 
 use std::ffi::{OsStr, OsString};
@@ -47,7 +47,7 @@ impl Kind {
 
     /// A filesystem that is named after its kind.
     pub(crate) fn subject(self) -> Subject {
-        Subject { name: self.name(), kind: self, has_journal: false, size: SIZE }
+        Subject { name: self.name(), kind: self, journals: 0, size: SIZE }
     }
 }
 
@@ -57,18 +57,19 @@ pub(crate) struct Subject {
     /// In figures, and of its folder and volume.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// Whether the first client of ours has a journal, on a loop device.
-    pub(crate) has_journal: bool,
+    /// How many of the clients of ours have a journal, on a loop device each: none, the first one, or both.
+    pub(crate) journals: usize,
     /// Bytes of a volume in a folder.
     pub(crate) size: &'static str,
 }
 
 impl Subject {
-    /// A CephFS, ours on the same cluster and on a volume in a folder with a journal each, and a volume that is mounted without a server.
-    pub(crate) fn with_journals() -> [Subject; 4] {
+    /// A CephFS, ours on the same cluster and on a volume in a folder with journals for so many clients, and a volume that is mounted without
+    /// a server.
+    pub(crate) fn with_journals(journals: usize) -> [Subject; 4] {
         [Kind::CephFuse, Kind::Rados, Kind::Embedded, Kind::Local].map(|kind| {
             let subject = Subject { size: "2G", ..kind.subject() };
-            Subject { has_journal: subject.is_ours(), ..subject }
+            Subject { journals: if subject.is_ours() { journals } else { 0 }, ..subject }
         })
     }
 
@@ -87,7 +88,8 @@ pub(crate) struct Site {
     _ours: Vec<Mount>,
     _cephfs: Vec<CephMount>,
     server: Option<Server>,
-    journal: Option<LoopDevice>,
+    /// Of the first clients.
+    journals: Vec<LoopDevice>,
 }
 
 impl Site {
@@ -99,10 +101,13 @@ impl Site {
     ) -> Result<Site, BenchError> {
         let folder = machine.folder.path().join(subject.name);
         let mut site = Site::on([folder.join("one"), folder.join("two")], subject)?;
-        if subject.has_journal {
-            let journal = site.journal.insert(LoopDevice::create_written(&folder, JOURNAL)?);
+        for client in 0..subject.journals {
+            let folder = folder.join(format!("journal-{client}"));
+            fs::create_dir(&folder).map_err(failed)?;
+            let journal = LoopDevice::create_written(&folder, JOURNAL)?;
             let create: [&OsStr; 3] = ["cluster".as_ref(), "journal".as_ref(), "create".as_ref()];
             machine.thalweg(&[&create[..], &[journal.path().as_os_str()]].concat())?;
+            site.journals.push(journal);
         }
         let volume = folder.join("volume");
         match subject.kind {
@@ -139,18 +144,18 @@ impl Site {
                 .map_err(|source| BenchError::Io { path: root.clone(), source })?;
         }
         let (_ours, _cephfs) = (Vec::new(), Vec::new());
-        Ok(Site { subject, roots, _ours, _cephfs, server: None, journal: None })
+        Ok(Site { subject, roots, _ours, _cephfs, server: None, journals: Vec::new() })
     }
 
-    /// Mounts what a server serves for two new clients, the first one with the journal.
+    /// Mounts what a server serves for two new clients, the first ones with the journals.
     fn serve(&mut self, server: Server, machine: &Machine) -> Result<(), BenchError> {
         let server = self.server.insert(server);
-        let mut journal = self.journal.as_ref();
+        let mut journals = self.journals.iter();
         for (root, client) in self.roots.iter().zip(["one", "two"]) {
             let token = server.token(client)?;
             let keys = server.keys.with_file_name(format!("keys-{client}"));
             let mut mount = server.command(&keys, &["mount", "--token", &token]);
-            if let Some(journal) = journal.take() {
+            if let Some(journal) = journals.next() {
                 let mut option = OsString::from("journal_dev=");
                 option.push(journal.path());
                 mount.args(["-o".into(), option]);
@@ -166,15 +171,14 @@ impl Site {
         self.server.as_ref().map(Server::calls).transpose()
     }
 
-    /// Returns when the server has what is in the journal; `false` without a journal.
+    /// Returns when the server has what is in the journals; `false` without a journal.
     pub(crate) fn drain(&self) -> Result<bool, BenchError> {
-        match &self.server {
-            Some(server) if self.journal.is_some() => {
-                let mut drain = server.command(&server.keys, &["cluster", "drain"]);
-                output(drain.arg(&self.roots[0])).map(|_| true)
-            }
-            _ => Ok(false),
+        let Some(server) = &self.server else { return Ok(false) };
+        for (_, root) in self.journals.iter().zip(&self.roots) {
+            let mut drain = server.command(&server.keys, &["cluster", "drain"]);
+            output(drain.arg(root))?;
         }
+        Ok(!self.journals.is_empty())
     }
 }
 

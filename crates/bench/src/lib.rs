@@ -33,7 +33,7 @@
 //! - [`arion_objects`]: what object servers get so that its batches are whole after a crash;
 //! - [`arion_replicate`]: the same, where the journal has a second copy at a keeper;
 //! - [`arion_recall`]: a client waits for what one with a journal has not sent;
-//! - [`arion_redis`], [`arion_oltp`]: Redis and MariaDB on one, beside `ceph-fuse` and a local mount;
+//! - [`arion_redis`], [`arion_oltp`], [`arion_leveldb`]: Redis, MariaDB and LevelDB on one, beside `ceph-fuse` and a local mount;
 //! - [`arion_recovery`]: a client's journal is recovered after a power cut;
 //! - [`arion_scale`]: many clients with journals on many object servers;
 //! - [`arion_vulnerable`]: what a power cut of a client would lose;
@@ -62,6 +62,7 @@ pub mod arion_filebench;
 mod arion_files;
 pub mod arion_fs;
 pub mod arion_fsync;
+pub mod arion_leveldb;
 pub mod arion_logs;
 pub mod arion_losing;
 mod arion_machines;
@@ -103,6 +104,8 @@ pub mod fs;
 pub mod fs_many;
 pub mod imgstore;
 pub mod kv;
+#[cfg(feature = "leveldb")]
+mod level_stores;
 mod loops;
 mod machine;
 pub mod nbd;
@@ -208,6 +211,7 @@ const BENCHES: &[BenchEntry] = &[
     arion_filebench::VARMAIL,
     arion_fs::ENTRY,
     arion_fsync::ENTRY,
+    arion_leveldb::ENTRY,
     arion_logs::ENTRY,
     arion_losing::ENTRY,
     arion_move::ENTRY,

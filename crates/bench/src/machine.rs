@@ -25,6 +25,8 @@ pub(crate) enum Need {
     MiniCluster,
     /// A build with librados.
     Librados,
+    /// A build with LevelDB.
+    LevelDb,
     Root,
     Fuse,
     /// Loop devices in the kernel.
@@ -52,6 +54,10 @@ impl Need {
             Need::MiniCluster => Ceph::program().err().map(|error| error.to_string()),
             Need::Librados => (!cfg!(feature = "librados"))
                 .then(|| "librados in this program (`make build-ceph` builds one with it)".into()),
+            Need::LevelDb => (!cfg!(feature = "leveldb")).then(|| {
+                "LevelDB in this program (`make build-ceph` builds one with it, of the package libleveldb-dev)"
+                    .into()
+            }),
             Need::Root => {
                 // SAFETY: the call only reads the process's identity and cannot fail.
                 let user = unsafe { libc::geteuid() };

@@ -58,7 +58,7 @@ fn sets(
         BenchError::Failed(format!("redis-benchmark tells no rate: {said}").into())
     })?;
     appended(&stage.first, count)?;
-    Ok(Timed { operations: count as f64, seconds: count as f64 / rate, lost: None })
+    Ok(Timed::new(count as f64, count as f64 / rate))
 }
 
 /// Commands a second, by the table that `redis-benchmark --csv` prints.

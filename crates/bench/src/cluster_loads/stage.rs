@@ -40,7 +40,7 @@ impl Stage<'_> {
         let begun = self.env.now();
         work()?;
         let seconds = self.env.now().since(begun).as_secs_f64();
-        Ok(Timed { operations: operations as f64, seconds, lost: None })
+        Ok(Timed::new(operations as f64, seconds))
     }
 }
 
@@ -57,9 +57,16 @@ pub(crate) struct Timed {
     pub(crate) seconds: f64,
     /// Operations that had no lasting effect, and are not among the others; `None` for a load that does not count them.
     pub(crate) lost: Option<u64>,
+    /// Mean seconds of a read; `None` for a load that does not time them.
+    pub(crate) read: Option<f64>,
 }
 
 impl Timed {
+    /// So many operations, none of them lost, and no reads.
+    pub(super) fn new(operations: f64, seconds: f64) -> Timed {
+        Timed { operations, seconds, lost: None, read: None }
+    }
+
     pub(super) fn rate(&self) -> f64 {
         self.operations / self.seconds.max(1e-9)
     }

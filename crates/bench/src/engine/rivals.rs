@@ -42,8 +42,8 @@ impl Kind {
     pub(crate) fn open(self, folder: &Path) -> Result<Box<dyn Rival>, BenchError> {
         Ok(match self {
             Kind::Lmdb => Box::new(lmdb::Lmdb::open(folder)?),
-            Kind::RocksDb => Box::new(levels::Database::open(&levels::ROCKSDB, folder)?),
-            Kind::LevelDb => Box::new(levels::Database::open(&levels::LEVELDB, folder)?),
+            Kind::RocksDb => Box::new(levels::rocksdb(folder)?),
+            Kind::LevelDb => Box::new(levels::leveldb(folder)?),
             Kind::Sqlite => Box::new(sqlite::Sqlite::open(folder)?),
             Kind::Redb => Box::new(redb::Redb::open(folder)?),
         })

@@ -1,6 +1,7 @@
 //! Volumes on a real Ceph cluster.
 
 mod direct;
+mod journaled;
 mod scene;
 mod shared;
 mod standby;
@@ -100,6 +101,15 @@ fn clients_reach_contents_on_a_real_cluster() {
     }
     let Some(mini) = MiniCluster::start() else { return };
     direct::contents_agree_and_stay(&mini);
+}
+
+#[test]
+fn mounts_with_journals_on_a_real_cluster() {
+    if !can_mount() {
+        return;
+    }
+    let Some(mini) = MiniCluster::start() else { return };
+    journaled::mounts_with_journals_are_as_others(&mini);
 }
 
 fn copies_are_refused_while_it_is_mounted(rig: &Rig<'_>) {

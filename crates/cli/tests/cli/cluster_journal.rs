@@ -5,32 +5,30 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::thread;
-use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::cluster::Scene;
 use crate::files::{text, wait_until};
-use crate::run::{bad, good, json, thalweg};
+use crate::run::{Home, bad, good, json, thalweg};
 
 /// The process of a mount.
 pub(crate) struct Foreground(Child);
 
 impl Foreground {
     /// Starts a mount, again while it fails: the kernel may end I/O of a killed process later, which has its journal until then.
-    pub(crate) fn start(scene: &Scene, command: &mut Command, name: &str) -> Foreground {
+    pub(crate) fn start(home: &Home, command: &mut Command, name: &str) -> Foreground {
         command.arg("--foreground");
         let spawn = RefCell::new(|| Foreground(command.spawn().unwrap()));
         let started = RefCell::new(spawn.borrow_mut()());
         let device = |path: &Path| fs::metadata(path).unwrap().dev();
-        let mounted = scene.home.path(&format!("mnt-{name}"));
+        let mounted = home.path(&format!("mnt-{name}"));
         wait_until(|| {
             let has_ended = started.borrow_mut().0.try_wait().unwrap().is_some();
             if has_ended {
                 started.replace(spawn.borrow_mut()());
             }
-            device(&mounted) != device(&scene.home.path("."))
+            device(&mounted) != device(&home.path("."))
         });
         started.into_inner()
     }
@@ -41,10 +39,10 @@ impl Foreground {
     }
 
     /// As with `kill -9`.
-    pub(crate) fn kill(mut self, scene: &Scene, name: &str) {
+    pub(crate) fn kill(mut self, home: &Home, name: &str) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
-        assert!(scene.umount(name, &["--lazy"]).status.success());
+        good(thalweg(["umount", "--lazy"]).arg(home.path(&format!("mnt-{name}"))));
     }
 }
 
@@ -67,7 +65,7 @@ pub(crate) fn first_mount_with(scene: &Scene, size: &str) -> (Foreground, PathBu
     let options = format!("journal_dev={},journal_size={size}", journal.display());
     let mut command = scene.mount_command("one", "/");
     let first = command.args(["-o", &options, "--token", &token]);
-    let mount = Foreground::start(scene, first, "one");
+    let mount = Foreground::start(&scene.home, first, "one");
     let directory = scene.home.path("mnt-one").join("d");
     fs::create_dir(&directory).unwrap();
     (mount, journal, directory)
@@ -96,7 +94,7 @@ fn what_was_synced_survives_the_mount_and_waits_for_no_server() {
     let found = inspect(&journal);
     assert!(found["changes"].as_u64().unwrap() > 8 && found["session"].is_string(), "{found}");
     drop(files);
-    mount.kill(&scene, "one");
+    mount.kill(&scene.home, "one");
 
     scene.serve_with(&[]);
     let said = bad(thalweg(["cluster", "journal", "erase"]).arg(&journal), 1);
@@ -140,15 +138,11 @@ fn what_is_no_journal_is_refused() {
     // Made on purpose, it overwrites the file.
     good(thalweg(["cluster", "journal", "create"]).arg(&data));
     let options = format!("{},journal_size=8M", at(&data));
-    // The kernel lets go of the journal of a mount that was killed a moment later.
-    let held = File::open(&data).unwrap();
-    held.lock().unwrap();
-    let lets_go = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(700));
-        drop(held);
-    });
+    // A mount that was killed may have its journal for a moment.
+    let mut lock = Command::new("flock").arg(&data).args(["sleep", "0.7"]).spawn().unwrap();
+    wait_until(|| File::open(&data).unwrap().try_lock().is_err());
     good(scene.mount_command("one", "/").args(["-o", &options]));
-    lets_go.join().unwrap();
+    assert!(lock.wait().unwrap().success());
     let mut twice = scene.with("one", &["cluster", "journal", "create"]);
     let said = bad(twice.arg(&data), 1);
     assert!(said.contains("in use by another process"), "{said}");
@@ -172,7 +166,7 @@ fn what_others_have_used_is_in_conflict_copies() {
         file.write_all_at(format!("{name} after").as_bytes(), 0).unwrap();
         file.sync_all().unwrap();
     }
-    mount.kill(&scene, "one");
+    mount.kill(&scene.home, "one");
     let other = scene.mount("two", "/", "--rw");
     assert_eq!(text(&other.join("d/read")), "read before");
     fs::write(other.join("d/changed"), "changed by another client").unwrap();
@@ -239,7 +233,7 @@ fn a_journal_that_was_given_up_is_exported() {
     };
     let said = bad(&mut forget(), 1);
     assert!(said.contains("no lapsed journal"), "{said}");
-    mount.kill(&scene, "one");
+    mount.kill(&scene.home, "one");
     let other = scene.mount("two", "/", "--rw");
     assert!(fs::read(other.join("d/file")).unwrap_or_default().is_empty());
     good(&mut forget());

@@ -41,7 +41,7 @@ impl Keeper {
 
 fn mount(scene: &Scene, options: &str) -> Foreground {
     let mut command = scene.mount_command("one", "/");
-    Foreground::start(scene, command.args(["-o", options]), "one")
+    Foreground::start(&scene.home, command.args(["-o", options]), "one")
 }
 
 /// Writes a file, and syncs it.
@@ -92,7 +92,7 @@ fn what_was_synced_survives_the_loss_of_the_machine() {
     let other = scene.mount("two", "/", "--rw");
 
     // The machine is lost; here its journal is only elsewhere.
-    first.kill(&scene, "one");
+    first.kill(&scene.home, "one");
     let lost = scene.home.path("lost-journal");
     fs::rename(&journal, &lost).unwrap();
     let said = bad(&mut takeover(&scene, &keeper, "stranger"), 1);
@@ -142,7 +142,7 @@ fn a_keeper_that_is_away_is_told_of_and_one_in_memory_writes_its_copies_at_its_e
     assert_eq!(keeper.copies().len(), 1);
     wait_until(|| !pending(&scene).contains("NO COPY"));
     write(directory.join("f1"), "with a keeper");
-    first.kill(&scene, "one");
+    first.kill(&scene.home, "one");
     let Keeper { server, folder, .. } = keeper;
     server.end();
     let mut command = scene.with("one", &["cluster", "takeover", "--json"]);

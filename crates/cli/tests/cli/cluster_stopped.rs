@@ -13,7 +13,7 @@ fn a_client_that_stands_still_is_evicted_and_goes_on() {
     let Some(scene) = Scene::with_mounts() else { return };
     let token = scene.token_with("still", &["--path", "/", "--rw", "--squash", "none"]);
     let mut mount = scene.mount_command("still", "/");
-    let still = Foreground::start(&scene, mount.args(["--token", &token]), "still");
+    let still = Foreground::start(&scene.home, mount.args(["--token", &token]), "still");
     let (mine, other) = (scene.home.path("mnt-still"), scene.mount("other", "/", "--rw"));
 
     let file = File::create(mine.join("file")).unwrap();

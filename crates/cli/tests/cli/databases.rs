@@ -56,13 +56,14 @@ impl Client {
     }
 
     fn kill_mount(&mut self) {
-        self.mount.take().unwrap().kill(&self.scene, "one");
+        self.mount.take().unwrap().kill(&self.scene.home, "one");
     }
 
     fn mount_again(&mut self) {
         let mut command = self.scene.mount_command("one", "/");
         let options = format!("journal_dev={}", self.journal.display());
-        self.mount = Some(Foreground::start(&self.scene, command.args(["-o", &options]), "one"));
+        self.mount =
+            Some(Foreground::start(&self.scene.home, command.args(["-o", &options]), "one"));
     }
 
     fn drain(&self) {

@@ -7,9 +7,8 @@ use thalweg_fs::Ino;
 use thalweg_fs::coalesce::Coalesced;
 use thalweg_fs::mutation::Mutation;
 use thalweg_fs::ranges::Ranges;
-use thalweg_store::journal::log::RecordPlace;
 
-use super::record::{MUTATION_BYTES, Parts, Record, Waiting, room_of};
+use super::record::{MUTATION_BYTES, Parts, Record, SpilledWrite, Waiting, room_of};
 use super::room::Charge;
 use super::user::User;
 use crate::protocol::{MAX_MUTATIONS, MAX_STAGED, MAX_STAGED_INODES};
@@ -97,18 +96,6 @@ impl Taking {
         self.bytes += all;
         true
     }
-}
-
-/// A write of a batch that has its bytes in the journal alone.
-#[derive(Clone, Copy)]
-pub(super) struct SpilledWrite {
-    /// The mutation in the batch.
-    pub(super) index: usize,
-    pub(super) number: u64,
-    /// Bytes.
-    pub(super) len: u64,
-    /// The record of the journal.
-    pub(super) place: RecordPlace,
 }
 
 impl Batch {

@@ -10,13 +10,13 @@ use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
-use super::batch::{Batch, SpilledWrite};
+use super::batch::Batch;
 use super::found_journal::{FoundMutation, FoundRun};
 use super::journal_pages::paged_bytes;
 use super::journal_runs::{JournaledMutation, Run};
 use super::pending::Changes;
 use super::queue::{Collected, NO_JOURNAL, SentBatch, WritebackQueue};
-use super::record::{Parts, Record, Waiting, room_of};
+use super::record::{Parts, Record, SpilledWrite, Waiting, room_of};
 use super::room::Charge;
 
 /// Mutations for a record of the journal: they follow those that are there.

@@ -9,8 +9,9 @@ use thalweg_store::journal::JournalError;
 use thalweg_store::journal::log::RecordPlace;
 
 use super::base::ClientBase;
-use super::batch::{Batch, SpilledWrite};
+use super::batch::Batch;
 use super::journal::ClientJournal;
+use super::record::SpilledWrite;
 use super::rpc::Rpc;
 
 /// Where mutations are durable after a commit.

@@ -8,7 +8,6 @@ use thalweg_fs::room::Room;
 use thalweg_fs::{Ino, Timestamp};
 use thalweg_store::journal::log::RecordPlace;
 
-use super::batch::SpilledWrite;
 use super::user::User;
 
 /// Bytes that a mutation takes beside names and data, about.
@@ -25,6 +24,18 @@ pub(super) struct Waiting {
     /// The root of the quota that it counts for; 0 for none.
     pub(super) quota: u64,
     pub(super) user: User,
+}
+
+/// A write of a batch that has its bytes in the journal alone.
+#[derive(Clone, Copy)]
+pub(super) struct SpilledWrite {
+    /// The mutation in the batch.
+    pub(super) index: usize,
+    pub(super) number: u64,
+    /// Bytes.
+    pub(super) len: u64,
+    /// The record of the journal.
+    pub(super) place: RecordPlace,
 }
 
 impl Waiting {

@@ -61,7 +61,7 @@ impl Refusals {
         current.take_if(|it| it.again.is_some()).is_some()
     }
 
-    /// Why nothing is sent now. What a program `wants` at the server is sent without a pause.
+    /// Why nothing is sent now. Mutations that a program wants at the server are sent without a pause.
     pub(super) fn holds(&self, now: Time, is_wanted: bool) -> Option<FsError> {
         let current = self.0.lock();
         let held = current.as_ref().filter(|it| match it.again {

@@ -270,7 +270,7 @@ impl BatchSender {
         if count == 0 || first > until && !queue.is_full() {
             return;
         }
-        // Whatever fails here is found when the batch is sent.
+        // An error here is found when the batch is sent.
         let Ok(mut encoded) = self.encode(&mut batch, &(0..count), last).await else { return };
         drop(batch);
         let is_one = encoded.bytes.len() <= MAX_PAYLOAD && encoded.mutations.len() <= MAX_MUTATIONS;

@@ -277,7 +277,7 @@ impl Writeback {
         }
     }
 
-    /// Mutations were sent in vain by itself. What waits again is in the log already.
+    /// Mutations were sent in vain by itself. The log has those already that wait again.
     fn report_unsent(&self, error: &FsError) {
         if self.base.refusals.current().is_none() {
             tracing::error!(%error, "changes in a directory of this client alone are lost");

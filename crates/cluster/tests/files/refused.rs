@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::client::{self, AttachError, Client};
+use thalweg_env::{Env, Rng};
 use thalweg_fs::{
     Cookie, Filesystem, FsError, Ino, Level, Node, Rename, SetXattr, WriteAt, WriteHow,
 };
@@ -68,12 +69,12 @@ fn a_refusal_loses_nothing_and_keeps_the_order() {
         let (client, [directory, old, file]) = full(&scene, &machine).await;
         for _ in 0..3 {
             is_over_quota(client.drain().await);
-            // What is before it counts, and nothing behind.
+            // The server has what is before it, and nothing behind.
             assert_eq!(text(&*scene.files, old).await, "early");
             let pending = client.pending();
             assert_eq!(pending.unsent.changes, 2);
             assert!(pending.refused.is_some_and(|why| why.contains("quota")));
-            // Who syncs it hears of it, each time. Others need the journal alone.
+            // A caller that syncs it hears of it, each time; a sync of another file needs the journal alone.
             is_over_quota(client.sync(file, false).await);
             is_over_quota(client.sync(directory, false).await);
             is_over_quota(client.sync_all().await);
@@ -227,124 +228,171 @@ async fn state_of(fs: &dyn Filesystem, directory: Ino) -> State {
     state
 }
 
-/// What a life has seen.
-#[derive(Default)]
-struct Seen {
+/// A client whose quota comes and goes while it works, with crashes.
+struct Life {
+    scene: Scene,
+    machine: Journaled,
+    client: Client,
+    directory: Ino,
+    inodes: Vec<(String, Ino)>,
+    /// What the directory was after each change.
+    states: Vec<State>,
+    /// The state that was synced last, and the last one that the server had.
+    synced: usize,
+    last_seen: usize,
     refusals: u64,
     syncs: u64,
 }
 
-/// Quotas come and go while a client works, with crashes.
-fn live(seed: u64) -> Seen {
-    run(seed, move |env| async move {
-        let mut scene = Scene::durable(&env).await;
-        let mut machine = Journaled::new(&scene, "a").await;
-        let mut rng = env.rng();
-        let mut client = machine.mount(&scene, rng.random_bool(0.5)).await.unwrap();
+impl Life {
+    async fn begin(env: &Env) -> Life {
+        let scene = Scene::durable(env).await;
+        let machine = Journaled::new(&scene, "a").await;
+        let client = machine.mount(&scene, env.rng().random_bool(0.5)).await.unwrap();
         let directory = alone(&client, "d").await;
         client.drain().await.unwrap();
-        let mut states = vec![state_of(&client, directory).await];
-        let (mut synced, mut last_seen, mut seen) = (0, 0, Seen::default());
-        let mut inodes: Vec<(String, Ino)> = Vec::new();
-        for step in 0..120 {
-            let mut next = states.last().unwrap().clone();
-            let some = inodes.len().checked_sub(1).map(|last| rng.random_range(0..=last));
+        let states = vec![state_of(&client, directory).await];
+        let (inodes, synced, last_seen, refusals, syncs) = Default::default();
+        Life {
+            scene,
+            machine,
+            client,
+            directory,
+            inodes,
+            states,
+            synced,
+            last_seen,
+            refusals,
+            syncs,
+        }
+    }
+
+    /// A change was made, or refused at once.
+    fn made<T>(&mut self, done: Result<T, FsError>) -> Option<T> {
+        match done {
+            Ok(done) => Some(done),
+            Err(error) => {
+                is_over_quota::<()>(Err(error));
+                self.states.pop();
+                self.refusals += 1;
+                None
+            }
+        }
+    }
+
+    async fn create(&mut self, name: String) {
+        let mut next = self.states.last().unwrap().clone();
+        next.insert(name.clone(), Vec::new());
+        self.states.push(next);
+        let done = self.client.create(self.directory, name.as_bytes(), &new(Node::File)).await;
+        if let Some(made) = self.made(done) {
+            self.client.reference(made.ino);
+            self.inodes.push((name, made.ino));
+        }
+    }
+
+    async fn append(&mut self, some: usize, data: Vec<u8>) {
+        let (name, ino) = self.inodes[some].clone();
+        let mut next = self.states.last().unwrap().clone();
+        let bytes = next.get_mut(&name).unwrap();
+        let at = WriteAt::Offset(bytes.len() as u64);
+        bytes.extend_from_slice(&data);
+        self.states.push(next);
+        let done = self.client.write(ino, at, vec![data.into()], WriteHow::default()).await;
+        self.made(done);
+    }
+
+    async fn sync(&mut self, some: usize) {
+        match self.client.sync(self.inodes[some].1, false).await {
+            // Everything that was made before is in the journal, or at the server.
+            Ok(()) => {
+                self.synced = self.states.len() - 1;
+                self.syncs += 1;
+            }
+            Err(error) => {
+                is_over_quota::<()>(Err(error));
+                self.refusals += 1;
+            }
+        }
+    }
+
+    async fn limit(&self, files: u64) {
+        limit(&self.scene, self.directory, files).await;
+    }
+
+    /// The client crashes, and perhaps the server.
+    async fn crash(&mut self, rng: &mut Rng) {
+        self.limit(0).await;
+        self.machine.crash(left(rng));
+        if rng.random_bool(0.5) {
+            self.scene.crash(left(rng)).await;
+        }
+        self.client = self.machine.mount(&self.scene, rng.random_bool(0.5)).await.unwrap();
+        let at = self.position().await.filter(|at| *at >= self.synced);
+        let at = at.unwrap_or_else(|| panic!("{} was synced", self.synced));
+        self.states.truncate(at + 1);
+        (self.synced, self.last_seen) = (at, at);
+        self.inodes.retain(|(name, _)| self.states[at].contains_key(name));
+        find_directory(&self.client).await;
+        for (name, ino) in &mut self.inodes {
+            *ino = self.client.find(self.directory, name.as_bytes()).await.unwrap().ino;
+            self.client.reference(*ino);
+        }
+    }
+
+    async fn crash_server(&mut self, rng: &mut Rng) {
+        self.scene.crash(left(rng)).await;
+        // It gets again what it had answered, before anyone else looks.
+        let env = self.scene.env.clone();
+        let restarted = env.now();
+        self.client.sync_all().await.ok();
+        while !self.client.status().connected || env.now() < restarted + LEASE {
+            env.sleep(LEASE / 20).await;
+        }
+        self.last_seen = 0;
+    }
+
+    /// The state that the server has, if it is one.
+    async fn position(&self) -> Option<usize> {
+        let now = state_of(&*self.scene.files, self.directory).await;
+        self.states.iter().position(|it| *it == now)
+    }
+
+    /// What the server has is a prefix, and never less than before.
+    async fn check(&mut self) {
+        let at = self.position().await.expect("the server has a prefix");
+        assert!(at >= self.last_seen, "the server went back to {at}");
+        self.last_seen = at;
+    }
+}
+
+/// Refusals and syncs of a life.
+fn live(seed: u64) -> (u64, u64) {
+    run(seed, move |env| async move {
+        let mut life = Life::begin(&env).await;
+        let mut rng = env.rng();
+        for step in 0..120_u8 {
+            let some = life.inodes.len().checked_sub(1).map(|last| rng.random_range(0..=last));
             match (rng.random_range(0..20), some) {
-                (0..5, _) => {
-                    let name = format!("f{step}");
-                    next.insert(name.clone(), Vec::new());
-                    states.push(next);
-                    match client.create(directory, name.as_bytes(), &new(Node::File)).await {
-                        Ok(made) => {
-                            client.reference(made.ino);
-                            inodes.push((name, made.ino));
-                        }
-                        Err(error) => {
-                            is_over_quota::<()>(Err(error));
-                            states.pop();
-                            seen.refusals += 1;
-                        }
-                    }
-                }
+                (0..5, _) => life.create(format!("f{step}")).await,
                 (5..10, Some(some)) => {
-                    let (name, ino) = &inodes[some];
-                    let data = vec![step as u8 + 1; rng.random_range(1..9000)];
-                    let bytes = next.get_mut(name).unwrap();
-                    let at = WriteAt::Offset(bytes.len() as u64);
-                    bytes.extend_from_slice(&data);
-                    states.push(next);
-                    let wrote =
-                        client.write(*ino, at, vec![data.into()], WriteHow::default()).await;
-                    if let Err(error) = wrote {
-                        is_over_quota::<()>(Err(error));
-                        states.pop();
-                        seen.refusals += 1;
-                    }
+                    life.append(some, vec![step + 1; rng.random_range(1..9000)]).await;
                 }
-                (10..13, Some(some)) => match client.sync(inodes[some].1, false).await {
-                    // Everything that was made before is in the journal, or at the server.
-                    Ok(()) => {
-                        synced = states.len() - 1;
-                        seen.syncs += 1;
-                    }
-                    Err(error) => {
-                        is_over_quota::<()>(Err(error));
-                        seen.refusals += 1;
-                    }
-                },
-                (13, _) => limit(&scene, directory, 3 + inodes.len() as u64 / 2).await,
-                (14 | 15, _) => limit(&scene, directory, 0).await,
-                (16, _) => seen.refusals += u64::from(client.drain().await.is_err()),
-                (17, _) if rng.random_bool(0.3) => {
-                    limit(&scene, directory, 0).await;
-                    machine.crash(left(&mut rng));
-                    if rng.random_bool(0.5) {
-                        scene.crash(left(&mut rng)).await;
-                    }
-                    client = machine.mount(&scene, rng.random_bool(0.5)).await.unwrap();
-                    let now = state_of(&*scene.files, directory).await;
-                    let at = states.iter().position(|it| *it == now);
-                    let at = at.filter(|at| *at >= synced);
-                    let at = at.unwrap_or_else(|| panic!("seed {seed}, step {step}: {synced}"));
-                    states.truncate(at + 1);
-                    (synced, last_seen) = (at, at);
-                    inodes.retain(|(name, _)| states[at].contains_key(name));
-                    find_directory(&client).await;
-                    for (name, ino) in &mut inodes {
-                        *ino = client.find(directory, name.as_bytes()).await.unwrap().ino;
-                        client.reference(*ino);
-                    }
-                }
-                (18, _) if rng.random_bool(0.3) => {
-                    scene.crash(left(&mut rng)).await;
-                    // It gets again what it had answered, before anyone else looks.
-                    let restarted = env.now();
-                    client.sync_all().await.ok();
-                    while !client.status().connected || env.now() < restarted + LEASE {
-                        env.sleep(LEASE / 20).await;
-                    }
-                    last_seen = 0;
-                }
+                (10..13, Some(some)) => life.sync(some).await,
+                (13, _) => life.limit(3 + life.inodes.len() as u64 / 2).await,
+                (14 | 15, _) => life.limit(0).await,
+                (16, _) => life.refusals += u64::from(life.client.drain().await.is_err()),
+                (17, _) if rng.random_bool(0.3) => life.crash(&mut rng).await,
+                (18, _) if rng.random_bool(0.3) => life.crash_server(&mut rng).await,
                 _ => env.sleep(Duration::from_millis(rng.random_range(0..2000))).await,
             }
-            let now = state_of(&*scene.files, directory).await;
-            let at = states.iter().position(|it| *it == now);
-            let sizes = |state: &State| -> Vec<_> {
-                state.iter().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
-            };
-            let at = at.unwrap_or_else(|| {
-                let states: Vec<_> = states.iter().map(sizes).collect();
-                panic!("seed {seed}, step {step}: {:?} is no prefix of {states:#?}", sizes(&now))
-            });
-            assert!(at >= last_seen, "seed {seed}, step {step}: the server went back");
-            last_seen = at;
+            life.check().await;
         }
-        limit(&scene, directory, 0).await;
-        client.drain().await.unwrap();
-        let now = state_of(&*scene.files, directory).await;
-        assert!(Some(&now) == states.last(), "seed {seed}: something is missing");
-        assert_eq!(client.status().lost, 0);
-        seen
+        life.limit(0).await;
+        life.client.drain().await.unwrap();
+        assert_eq!(life.position().await, Some(life.states.len() - 1), "something is missing");
+        assert_eq!(life.client.status().lost, 0);
+        (life.refusals, life.syncs)
     })
 }
 
@@ -353,8 +401,7 @@ fn refusals_come_and_go_and_nothing_is_lost() {
     let (mut refusals, mut syncs) = (0, 0);
     for seed in campaign::seeds(40) {
         let seen = live(seed);
-        refusals += seen.refusals;
-        syncs += seen.syncs;
+        (refusals, syncs) = (refusals + seen.0, syncs + seen.1);
     }
     println!("{refusals} refusals, {syncs} syncs");
     assert!(refusals > 100 && syncs > 100);

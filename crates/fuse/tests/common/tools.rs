@@ -8,7 +8,7 @@ const TOOLS: [&str; 2] = ["fsx", "pjdfstest"];
 
 /// A tool of crates.io. All of them are installed once below the target directory; `None`, and says so, where that
 /// cannot be.
-pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+fn tool(name: &str) -> Option<PathBuf> {
     static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one_at_a_time = INSTALLING.lock();
     let mut target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -70,3 +70,42 @@ sendfile = 0.5
 posix_fadvise = 0.3
 copy_file_range = 1.0
 ";
+
+/// Expected failures of `pjdfstest`, with the reason.
+const EXPECTED_FAILURES: [&str; 0] = [];
+
+fn write_config(path: &Path) {
+    let failures: Vec<_> = EXPECTED_FAILURES.iter().map(|name| format!("{name:?}")).collect();
+    let config = format!(
+        "[features]\n\
+         posix_fallocate = {{}}\n\
+         rename_ctime = {{}}\n\
+         utimensat = {{}}\n\
+         utime_now = {{}}\n\
+         [settings]\n\
+         naptime = 0.01\n\
+         allow_remount = false\n\
+         expected_failures = [{}]\n\
+         [dummy_auth]\n\
+         entries = [[\"nobody\", \"nogroup\"], [\"daemon\", \"daemon\"]]\n",
+        failures.join(", ")
+    );
+    std::fs::write(path, config).unwrap();
+}
+
+/// Runs `pjdfstest` in a directory of a mount that every user may enter. Its settings go to the folder `beside`.
+pub(crate) fn pjdfstest(root: &Path, beside: &Path) {
+    let Some(program) = tool("pjdfstest") else { return };
+    let config = beside.join("pjdfstest.toml");
+    write_config(&config);
+    let mut command = Command::new(program);
+    command.arg("-c").arg(&config).arg("-p").arg(root);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    // The log shows skipped tests with the reasons.
+    let skipped = said.lines().filter(|line| line.contains("skipped") || line.starts_with('\t'));
+    skipped.for_each(|line| eprintln!("SKIPPED: {}", line.trim()));
+    eprintln!("{}", said.lines().last().unwrap_or_default());
+    let failures = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{failures}");
+}

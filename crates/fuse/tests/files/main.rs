@@ -9,6 +9,7 @@ mod coherence;
 mod content;
 mod differential;
 mod foreign;
+mod journal_modes;
 mod levels;
 mod locks;
 mod mapping;
@@ -68,6 +69,7 @@ macro_rules! all_suites {
 all_suites!(naive, crate::rig::naive);
 all_suites!(local, crate::rig::local);
 all_suites!(served, crate::rig::shared);
+all_suites!(journaled, crate::rig::journaled);
 all_suites!(writeback, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Writeback));
 all_suites!(ordered, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Ordered));
 all_suites!(data, |env| crate::rig::in_place(env, thalweg_store::inplace::Mode::Data));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::client::{self, Client, JournaledData, journal};
 use thalweg_cluster::server::{self, Server, Visitor};
 use thalweg_env::Env;
 use thalweg_env::connection::{BoxStream, Connecting, Connector};
@@ -18,7 +18,7 @@ use thalweg_net::keys::{Access, Squash};
 use thalweg_sim::files::NaiveFiles;
 use thalweg_sim::versions::VersionedMemory;
 use thalweg_store::block::BlockStore;
-use thalweg_store::device::{Geometry, MemoryDevice};
+use thalweg_store::device::{DeviceRef, Geometry, MemoryDevice};
 use thalweg_store::inplace::{self, InPlace, Mode, NewInPlace, Parts};
 use thalweg_store::txn::{self, Transact, TransactionManager};
 use tokio::runtime::Runtime;
@@ -80,6 +80,28 @@ pub(crate) fn client(env: &Env, server: &Server) -> Arc<dyn Filesystem> {
 /// A filesystem behind a server, on the transactions of a volume that keeps versions in memory.
 pub(crate) fn shared(env: &Env) -> Arc<dyn Filesystem> {
     client(env, &server(env, local(env)))
+}
+
+/// A client of a server with a journal in memory, so small that it is full now and then.
+pub(crate) fn journaled_client(
+    env: &Env,
+    server: &Server,
+    data: JournaledData,
+) -> Arc<dyn Filesystem> {
+    let device: DeviceRef = Arc::new(MemoryDevice::new(2 * journal::MIN_SIZE));
+    let connector = Box::new(Loopback::new(env, server));
+    let journal = Some(device.clone());
+    let connected = tokio::runtime::Handle::current().block_on(async {
+        journal::create(env, &device).await.unwrap();
+        let options = client::Options { journal, data, ..client::Options::default() };
+        Client::connect(env, connector, options).await
+    });
+    Arc::new(connected.unwrap())
+}
+
+/// A filesystem behind a server, on the transactions of a volume that keeps versions in memory, for a client with a journal.
+pub(crate) fn journaled(env: &Env) -> Arc<dyn Filesystem> {
+    journaled_client(env, &server(env, local(env)), JournaledData::Wasteless)
 }
 
 /// The filesystem on a volume in memory that is updated in place.

@@ -52,8 +52,14 @@ impl<'a> Scene<'a> {
         let add = ["cluster", "client", "add", client, "--path", "/", "--rw", "--squash", "none"];
         let token = good(&mut self.thalweg("server", &add)).trim().to_owned();
         fs::create_dir(self.root(client)).unwrap();
-        let from = format!("{}:/", self.place);
-        let mut mount = self.thalweg(client, &["mount", &from, "--token", &token]);
+        let mut mount = self.mount_again(client);
+        mount.args(["--token", &token]);
+        mount
+    }
+
+    /// The command that mounts the filesystem for a client that has mounted it before.
+    pub(super) fn mount_again(&self, client: &str) -> Command {
+        let mut mount = self.thalweg(client, &["mount", &format!("{}:/", self.place)]);
         mount.arg(self.root(client));
         mount
     }

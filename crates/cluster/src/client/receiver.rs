@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use thalweg_env::Env;
 use thalweg_env::connection::{Connector, Stream};
+use thalweg_env::{Env, Time};
 use thalweg_fs::Ino;
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_net::channel::{Channel, Handler, Incoming, Limits, Side};
@@ -40,6 +40,8 @@ use crate::protocol::moving::{
 
 /// The time between two questions whether the session was handed over.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A machine that has sent nothing for so long is lost, also if its connection is not: it may have lost its power.
+const SILENCE: Duration = Duration::from_secs(15);
 /// No client makes so many changes in a session.
 const MAX_POSITION: u64 = 1 << 62;
 /// Bytes that stay free in the journal for what is written while the mount moves.
@@ -102,6 +104,8 @@ enum Slot {
 struct Arriving {
     /// The connection that sends it.
     connection: u64,
+    /// When it has sent something last.
+    heard: Time,
     offer: Offer,
     journal: ArrivingJournal,
     base: ClientBase,
@@ -180,6 +184,10 @@ impl Receiver {
                 () = self.shared.env.sleep(PAUSE) => {}
             }
             let mut slot = self.shared.slot.lock().await;
+            let now = self.shared.env.now();
+            if matches!(&*slot, Slot::Arriving(it) if now.since(it.heard) > SILENCE) {
+                self.shared.give_up(&mut slot).await;
+            }
             if matches!(*slot, Slot::InDoubt(_))
                 && let Err(error) = self.shared.look(&mut slot).await
             {
@@ -250,6 +258,7 @@ impl Shared {
         if arriving.connection != number {
             return Err(MoveRefusal::InUse);
         }
+        arriving.heard = self.env.now();
         let is_prepared = arriving.state.is_some();
         match call {
             MoveCall::Changes { after } if !is_prepared => {
@@ -319,9 +328,9 @@ impl Shared {
         }
         journal.begin((offer.to, offer.from), offer.after).await.map_err(failed)?;
         let base = self.new_base(&offer, offer.after);
-        let (encoded, state) = (Vec::new(), None);
-        *slot =
-            Slot::Arriving(Box::new(Arriving { connection, offer, journal, base, encoded, state }));
+        let (heard, encoded, state) = (self.env.now(), Vec::new(), None);
+        let arriving = Arriving { connection, heard, offer, journal, base, encoded, state };
+        *slot = Slot::Arriving(Box::new(arriving));
         Ok(())
     }
 

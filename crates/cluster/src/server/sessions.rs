@@ -3,6 +3,7 @@
 //! A session that has ended is *leaving* until the filesystem has no record of it and its client uses nothing of its cache.
 //! Until then nothing that it held is another client's.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +24,8 @@ use crate::protocol::{BATCH_SLOT, Changed, Grants};
 const DELEGATED: Grants =
     Grants { attributes: false, names: false, content: false, delegation: true };
 
+/// Sessions that were handed over and have ended, of which the server knows.
+const MAX_HANDED_OVER: usize = 1024;
 /// Journals of one client that have lapsed, at most.
 const MAX_LAPSED: usize = 8;
 
@@ -44,6 +47,8 @@ pub(super) struct Sessions {
     live: Mutex<LiveSessions>,
     /// By serial number.
     leaving: Mutex<HashMap<u64, LeavingSession>>,
+    /// Names before a hand-over of sessions that have ended: the clients that had these may not know of that yet.
+    handed_over: Mutex<VecDeque<Uuid>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +88,7 @@ impl Sessions {
             last: AtomicU64::new(0),
             live: Mutex::default(),
             leaving: Mutex::default(),
+            handed_over: Mutex::default(),
         }
     }
 
@@ -103,10 +109,10 @@ impl Sessions {
         live.by_serial.values().filter(|session| wanted(session)).cloned().collect()
     }
 
-    /// Whether a session with this name was handed over to another machine.
+    /// Whether a session with this name was handed over to another machine. Of one that has ended since, only this server knows that.
     pub(super) fn was_handed_over(&self, id: Uuid) -> bool {
         let was = |session: &Session| session.identity().moved.is_some_and(|it| it.from == id);
-        !self.matching(was).is_empty()
+        !self.matching(was).is_empty() || self.handed_over.lock().contains(&id)
     }
 
     /// A session has another name from now on.
@@ -244,6 +250,10 @@ impl Sessions {
             );
         } else {
             tracing::info!(client = name, path, why, "a session ended");
+            if let Some(moved) = session.identity().moved {
+                self.handed_over.lock().push_front(moved.from);
+                self.handed_over.lock().truncate(MAX_HANDED_OVER);
+            }
             self.live.lock().remove(session);
         }
         self.base.replay.forget(session.serial);

@@ -7,6 +7,7 @@ use futures::future::{join, join3};
 use thalweg_cluster::client::{self, Client, MoveError, journal};
 use thalweg_fs::{Caller, Filesystem, FsError, Ino, Node, OpenFlags, WriteAt, WriteHow};
 use thalweg_net::keys::Access;
+use thalweg_sim::crash::Shape;
 use thalweg_sim::recording::Recorder;
 use thalweg_sim::run;
 use thalweg_store::device::Geometry;
@@ -245,4 +246,41 @@ fn a_mount_moves_back() {
             assert_eq!(text(other, found).await, name);
         }
     });
+}
+
+/// The machine that a mount moves from loses its power, and its connections do not end by that. Wherever the session is by then, the mount goes on
+/// there with everything that was synced.
+#[test]
+fn a_machine_that_is_lost_at_the_switch_in_silence() {
+    let mut moved = 0;
+    let moments: Vec<u64> = (0..5_000).step_by(125).collect();
+    let all = moments.len();
+    for micros in moments {
+        moved += run(1, move |env| async move {
+            let scene = Scene::durable(&env).await;
+            let (mut from, to) = machines(&scene).await;
+            let (client, file) = begin(&scene, &from, true).await;
+            put(&client, file, "first").await.unwrap();
+            client.drain().await.unwrap();
+            let receiver = receive(&scene, &to, true).await.unwrap();
+            let there = env.spawn(async move { arrived(&receiver).await });
+            put(&client, file, "later").await.unwrap();
+            client.sync(file, false).await.unwrap();
+            let (own, at) = (client.clone(), target(&from, &to));
+            let moving = from.process.env().spawn(async move { own.move_to(at, false).await });
+            env.sleep(Duration::from_micros(micros)).await;
+            from.crash(Shape::Nothing);
+            drop((moving, client));
+            let there = env.timeout(Duration::from_secs(30), there).await;
+            let moved = usize::from(there.is_some());
+            let client = match there {
+                Some(there) => there.unwrap(),
+                None => from.mount(&scene, true).await.unwrap(),
+            };
+            assert_eq!(text(&client, find(&client).await).await, "later", "{micros} µs");
+            assert_eq!(seen(&scene).await, "later", "{micros} µs");
+            moved
+        });
+    }
+    assert!(0 < moved && moved < all, "{moved} of {all} have moved");
 }

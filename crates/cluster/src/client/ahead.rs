@@ -3,6 +3,8 @@
 //! Its mutations stay in the queue. The next batch has just these, and need not be encoded and staged again. Should it not
 //! come, nothing is lost: the server drops what it was sent.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_fs::Ino;
@@ -17,8 +19,8 @@ pub(super) struct Encoded {
     pub(super) bytes: Bytes,
     /// Numbers of inodes that are not made.
     pub(super) spent: Vec<Ino>,
-    /// The server has it.
-    pub(super) is_staged: bool,
+    /// The server has it, and has got it in this time.
+    pub(super) staged_in: Option<Duration>,
 }
 
 #[derive(Default)]

@@ -428,7 +428,7 @@ impl Connections {
     async fn send_rest(&self) -> bool {
         loop {
             let before = self.base.queue.done();
-            let sending = self.writeback.send(true);
+            let sending = self.writeback.send_all();
             match self.base.env.timeout(self.base.options.patience, sending).await {
                 Some(sent) => return sent.is_ok(),
                 None if self.base.queue.done() > before => {

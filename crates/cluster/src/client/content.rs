@@ -157,7 +157,7 @@ async fn read_from_server(
 async fn read_directly(stages: &Stages, ino: Ino, offset: u64, len: usize) -> Option<Vec<Bytes>> {
     let reached = stages.direct_io.contents().filter(|_| len > 0)?;
     if stages.base.inodes.is_unsent(ino) {
-        stages.writeback.send(true).await.ok()?;
+        stages.writeback.send_all().await.ok()?;
     }
     let before = stages.base.cache.before_read(ino)?;
     let end = offset.saturating_add(len as u64).min(before.size);

@@ -290,7 +290,7 @@ impl OpenFiles {
         // Also of those of which the server is being told.
         let _turn = self.telling.lock().await;
         if inodes.iter().any(|ino| self.table.lock().is_quiet(*ino)) {
-            Box::pin(self.writeback.send(true)).await?;
+            Box::pin(self.writeback.send_all()).await?;
         }
         for ino in inodes {
             let is_untold = self.table.lock().is_untold(*ino);

@@ -342,11 +342,14 @@ impl WritebackQueue {
         Batch { last, releases, ..Batch::of(taken) }
     }
 
-    /// The batch behind the one that was taken last, which stays.
-    pub(super) fn peek_batch(&self, limit: &BatchLimit) -> Batch {
+    /// The batch behind the one that was taken last, which stays; `None` if mutations that are made meanwhile could still be a part of it.
+    pub(super) fn peek_batch(&self, limit: &BatchLimit) -> Option<Batch> {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
         let count = self.next_batch(&collected.waiting, limit);
+        if count == 0 || count == collected.waiting.len() {
+            return None;
+        }
         let peeked = collected.waiting.range(..count).map(|it| Waiting {
             record: Record::Bytes(Box::new(it.record.parts())),
             user: it.user.clone(),
@@ -355,7 +358,7 @@ impl WritebackQueue {
         let last = collected.waiting.range(..count).next_back().map_or(0, |it| it.number);
         let spilled = collected.waiting.range(..count).enumerate();
         let spilled = spilled.filter_map(|(index, it)| it.spilled(index)).collect();
-        Batch { last, spilled, ..Batch::of(peeked.collect()) }
+        Some(Batch { last, spilled, ..Batch::of(peeked.collect()) })
     }
 
     /// Mutations do not wait any more.

@@ -323,7 +323,7 @@ impl Resumption<'_> {
             return self.write_around(found, (before, None), turn).await;
         }
         drop(turn);
-        let Err(error) = writeback.send(true).await else { return Ok(before) };
+        let Err(error) = writeback.send_all().await else { return Ok(before) };
         let refused = writeback.refused().filter(|(error, _)| is_conflict(error));
         let Some((why, _)) = refused else { return Err(self.pending(error)) };
         if base.options.on_conflict == OnConflict::Refuse {

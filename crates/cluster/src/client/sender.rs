@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
@@ -128,14 +129,15 @@ impl BatchSender {
         self.base.session.has_journal() && !self.base.queue.is_recovered()
     }
 
-    /// Sends mutations of a batch, the last of which has this number, in one transaction.
+    /// Sends mutations of a batch, the last of which has this number, in one transaction. The time for which some of it was sent
+    /// before.
     pub(super) async fn send(
         &self,
         batch: &mut Batch,
         part: &Range<usize>,
         last: u64,
         Sending { sync, releases, until }: Sending,
-    ) -> Result<(), NotSent> {
+    ) -> Result<Duration, NotSent> {
         let first = last + 1 - part.len() as u64;
         let encoded = match self.ahead.take(first, last) {
             Some(encoded) => encoded,
@@ -145,10 +147,10 @@ impl BatchSender {
         let hash = batch.hash_up_to(last);
         let positions = self.positions(last, hash)?;
         let (part, user) = (batch.part(part), &batch.user);
-        let Encoded { mutations, bytes, spent, is_staged, .. } = encoded;
+        let Encoded { mutations, bytes, spent, staged_in, .. } = encoded;
         let message =
             Message { mutations: &mutations, part, user, positions, sync, releases, spent };
-        let sent = self.send_message(message, (bytes, is_staged), until).await;
+        let sent = self.send_message(message, (bytes, staged_in.is_some()), until).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
         {
@@ -157,7 +159,7 @@ impl BatchSender {
         }
         sent?;
         self.base.queue.reach(last, hash);
-        Ok(())
+        Ok(staged_in.unwrap_or_default())
     }
 
     /// Encodes what is left of mutations of a batch, the last of which has this number.
@@ -181,7 +183,7 @@ impl BatchSender {
         let bytes = postcard::to_allocvec(&mutations).map_err(|_| LinkError::Unexpected);
         let bytes = bytes.map_err(FsError::from)?.into();
         let first = last + 1 - part.len() as u64;
-        Ok(Encoded { first, last, mutations, bytes, spent, is_staged: false })
+        Ok(Encoded { first, last, mutations, bytes, spent, staged_in: None })
     }
 
     /// Sends mutations in one call, behind those that stage them if they are many and not staged.
@@ -264,10 +266,10 @@ impl BatchSender {
         if refusals.current().is_some() || !self.base.session.has_journal() {
             return;
         }
-        let mut batch = queue.peek_batch(&self.usual_limit());
+        let Some(mut batch) = queue.peek_batch(&self.usual_limit()) else { return };
         let (count, last) = (batch.mutations.len(), batch.last);
-        let first = (last + 1).saturating_sub(count as u64);
-        if count == 0 || first > until && !queue.is_full() {
+        let first = last + 1 - count as u64;
+        if first > until {
             return;
         }
         // An error here is found when the batch is sent.
@@ -277,6 +279,7 @@ impl BatchSender {
         if is_one {
             return;
         }
+        let begun = self.base.now();
         let is_staged = tokio::select! {
             staged = self.stage(self.position(first), &encoded.bytes) => staged.unwrap_or(false),
             // While the mount may move, the batch before must not wait for this one.
@@ -290,7 +293,7 @@ impl BatchSender {
                 *data = Bytes::new();
             }
         }
-        encoded.is_staged = true;
+        encoded.staged_in = Some(self.base.now().since(begun));
         self.ahead.set(encoded);
     }
 

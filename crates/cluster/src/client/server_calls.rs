@@ -133,7 +133,7 @@ impl ServerCalls {
         self.base.inodes.barrier();
         let writeback = self.writeback.clone();
         self.answer_after(id, async move {
-            if let Err(error) = writeback.send(true).await {
+            if let Err(error) = writeback.send_all().await {
                 tracing::error!(%error, "room was returned without all changes that had taken some");
             }
         });
@@ -161,7 +161,7 @@ impl ServerCalls {
 
     /// The server gets everything of what is not this client's alone any more, and hears of the files that are open there.
     async fn hand_over(&self) -> Result<(), FsError> {
-        self.writeback.send(true).await?;
+        self.writeback.send_all().await?;
         self.open_files.notify_server(&self.open_files.untold()).await
     }
 }

@@ -60,7 +60,7 @@ impl Writeback {
             self.journaling.commit().await?;
         }
         if self.base.queue.is_over_full() {
-            return self.send(false).await;
+            return self.send_batches(false, false).await;
         }
         self.begin_if_full();
         Ok(())
@@ -91,8 +91,14 @@ impl Writeback {
         Ok(())
     }
 
-    /// Sends the mutations that wait; with `all`, returns when the server has every mutation that was made before.
-    pub(super) async fn send(self: &Arc<Self>, all: bool) -> Result<(), FsError> {
+    /// Returns when the server has every mutation that was made before.
+    pub(super) async fn send_all(self: &Arc<Self>) -> Result<(), FsError> {
+        self.send_batches(true, true).await
+    }
+
+    /// Sends the mutations that wait; with `all`, as [`Writeback::send_all`]. Unless it is `urgent`, the link rests between batches, for the calls of
+    /// programs.
+    async fn send_batches(self: &Arc<Self>, all: bool, urgent: bool) -> Result<(), FsError> {
         let last = self.base.queue.last();
         loop {
             let turn = self.hold().await;
@@ -102,7 +108,7 @@ impl Writeback {
             if is_set_aside || queue.has(last) || !is_wanted {
                 return Ok(());
             }
-            self.send_batch(turn, None, if all { last } else { 0 }).await?;
+            self.send_batch(turn, None, if urgent { last } else { 0 }).await?;
         }
     }
 
@@ -249,7 +255,7 @@ impl Writeback {
         if self.base.queue.len() == 0 {
             return Ok(());
         }
-        Box::pin(self.send(true)).await
+        Box::pin(self.send_batches(true, false)).await
     }
 
     /// Sends mutations that have waited for long enough, again and again.
@@ -270,7 +276,7 @@ impl Writeback {
             let is_held = self.base.refusals.holds(self.base.now(), false).is_some();
             if is_late
                 && !is_held
-                && let Err(error) = self.send(true).await
+                && let Err(error) = self.send_batches(true, false).await
             {
                 self.report_unsent(&error);
             }
@@ -327,14 +333,15 @@ impl Writeback {
         let bytes = batch.bytes;
         let begun = self.base.now();
         let (mut parts, mut position, mut is_whole) = (Vec::new(), before, true);
+        let mut sent_before = Duration::ZERO;
         parts.push(0..batch.mutations.len());
         while let Some(part) = parts.pop() {
             let releases = if is_whole { batch.releases.clone() } else { Vec::new() };
             let how = Sending { sync: syncs && parts.is_empty(), releases, until };
             let last = before + part.end as u64;
             let (error, is_readable) = match self.sender.send(&mut batch, &part, last, how).await {
-                Ok(()) => {
-                    position = last;
+                Ok(before) => {
+                    (position, sent_before) = (last, sent_before + before);
                     self.taken();
                     continue;
                 }
@@ -366,7 +373,7 @@ impl Writeback {
             }
         }
         if is_whole {
-            self.base.queue.sent(bytes, self.base.now().since(begun));
+            self.base.queue.sent(bytes, sent_before + self.base.now().since(begun));
         } else {
             let hash = batch.hash_up_to(position);
             self.sender.pass_refused(position, hash).await?;

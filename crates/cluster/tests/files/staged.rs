@@ -111,11 +111,18 @@ fn the_next_batch_is_staged_while_one_is_applied() {
         let file = make(&client, directory, "file", Node::File).await;
         client.reference(file);
         client.drain().await.unwrap();
-        // As much as there is room for, in two batches that do not fit into messages.
-        let whole: Vec<u8> = (1..5).flat_map(|byte| vec![byte; 1 << 19]).collect();
-        for (offset, bytes) in (0..).step_by(1 << 19).zip(whole.chunks(1 << 19)) {
-            write(&client, file, offset, bytes.to_vec()).await;
-        }
+        let other = make(&client, directory, "other", Node::File).await;
+        client.reference(other);
+        let fill = async |file, blocks: std::ops::Range<u8>, more: u8| {
+            for block in blocks {
+                write(&client, file, u64::from(block) << 19, vec![block + more; 1 << 19]).await;
+            }
+        };
+        fill(file, 0..4, 1).await;
+        client.drain().await.unwrap();
+        // As much as there is room for, in three batches that do not fit into messages.
+        fill(file, 0..4, 100).await;
+        fill(other, 0..2, 200).await;
         client.sync(file, false).await.unwrap();
         let before = ["Stage", "Batch"].map(|kind| messages(&client, kind));
         let unsent = client.status().unsent;
@@ -134,7 +141,8 @@ fn the_next_batch_is_staged_while_one_is_applied() {
         assert_eq!(ahead, 4, "parts before the first batch was applied, of {unsent} changes");
         let [staged, batches] = ["Stage", "Batch"].map(|kind| messages(&client, kind));
         let (staged, batches) = (staged - before[0], batches - before[1]);
-        assert_eq!((staged, batches), (4, 2), "nothing is sent twice");
+        assert_eq!((staged, batches), (6, 3), "nothing is sent twice");
+        let whole: Vec<u8> = (0..4).flat_map(|block| vec![block + 100; 1 << 19]).collect();
         assert!(scene.files.read(file, 0, 4 << 20).await.unwrap().concat() == whole);
     });
 }

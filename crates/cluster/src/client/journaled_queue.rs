@@ -109,8 +109,8 @@ impl WritebackQueue {
         self.reached_hash.load(Ordering::Acquire)
     }
 
-    /// The server has not taken mutations of a batch, from this one on: they wait again. Not when the session has ended, whose
-    /// mutations in the journal are written back from there; whether they wait.
+    /// The server has not taken mutations of a batch, from this one on: they wait again. When the session has ended they do not, since
+    /// they are written back from the journal. Whether they wait.
     pub(super) fn put_back(&self, batch: &mut Batch, from: usize) -> bool {
         let mut collected = self.collected.lock();
         if self.is_kept(batch.last) {

@@ -355,10 +355,9 @@ impl WritebackQueue {
             user: it.user.clone(),
             ..*it
         });
-        let last = collected.waiting.range(..count).next_back().map_or(0, |it| it.number);
         let spilled = collected.waiting.range(..count).enumerate();
         let spilled = spilled.filter_map(|(index, it)| it.spilled(index)).collect();
-        Some(Batch { last, spilled, ..Batch::of(peeked.collect()) })
+        Some(Batch { spilled, ..Batch::of(peeked.collect()) })
     }
 
     /// Mutations do not wait any more.

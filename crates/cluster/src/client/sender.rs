@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future::OptionFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
@@ -150,7 +151,8 @@ impl BatchSender {
         let Encoded { mutations, bytes, spent, staged_in, .. } = encoded;
         let message =
             Message { mutations: &mutations, part, user, positions, sync, releases, spent };
-        let sent = self.send_message(message, (bytes, staged_in.is_some()), until).await;
+        let staged = (bytes, staged_in.is_some());
+        let sent = self.send_message(message, staged, last < until).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
         {
@@ -191,7 +193,7 @@ impl BatchSender {
         &self,
         message: Message<'_>,
         (encoded, is_staged): (Bytes, bool),
-        until: u64,
+        goes_on: bool,
     ) -> Result<(), FsError> {
         let Message { mutations, part, .. } = &message;
         assert!(!part.0.is_empty() && part.0.len() == part.1.len(), "each mutation has a charge");
@@ -213,7 +215,7 @@ impl BatchSender {
         if is_one || message.positions.is_none() {
             self.send_call(&message, 0, encoded, receive).await?;
         } else {
-            self.send_staged(&message, (encoded, is_staged), until, receive).await?;
+            self.send_staged(&message, (encoded, is_staged), goes_on, receive).await?;
         }
         if is_complete.load(Ordering::Relaxed) {
             return Ok(());
@@ -222,13 +224,12 @@ impl BatchSender {
         Err(LinkError::Unexpected.into())
     }
 
-    /// Sends a batch that is staged, or to be staged first. Meanwhile the next one is staged, if it begins with one of the mutations up to
-    /// `until`.
+    /// Sends a batch that is staged, or to be staged first. If it `goes_on` behind that, the next one is staged meanwhile.
     async fn send_staged(
         &self,
         message: &Message<'_>,
         (encoded, is_staged): (Bytes, bool),
-        until: u64,
+        goes_on: bool,
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
         let batch = message.positions.map_or(0, |it| it.after.position + 1);
@@ -242,7 +243,8 @@ impl BatchSender {
                 continue;
             }
             let sending = self.send_call(message, staged, made.clone(), then.clone());
-            let (answer, ()) = futures::future::join(sending, self.stage_ahead(until)).await;
+            let staging = OptionFuture::from(goes_on.then(|| self.stage_ahead()));
+            let (answer, _) = futures::future::join(sending, staging).await;
             if answer? != Answer::Unstaged {
                 return Ok(());
             }
@@ -260,8 +262,8 @@ impl BatchSender {
         Ok(answers.iter().all(|(reply, _)| reply.answer == Answer::Done))
     }
 
-    /// Stages the batch behind the one that was taken last, if there will be one soon.
-    async fn stage_ahead(&self, until: u64) {
+    /// Stages the batch behind the one that was taken last.
+    async fn stage_ahead(&self) {
         let ClientBase { queue, refusals, .. } = &*self.base;
         if refusals.current().is_some() || !self.base.session.has_journal() {
             return;
@@ -269,9 +271,6 @@ impl BatchSender {
         let Some(mut batch) = queue.peek_batch(&self.usual_limit()) else { return };
         let (count, last) = (batch.mutations.len(), batch.last);
         let first = last + 1 - count as u64;
-        if first > until {
-            return;
-        }
         // An error here is found when the batch is sent.
         let Ok(mut encoded) = self.encode(&mut batch, &(0..count), last).await else { return };
         drop(batch);

@@ -28,7 +28,7 @@
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
 //!   that are under way (`grace`), on threads that do not wait for each other (`workers`); `dirty`: pages that the kernel
-//!   has not written yet; `sizes`: those that it has of files;
+//!   has not written yet; `sizes`: those that it has of files, and `ends` that it learns when it reads;
 //!   `shown`: what programs are shown of these;
 //! - `patience`: how long requests wait, and the signals that end a wait; `away`: answers while a server is away;
 //! - `users`: the users of requests, where a server checks what these may do;
@@ -42,6 +42,7 @@ mod away;
 mod coherence;
 mod content;
 mod dirty;
+mod ends;
 mod grace;
 mod known;
 pub mod levels;

@@ -1,5 +1,6 @@
 //! Bytes of files, as the kernel writes, reserves, seeks and copies them.
 
+use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, INodeNo, LockOwner, OpenFlags, ReplyData, ReplyEmpty, ReplyLseek,
     ReplyWrite, Request, WriteFlags,
@@ -8,6 +9,7 @@ use thalweg_fs::payload::copy_by_blocks;
 use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
 
 use super::adapter::Adapter;
+use super::ends::{PageRead, behind_the_end};
 use super::opening::KernelHandle;
 use super::sizes::GrowingWrite;
 
@@ -78,21 +80,33 @@ impl Adapter {
     ) {
         // Only a read past the kernel's pages has an owner. Through a file that was opened to bypass them, mappings, sendfile,
         // splice and readahead still fill pages.
-        let fills_pages = owner.is_none();
+        let page_read = owner.is_none().then(|| PageRead::begin(&self.served().known, ino));
+        // A kernel that writes pages back itself takes no end from an answer.
+        let learns_ends = !self.writeback_cache;
+        let env = self.env.clone();
         self.of(request).run(
             "read",
             reply,
             move |served| async move {
-                if !fills_pages {
-                    return served.filesystem.read(ino, offset, len as usize).await;
+                let Some(page_read) = page_read else {
+                    let found = served.filesystem.read(ino, offset, len as usize).await?;
+                    return Ok((found, None));
+                };
+                let found = served.filesystem.read_cached(ino, offset, len as usize).await?;
+                if !learns_ends || !found.iter().all(Bytes::is_empty) {
+                    return Ok((found, Some(page_read)));
                 }
-                served.known.note_cached(ino);
-                served.filesystem.read_cached(ino, offset, len as usize).await
+                drop(page_read);
+                behind_the_end(&env, &served, ino, offset).await?;
+                Ok((found, None))
             },
-            |reply, data| match &data[..] {
-                [] => reply.data(&[]),
-                [one] => reply.data(one),
-                several => reply.data(&several.concat()),
+            |reply, (data, page_read)| {
+                match &data[..] {
+                    [] => reply.data(&[]),
+                    [one] => reply.data(one),
+                    several => reply.data(&several.concat()),
+                }
+                drop(page_read);
             },
         );
     }

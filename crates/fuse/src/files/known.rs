@@ -57,6 +57,16 @@ struct Inode {
     cached: bool,
     /// The size that it was told last.
     size: u64,
+    page_reads: PageReads,
+}
+
+/// The requests for pages of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct PageReads {
+    /// How many there were.
+    pub(super) begun: u64,
+    /// How many of them have been answered.
+    pub(super) answered: u64,
 }
 
 impl Known {
@@ -170,6 +180,25 @@ impl Known {
         if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
             inode.cached = true;
         }
+    }
+
+    /// The kernel asks for pages of an inode, and may cache them from now on.
+    pub(super) fn begin_page_read(&self, ino: Ino) {
+        if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
+            inode.cached = true;
+            inode.page_reads.begun += 1;
+        }
+    }
+
+    /// It was answered.
+    pub(super) fn end_page_read(&self, ino: Ino) {
+        if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
+            inode.page_reads.answered += 1;
+        }
+    }
+
+    pub(super) fn page_reads(&self, ino: Ino) -> PageReads {
+        self.state.lock().inodes.get(&ino).map(|inode| inode.page_reads).unwrap_or_default()
     }
 
     /// Whether the kernel may have pages of an inode in its cache. Of a file that was only opened for

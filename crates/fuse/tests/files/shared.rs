@@ -380,3 +380,38 @@ fn a_lock_guards_a_number_on_two_mounts() {
     let number = fs::read(roots[1].join("number")).unwrap();
     assert_eq!(number, (2 * ROUNDS).to_le_bytes());
 }
+
+/// A file gets shorter through the other mount, and longer again, but not as long as it was: a read past its end ends there.
+#[test]
+fn a_shorter_file_ends_where_it_ends() {
+    let Some((rigs, _)) = two() else { return };
+    let (a, b) = (rigs[0].root(), rigs[1].root());
+    fs::create_dir(a.join("d")).unwrap();
+    let bytes = vec![7; 250];
+    for round in 0..100u16 {
+        let _ = fs::remove_file(a.join("file"));
+        let mut model = Model::default();
+        let mut sides = [Side::new(a.clone()), Side::new(b.clone())];
+        let write = |at, how| Step::Write(at, bytes.clone(), how);
+        let steps = [
+            (1, write(18_889, How::Direct)),
+            (0, Step::Append(47)),
+            (0, write(11_628, How::Buffered)),
+            (0, Step::Read(3974, 4368, How::Buffered)),
+            (1, write(6014, How::Buffered)),
+            (1, Step::Remove(3)),
+            (0, Step::Remove(4)),
+            (0, write(2088, How::Buffered)),
+            (1, Step::Resize(992)),
+            (0, write(14_329 + round % 50, How::Buffered)),
+            (1, Step::Reopen),
+            (1, Step::Look(2)),
+        ];
+        for (side, step) in &steps {
+            sides[*side].take(step, &mut model);
+        }
+        for side in &sides {
+            side.read(0, model.bytes.len() + 10, How::Buffered, &model);
+        }
+    }
+}

@@ -7,6 +7,8 @@
 //!   changes need: inode `numbers`, `room`; `direct_io` stores bytes of files past the server, within `write_bounds` and with `size_records`;
 //! - else a call: `stages`, each behind what it depends on, made by `rpc` on as many connections as it takes.
 //!
+//! A read of a file of its own takes bytes from `partial_pages`, or from the `overlay` of what waits over what the server has.
+//!
 //! Each inode that a client knows is one node of `inodes`, with what is `cached` of it and what is `delegated`. `names`, `content`, `open_files`, `locks`,
 //! and `durability` have the calls of a filesystem; `connection` keeps the `link` to the server, `server_calls` answers what that one calls;
 //! `replay_log` and `reclaim` are for a server that starts again.
@@ -59,6 +61,7 @@ mod open_files;
 mod open_table;
 mod options;
 mod overlay;
+mod partial_pages;
 mod pending;
 mod queue;
 mod receiver;

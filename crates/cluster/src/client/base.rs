@@ -17,6 +17,7 @@ use super::link::Links;
 use super::losses::Losses;
 use super::numbers::InodeNumbers;
 use super::options::Options;
+use super::partial_pages::PageMemory;
 use super::pending::{self, Changes, MountedJournal, PendingReport};
 use super::queue::WritebackQueue;
 use super::refusals::Refusals;
@@ -38,6 +39,7 @@ pub(super) struct ClientBase {
     pub(super) queue: Arc<WritebackQueue>,
     pub(super) journal: JournalSlot,
     pub(super) bounds: WriteBounds,
+    pub(super) page_memory: Arc<PageMemory>,
     pub(super) losses: Losses,
     pub(super) refusals: Refusals,
     pub(super) replay_log: ReplayLog,
@@ -115,6 +117,7 @@ impl ClientBase {
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {
         let (session, inodes) = (Arc::new(Session::new(env)), Arc::new(Inodes::new()));
         let limit = DirtyLimit::new(options.memory, options.recall);
+        let page_memory = Arc::new(PageMemory::new(limit.page_memory()));
         let queue = Arc::new(WritebackQueue::new(inodes.clone(), limit));
         ClientBase {
             env: env.clone(),
@@ -122,6 +125,7 @@ impl ClientBase {
             links: Links::new(),
             cache: Arc::new(Cache::new(inodes.clone(), session.clone())),
             bounds: WriteBounds::new(inodes.clone(), queue.clone()),
+            page_memory,
             numbers: InodeNumbers::default(),
             room: PromisedRoom::default(),
             losses: Losses::default(),

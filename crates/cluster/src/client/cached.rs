@@ -6,10 +6,11 @@ use serde::{Deserialize, Serialize};
 use thalweg_env::HashMap;
 use thalweg_fs::{Attributes, Cookie, Ino, Timestamp};
 
+use super::partial_pages::PartialPages;
 use crate::protocol::Changed;
 
 /// What a client caches of one inode. Everything in it was granted by the server, or made by this client itself.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct CachedInode {
     /// If they may be used.
     pub(super) attributes: Option<Attributes>,
@@ -28,6 +29,8 @@ pub(super) struct CachedInode {
     pub(super) content: bool,
     /// The caller may cache pages without the server's knowledge, since the file was this client's alone.
     pub(super) cached_under_delegation: bool,
+    /// Pages that were written in parts.
+    pub(super) partial_pages: Option<Box<PartialPages>>,
     /// It has lost its last name.
     pub(super) is_removed: bool,
     /// It was used since the last sweep, so the next one spares it.
@@ -42,7 +45,7 @@ impl CachedInode {
 
     /// What the server has told of it may not be used any more.
     pub(super) fn forget_contents(&mut self) {
-        (self.attributes, self.names) = (None, None);
+        (self.attributes, self.names, self.partial_pages) = (None, None, None);
     }
 
     /// An answer with this stamp has named it.
@@ -56,7 +59,9 @@ impl CachedInode {
         self.changing > 0
     }
 
+    /// What the change leaves of the file's bytes is not foreseen.
     pub(super) fn begin_change(&mut self) {
+        self.partial_pages = None;
         self.changing += 1;
     }
 
@@ -81,6 +86,9 @@ impl CachedInode {
     }
 
     pub(super) fn invalidate(&mut self, change: &Changed) {
+        if !matches!(change, Changed::Names(_) | Changed::Name { .. }) {
+            self.partial_pages = None;
+        }
         match change {
             Changed::Attributes(_) => self.attributes = None,
             Changed::Names(_) => self.names = None,

@@ -10,6 +10,7 @@ use super::inode_changes::Step;
 use super::inodes::Node;
 use super::journaling::SpilledRecords;
 use super::overlay::{OwnStep, lay};
+use super::partial_pages::PageRead;
 use super::stages::Stages;
 use crate::protocol::{Answer, MAX_PAYLOAD, Reply, Request};
 
@@ -42,8 +43,16 @@ pub(super) async fn read(
     pages: bool,
 ) -> Result<Vec<Bytes>, FsError> {
     let inodes = &stages.base.inodes;
+    let is_due = match stages.base.read_partial_pages(ino, offset, len, pages) {
+        PageRead::Found(read) => return Ok(vec![read]),
+        PageRead::Due => true,
+        PageRead::Missing => false,
+    };
     let is_known = !pages || inodes.is(ino, |node| node.cached.content);
-    if is_known && let Some(read) = read_directly(stages, ino, offset, len).await {
+    if is_known
+        && !is_due
+        && let Some(read) = read_directly(stages, ino, offset, len).await
+    {
         return Ok(read);
     }
     let request = Request::Read { ino, offset, len: 0, pages };

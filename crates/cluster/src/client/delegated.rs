@@ -25,6 +25,10 @@ impl Grant {
         Grant { number, root, quota, is_over: AtomicBool::new(false) }
     }
 
+    pub(super) fn number(&self) -> GrantNumber {
+        self.number
+    }
+
     /// What was granted.
     pub(super) fn root(&self) -> Ino {
         self.root

@@ -287,6 +287,7 @@ impl ClientBase {
         if let Some(size) = change.size {
             (own.is_dense, own.is_estimate) = (true, false);
             attributes.stored = size.next_multiple_of(BLOCK);
+            node.cached.partial_pages.iter_mut().for_each(|pages| pages.truncate(size));
         }
         attributes.set(change, time);
         own.changed();
@@ -335,6 +336,7 @@ impl ClientBase {
             let known = if own.is_dense { attributes.size.next_multiple_of(BLOCK) } else { 0 };
             blocks_of(offset..end).saturating_sub(blocks_of(offset..known.clamp(offset, end)))
         };
+        let number = grant.number();
         let charge = Charge { quota: grant.quota, room: Room::of_bytes(blocks) };
         if !self.room.charge(charge) {
             return Local::NoRoom(charge.quota);
@@ -349,7 +351,9 @@ impl ClientBase {
         attributes.stored = if own.is_dense { most } else { stored.max(attributes.stored) };
         own.changed();
         node.cached.set_attributes(attributes);
-        let kind = MutationKind::Write { ino, offset, data: data(), clear_suid };
+        let data = data();
+        node.cached.keep_written((number, &self.page_memory), (ino, offset), &data);
+        let kind = MutationKind::Write { ino, offset, data, clear_suid };
         let parts = Parts { mutation: Mutation { time, kind }, blocks, grows };
         let record = Record::Bytes(Box::new(parts));
         let mutation = self.queue.append(&mut stripe, record, charge.quota, now);
@@ -357,6 +361,8 @@ impl ClientBase {
             let node = stripe.node(ino).expect("it was looked at");
             self.bounds.clear_in(&mut node.delegation, now, mutation);
         }
+        drop(stripe);
+        self.page_memory.trim(&self.inodes);
         Local::Made(offset)
     }
 

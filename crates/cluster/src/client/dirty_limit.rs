@@ -38,6 +38,12 @@ impl DirtyLimit {
         self.memory
     }
 
+    /// Bytes of memory for pages that were written in parts, also when the server has them: more than what waits in memory, since
+    /// programs read them again later.
+    pub(super) fn page_memory(&self) -> usize {
+        self.memory.saturating_mul(2)
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         let carried = self.rate.load(Ordering::Relaxed) as f64 * self.recall.as_secs_f64();
         (carried as u64).max(LEAST).min(self.most.load(Ordering::Relaxed))

@@ -45,6 +45,7 @@ mod own_locks;
 mod own_names;
 mod own_reads;
 mod pages;
+mod partial_pages;
 mod peer;
 mod positions;
 mod pressure;

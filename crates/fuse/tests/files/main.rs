@@ -15,6 +15,7 @@ mod locks;
 mod mapping;
 mod names;
 mod pages;
+mod partial_pages;
 mod rig;
 mod shared;
 #[path = "../common/tools.rs"]

@@ -123,6 +123,8 @@ fn what_another_client_has_written_is_read() {
                 let at = 5000 + 100 * usize::from(turn);
                 wanted[5000..at + 500].fill(200);
                 write(b, file, at, &[200; 500]).await;
+                let read = a.read(file, 4097, 2000).await.unwrap().concat();
+                assert!(read == wanted[4097..6097], "turn {turn}, past the pages");
                 assert!(count(a, file).await.0 == wanted, "turn {turn}");
                 // It may have become this client's own again.
                 open(a, file).await;

@@ -123,6 +123,8 @@ fn what_another_client_has_written_is_read() {
                 let at = 5000 + 100 * usize::from(turn);
                 wanted[5000..at + 500].fill(200);
                 write(b, file, at, &[200; 500]).await;
+                // Without them no read uses what is kept.
+                a.attributes(file).await.unwrap();
                 let read = a.read(file, 4097, 2000).await.unwrap().concat();
                 assert!(read == wanted[4097..6097], "turn {turn}, past the pages");
                 assert!(count(a, file).await.0 == wanted, "turn {turn}");
@@ -168,6 +170,7 @@ fn what_is_changed_by_a_call_is_read() {
         // Not foreseen: the server is asked for it.
         wanted[5000..6000].fill(0);
         a.allocate(file, 5000, 1000, Allocation::Zero { keep_size: true }).await.unwrap();
+        a.attributes(file).await.unwrap();
         assert!(count(a, file).await.0 == wanted);
         write_pieces(a, file, 1000).await;
         wanted = bytes();
@@ -175,9 +178,11 @@ fn what_is_changed_by_a_call_is_read() {
         let how = WriteHow { sync: true, ..WriteHow::default() };
         let data = vec![Bytes::from(vec![9; 100])];
         a.write(file, WriteAt::Offset(20_000), data, how).await.unwrap();
+        a.attributes(file).await.unwrap();
         assert!(count(a, file).await.0 == wanted);
         a.copy((file, 0), (file, 50_000), 700).await.unwrap();
         wanted.copy_within(..700, 50_000);
+        a.attributes(file).await.unwrap();
         assert!(count(a, file).await.0 == wanted);
     });
 }

@@ -405,6 +405,9 @@ pub enum Answer {
         squash: Squash,
         /// The incarnation of the server.
         server: Uuid,
+        /// Servers with a greater number came later. Calls that another client has begun after it saw what a call had come to at an
+        /// earlier server have a greater one, too.
+        server_number: u64,
         /// Changes up to this version survive a crash.
         durable: u64,
         /// Of a client with a journal.

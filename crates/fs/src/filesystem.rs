@@ -413,6 +413,13 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// Those of the transaction; [`FsError::Damaged`].
     async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError>;
 
+    /// A number for a server that goes on with the sessions on record: greater than those of all servers before it, also after a
+    /// crash.
+    ///
+    /// # Errors
+    /// Those of the transaction; [`FsError::Damaged`].
+    async fn number_server(&self) -> Result<u64, FsError>;
+
     /// Removes all sessions from the records, for an opening without a server; how many. Their clients do not hear of
     /// changes then, so they cannot go on with what they cache.
     ///

@@ -11,11 +11,20 @@ use crate::protocol::{BATCH_SLOT, CallEffect, MAX_ANSWERED, ReplayedCall};
 /// Calls of one incarnation of a client have numbers that differ below this bit.
 const INCARNATION: u32 = 40;
 
+/// A call that is to be carried out once.
+struct Once {
+    slot: u16,
+    /// What it may have come to before it has an answer.
+    effect: Option<CallEffect>,
+    /// The number of the first server that it was sent to.
+    server: Option<u64>,
+}
+
 #[derive(Default)]
 struct Pending {
     last: u64,
-    /// Of those that are to be carried out once: what each may have come to before it has an answer.
-    once: BTreeMap<u64, Option<ReplayedCall>>,
+    /// Those that are to be carried out once.
+    once: BTreeMap<u64, Once>,
     /// The number of calls under way that may be repeated: the server keeps no answers to them.
     others: usize,
     /// Answered calls behind one without an answer, of which the server does not know that they were answered.
@@ -53,8 +62,7 @@ impl CallNumbers {
         pending.last += 1;
         let number = pending.last;
         if is_once {
-            let unanswered = effect.map(|effect| ReplayedCall { number, slot, effect });
-            let before = pending.once.insert(number, unanswered);
+            let before = pending.once.insert(number, Once { slot, effect, server: None });
             assert!(before.is_none(), "each call has a number of its own");
         } else {
             pending.others += 1;
@@ -72,9 +80,20 @@ impl CallNumbers {
         pending.once.len() + pending.others
     }
 
+    /// A call is about to be sent to the server of this number.
+    pub(super) fn sends(&self, number: u64, server: u64) {
+        if let Some(once) = self.0.lock().once.get_mut(&number) {
+            once.server.get_or_insert(server);
+        }
+    }
+
     /// The calls that may have come to something before they have answers.
     pub(super) fn unanswered(&self) -> Vec<ReplayedCall> {
-        self.0.lock().once.values().flatten().copied().collect()
+        let replayed = |(number, once): (&u64, &Once)| {
+            let Once { slot, effect, server } = *once;
+            Some(ReplayedCall { number: *number, slot, server: server?, effect: effect? })
+        };
+        self.0.lock().once.iter().filter_map(replayed).collect()
     }
 
     /// The calls that are to be carried out once, for the server on a new connection: it forgets the answers to all others.

@@ -101,6 +101,7 @@ impl Connections {
             contents,
             squash,
             server,
+            server_number,
             durable,
             journal: state,
         } = answer
@@ -135,6 +136,7 @@ impl Connections {
             session.lease = Duration::from_millis(u64::from(lease));
             (session.read_only, session.contents) = (read_only, contents);
             session.squash = squash;
+            session.server_number = server_number;
             session.has_returned = state.returned;
             session.journal = journal.map(|_| JournalMount::Incarnation(state.incarnation));
             // A new server counts once it has what was reclaimed.

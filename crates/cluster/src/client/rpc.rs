@@ -170,6 +170,7 @@ impl Rpc {
                 );
                 return Err(LinkError::Evicted.into());
             }
+            base.call_numbers.sends(number.number, base.session.server_number());
             let message = self.message(&call, number.number, slot);
             let (rpc, then, sent) = (self.clone(), then.clone(), self.base.now());
             // Also when nothing waits for the answer any more, the slot is used until it comes.

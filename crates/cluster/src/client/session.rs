@@ -27,6 +27,8 @@ pub(super) struct SessionInfo {
     pub(super) squash: Squash,
     /// The server's incarnation.
     pub(super) server: Uuid,
+    /// The number of the server that has attached it last.
+    pub(super) server_number: u64,
     /// How the client mounts its journal, if it has one.
     pub(super) journal: Option<JournalMount>,
     /// Of a client with a journal: it was away, and other clients went on.
@@ -61,6 +63,7 @@ impl Session {
             contents: Bytes::new(),
             squash: Squash::None,
             server: Uuid::nil(),
+            server_number: 0,
             journal: None,
             has_returned: false,
         };
@@ -91,6 +94,10 @@ impl Session {
 
     pub(super) fn generation(&self) -> u64 {
         self.info.lock().generation
+    }
+
+    pub(super) fn server_number(&self) -> u64 {
+        self.info.lock().server_number
     }
 
     pub(super) fn lease(&self) -> Duration {

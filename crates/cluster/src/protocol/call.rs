@@ -48,6 +48,8 @@ pub struct ReplayedCall {
     pub number: u64,
     /// Its slot.
     pub slot: u16,
+    /// The first server that it was sent to: [`Answer::Attached::server_number`](super::Answer::Attached::server_number).
+    pub server: u64,
     /// What it may have come to.
     pub effect: CallEffect,
 }

@@ -193,6 +193,7 @@ impl Connection {
             lease: u32::try_from(options.lease.as_millis()).unwrap_or(u32::MAX),
             squash: self.visitor.squash,
             server: self.stages.incarnation,
+            server_number: self.stages.grace_period.server_number(),
             durable: commit_on_share.durable(),
             journal,
             contents: sessions.direct().map(|it| it.location()).unwrap_or_default(),

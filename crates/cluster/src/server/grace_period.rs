@@ -4,6 +4,7 @@
 //! what the client left behind, and nothing that came after it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use thalweg_env::{HashSet, Time, watch};
@@ -22,6 +23,9 @@ pub(super) struct GracePeriod {
     /// The sessions that have not reclaimed what they held yet.
     expected: watch::Sender<HashSet<u64>>,
     is_over: watch::Sender<bool>,
+    /// [`Answer::Attached::server_number`](crate::protocol::Answer::Attached::server_number); 0 for a server without one before it,
+    /// whose clients have begun no calls at others.
+    server_number: AtomicU64,
 }
 
 impl GracePeriod {
@@ -31,7 +35,12 @@ impl GracePeriod {
             sessions: sessions.clone(),
             expected: watch::Sender::new(HashSet::default()),
             is_over: watch::Sender::new(true),
+            server_number: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn server_number(&self) -> u64 {
+        self.server_number.load(Ordering::Relaxed)
     }
 
     pub(super) fn expects(&self, session: u64) -> bool {
@@ -88,6 +97,7 @@ impl GracePeriod {
             return Ok(None);
         }
         tracing::info!(sessions = expected, "clients of the server before this one are expected");
+        self.server_number.store(table.number_server().await?, Ordering::Relaxed);
         self.base.replay.begin();
         self.is_over.send_replace(false);
         // Longer than any lease that the server before this one has granted.

@@ -5,9 +5,12 @@
 //! - It has made an inode, and its record has survived. Another call may remove that before the client has the answer, so it
 //!   is referenced until then.
 //! - It has replaced bytes in their place, without a record. Another client may have read these, and written something else since. When
-//!   the call comes, it leaves alone what was written since this server started: to other clients it came before that.
+//!   the call comes, it leaves alone what was written since this server started: to other clients it came before that. Of two such
+//!   calls that were first sent to different servers, the one at the later server comes last: its client may have seen
+//!   the other one.
 
 mod replacement;
+mod written;
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -18,7 +21,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet};
-use thalweg_fs::ranges::Ranges;
 use thalweg_fs::session_table::{SlotRecord, SupersededCall};
 use thalweg_fs::{
     Answer, AttributeChange, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
@@ -29,6 +31,7 @@ use super::context::RequestContext;
 use super::session::Session;
 use crate::protocol::{self, CallEffect, SLOTS, decode_list};
 pub(super) use replacement::Replacement;
+use written::{AFTER_ALL, Written};
 
 /// A call: its session, and its number.
 type Number = (u64, u64);
@@ -41,6 +44,8 @@ enum ReplayEffect {
     Replaced {
         ino: Ino,
         range: Range<u64>,
+        /// The number of the first server that it was sent to.
+        server: u64,
         /// Its session, and its record, if others replace all of them.
         session: Arc<Session>,
         record: SlotRecord,
@@ -69,7 +74,7 @@ struct ReplayedCalls {
 struct File {
     calls: usize,
     /// What was written since this server started.
-    written: Arc<AsyncMutex<Ranges>>,
+    written: Arc<AsyncMutex<Written>>,
 }
 
 /// The turn of a call to replace bytes of a file that has such calls: one at a time.
@@ -77,9 +82,11 @@ struct Turn<'a> {
     replay: &'a Replay,
     ctx: &'a RequestContext<'a>,
     ino: Ino,
-    written: OwnedMutexGuard<Ranges>,
+    /// The number of the first server that the call was sent to, if it is one of those.
+    server: Option<u64>,
+    written: OwnedMutexGuard<Written>,
     /// What will have been written after it.
-    next: Ranges,
+    next: Written,
     /// The calls that it leaves nothing of, with their sessions.
     superseded: Vec<(Arc<Session>, SlotRecord)>,
 }
@@ -121,21 +128,28 @@ impl ReplayedCalls {
         made
     }
 
-    /// Whether this call may have replaced bytes of the file.
-    fn has_replaced(&self, number: Number, file: Ino) -> bool {
-        let effect = self.by_number.get(&number);
-        matches!(effect, Some(ReplayEffect::Replaced { ino, .. }) if *ino == file)
+    /// The first server of a call that may have replaced bytes of the file.
+    fn server_of(&self, number: Number, file: Ino) -> Option<u64> {
+        match self.by_number.get(&number)? {
+            ReplayEffect::Replaced { ino, server, .. } if *ino == file => Some(*server),
+            _ => None,
+        }
     }
 
     /// The other calls of which nothing is left once these bytes of the file were written.
-    fn covered(&self, file: Ino, own: Number, written: &Ranges) -> Vec<(Arc<Session>, SlotRecord)> {
-        let covered = self.by_number.iter().filter_map(|(number, effect)| match effect {
-            ReplayEffect::Replaced { ino, range, session, record }
-                if *ino == file && *number != own && written.gaps(range.clone()).is_empty() =>
-            {
-                Some((session.clone(), *record))
-            }
-            _ => None,
+    fn covered(
+        &self,
+        file: Ino,
+        own: Number,
+        written: &Written,
+    ) -> Vec<(Arc<Session>, SlotRecord)> {
+        let covered = self.by_number.iter().filter_map(|(number, effect)| {
+            let ReplayEffect::Replaced { ino, range, server, session, record } = effect else {
+                return None;
+            };
+            let is_other = *ino == file && *number != own;
+            (is_other && written.gaps_since(*server, range.clone()).is_empty())
+                .then(|| (session.clone(), *record))
         });
         covered.collect()
     }
@@ -253,8 +267,10 @@ impl Replay {
         }
         let written = self.lock()?.files.get(&ino)?.written.clone();
         let written = written.lock_owned().await;
+        let number = (ctx.session.serial, ctx.place.number);
+        let server = self.lock().and_then(|calls| calls.server_of(number, ino));
         let next = written.clone();
-        Some(Turn { replay: self, ctx, ino, written, next, superseded: Vec::new() })
+        Some(Turn { replay: self, ctx, ino, server, written, next, superseded: Vec::new() })
     }
 
     /// Replaces bytes of a file. A call that was sent again leaves alone what was written since. Returns how many bytes it has
@@ -311,7 +327,7 @@ impl Replay {
 
 /// What a call may have come to; `None` for nothing that another client sees.
 fn effect_of(session: &Arc<Session>, call: &protocol::ReplayedCall) -> Option<ReplayEffect> {
-    let protocol::ReplayedCall { number, slot, effect } = *call;
+    let protocol::ReplayedCall { number, slot, server, effect } = *call;
     match effect {
         CallEffect::Makes => {
             session.lock().record_of(number).map(|made| ReplayEffect::Made(Ino(made.outcome)))
@@ -322,7 +338,7 @@ fn effect_of(session: &Arc<Session>, call: &protocol::ReplayedCall) -> Option<Re
             let (session, record) =
                 (session.clone(), SlotRecord { slot, number, outcome, hash: 0 });
             let range = offset..offset.saturating_add(len);
-            Some(ReplayEffect::Replaced { ino, range, session, record })
+            Some(ReplayEffect::Replaced { ino, range, server, session, record })
         }
     }
 }
@@ -335,11 +351,9 @@ impl Turn<'_> {
     async fn replace(mut self, range: Range<u64>, with: &Replacement) -> Result<u64, FsError> {
         let (ctx, at) = (self.ctx, (self.ino, &range));
         let replay = self.replay;
-        let is_again = replay.lock().is_some_and(|it| it.has_replaced(self.number(), self.ino));
-        let gaps = if is_again && !range.is_empty() {
-            self.written.gaps(range.clone())
-        } else {
-            vec![range.clone()]
+        let gaps = match self.server {
+            Some(server) if !range.is_empty() => self.written.gaps_since(server, range.clone()),
+            _ => vec![range.clone()],
         };
         if gaps.is_empty() && ctx.session.lock().record_of(ctx.place.number).is_some() {
             ctx.depend();
@@ -376,7 +390,7 @@ impl Turn<'_> {
     /// The call is about to replace all of these bytes. Its record will have those calls, too, of which nothing is left then;
     /// otherwise the next server could make them after this one.
     fn replaces(&mut self, range: Range<u64>) {
-        self.next.add(range);
+        self.next.add(self.server.unwrap_or(AFTER_ALL), range);
         let Some(calls) = self.replay.lock() else { return };
         let covered = calls.covered(self.ino, self.number(), &self.next);
         drop(calls);
@@ -393,7 +407,7 @@ impl Turn<'_> {
 
     /// The call has replaced these bytes.
     fn replaced(mut self, range: Range<u64>) {
-        self.next.add(range);
+        self.next.add(self.server.unwrap_or(AFTER_ALL), range);
         *self.written = self.next;
         for (session, record) in &self.superseded {
             session.lock().recorded.insert(record.slot, *record);
@@ -432,7 +446,8 @@ mod tests {
     ) {
         let (ino, range) = file;
         let record = SlotRecord { slot: 0, number, outcome: 0, hash: 0 };
-        let effect = ReplayEffect::Replaced { ino, range, session: session.clone(), record };
+        let (session_of, server) = (session.clone(), session.serial);
+        let effect = ReplayEffect::Replaced { ino, range, server, session: session_of, record };
         calls.add((session.serial, number), effect);
     }
 
@@ -442,7 +457,7 @@ mod tests {
         add(&mut calls, &one, 3, (FILE, 0..8));
         add(&mut calls, &two, 3, (FILE, 0..8));
         calls.add((1, 4), ReplayEffect::Made(Ino(6)));
-        assert!(calls.has_replaced((1, 3), FILE) && !calls.has_replaced((1, 3), Ino(4)));
+        assert_eq!([FILE, Ino(4)].map(|file| calls.server_of((1, 3), file)), [Some(1), None]);
         assert_eq!(calls.remove((1, 0)..(1, 5), |number| number > 3), [Ino(6)]);
         assert_eq!(calls.remove((1, 3)..=(1, 3), |_| true), []);
         assert!(calls.files.contains_key(&FILE));
@@ -456,16 +471,19 @@ mod tests {
         add(&mut calls, &one, 3, (FILE, 4..8));
         add(&mut calls, &two, 7, (FILE, 4..10));
         add(&mut calls, &two, 8, (Ino(6), 4..8));
-        let mut written = Ranges::default();
-        let superseded = |written: &Ranges, own| {
+        let mut written = Written::default();
+        let superseded = |written: &Written, own| {
             let covered = calls.covered(FILE, own, written).into_iter();
             covered.map(|(session, record)| (session.serial, record.number)).collect::<Vec<_>>()
         };
-        written.add(5..9);
+        written.add(AFTER_ALL, 5..9);
         assert_eq!(superseded(&written, (3, 1)), []);
-        written.add(0..5);
+        written.add(1, 0..5);
         assert_eq!(superseded(&written, (3, 1)), [(1, 3)]);
-        written.add(9..u64::MAX);
+        // Of the second session's call, the earlier one that comes behind it leaves what it has written.
+        written.add(1, 5..u64::MAX);
+        assert_eq!(superseded(&written, (3, 1)), [(1, 3)]);
+        written.add(2, 0..u64::MAX);
         assert_eq!(superseded(&written, (3, 1)), [(1, 3), (2, 7)]);
         assert_eq!(superseded(&written, (1, 3)), [(2, 7)]);
     }

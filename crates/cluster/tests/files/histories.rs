@@ -476,6 +476,7 @@ fn histories_that_failed_are_linearizable() {
         (13_878_532_527_701, Kind::Crashes),
         (2_099_567_932_252, Kind::Crashes),
         (2_099_567_945_586, Kind::Network),
+        (10_023_463_816_001, Kind::Crashes),
     ];
     for (seed, kind) in alone.into_iter().chain(others) {
         let (mut history, _) = life(seed, kind);

@@ -284,7 +284,7 @@ fn calls_without_an_answer_that_mean_nothing_are_refused() {
         let replaced = |number: u64, slot: u16| {
             let effect =
                 CallEffect::Replaces { ino: others.file, offset: 9, len: u64::MAX, outcome: 0 };
-            ReplayedCall { number, slot, effect }
+            ReplayedCall { number, slot, server: 0, effect }
         };
         let made = ReplayedCall { effect: CallEffect::Makes, ..replaced(7, 0) };
         let reclaimed = async |calls: &[ReplayedCall]| {

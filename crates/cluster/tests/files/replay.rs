@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_fs::{Allocation, Filesystem, FsError, Ino, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
@@ -78,6 +79,59 @@ fn a_write_that_was_seen_does_not_replace_what_followed() {
         }
     }
     assert!(seen > 4, "{seen}");
+}
+
+/// Neither client has an answer when the second server crashes. One of them had read what the other has written.
+#[test]
+fn of_two_writes_that_come_again_the_one_that_follows_is_last() {
+    let mut followed = 0;
+    for (moment, later) in MOMENTS.step_by(40).flat_map(|it| [50, 150, 300].map(|by| (it, by))) {
+        let (found, at_last) = run(moment, |env| async move {
+            let mut scene = Scene::either(&env, options(), true).await;
+            let (a, b) = (scene.client("a").await, scene.client("b").await);
+            let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+            write(&a.client, file, (0, "old old ")).await;
+            b.client.find(Ino::ROOT, b"f").await.unwrap();
+            assert_eq!(text(&b.client, file).await, "old old ");
+            let (writer, other) = (a.client.clone(), b.client.clone());
+            let writing = env.spawn(async move { write(&writer, file, (0, "newer...")).await });
+            env.sleep(Duration::from_micros(moment)).await;
+            // It has reclaimed what it held, and its calls come later.
+            restart(&env, &mut scene, &b).await;
+            scene.network.heal();
+            scene.network.cut(&a.host, &scene.server);
+            let found = text(&b.client, file).await;
+            let following = env.spawn(async move { write(&other, file, (0, "followed")).await });
+            env.sleep(Duration::from_micros(later)).await;
+            // At this server it is the other way around.
+            restart(&env, &mut scene, &a).await;
+            scene.network.heal();
+            scene.network.cut(&b.host, &scene.server);
+            env.sleep(Duration::from_millis(5)).await;
+            scene.network.heal();
+            writing.await.unwrap();
+            following.await.unwrap();
+            assert_eq!((a.client.status().evictions, b.client.status().evictions), (0, 0));
+            (found, text(&b.client, file).await)
+        });
+        if found == "newer..." {
+            followed += 1;
+            assert_eq!(at_last, "followed", "{moment} {later}");
+        }
+    }
+    assert!(followed > 4, "{followed}");
+}
+
+/// The server crashes, and all but this client reclaim what they held at the next one.
+async fn restart(env: &Env, scene: &mut Scene, but: &Machine) {
+    scene.stop().await;
+    scene.network.heal();
+    scene.network.cut(&but.host, &scene.server);
+    env.sleep(Duration::from_millis(1)).await;
+    scene.start(Shape::Nothing).await;
+    while scene.service.expected() > 1 {
+        env.sleep(Duration::from_micros(10)).await;
+    }
 }
 
 #[test]

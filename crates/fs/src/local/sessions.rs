@@ -27,6 +27,9 @@ use crate::session_table::{
     UsedByOthers,
 };
 
+/// The session in the key of the number of the last server: no session has this number.
+const NO_SESSION: u64 = 0;
+
 /// The value of a slot. Behind it is the hash of a position in a journal (u64), if the outcome is one.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -86,6 +89,8 @@ fn slot_key(session: u64, slot: u16) -> Vec<u8> {
 pub(super) enum Record {
     /// What the server has written down of it.
     Info,
+    /// Of no session: the number of the last server that went on with sessions.
+    Server,
     /// The last call of a slot.
     Slot(SlotRecord),
     /// The address of its client at the store with the contents.
@@ -138,6 +143,10 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     let (0, Tag::Session, rest) = parse_key(key)? else { return None };
     let (session, rest) = rest.split_first_chunk()?;
     let session = u64::from_be_bytes(*session);
+    if session == NO_SESSION {
+        let is_number = rest.is_empty() && U64::read_from_bytes(value).is_ok();
+        return is_number.then_some((session, Record::Server));
+    }
     if rest.is_empty() {
         return (value.len() <= MAX_INFO).then_some((session, Record::Info));
     }
@@ -316,7 +325,7 @@ impl SessionTable for LocalFs {
             for (key, value) in op.range(range, usize::MAX).await? {
                 let bad = || FsError::Damaged("a record of a session is invalid".to_owned());
                 let (session, record) = parse_record(&key, &value).ok_or_else(bad)?;
-                if matches!(record, Record::Address | Record::Sizes(_)) {
+                if matches!(record, Record::Server | Record::Address | Record::Sizes(_)) {
                     continue;
                 }
                 // The first record of a session is its own, unless a crash has left others.
@@ -331,7 +340,7 @@ impl SessionTable for LocalFs {
                     Record::Delegated(ino) => last.held.inodes.push(ino),
                     Record::Reserved(start, end) => last.held.numbers.push(start..end),
                     Record::Used(used) => last.held.used.push(used),
-                    Record::Address | Record::Sizes(_) => {}
+                    Record::Server | Record::Address | Record::Sizes(_) => {}
                 }
             }
             Ok(sessions)
@@ -341,6 +350,26 @@ impl SessionTable for LocalFs {
             self.inner.count_rooms().await?;
         }
         Ok(sessions)
+    }
+
+    async fn number_server(&self) -> Result<u64, FsError> {
+        self.change_as(Durability::Synced, async |txn| {
+            let mut op = self.op(&txn);
+            let last = match op.get(&session_key(NO_SESSION)).await? {
+                None => 0,
+                Some(last) => match U64::read_from_bytes(&last) {
+                    Ok(last) => last.get(),
+                    Err(_) => {
+                        let why = "the number of a server is invalid";
+                        return Err(FsError::Damaged(why.to_owned()));
+                    }
+                },
+            };
+            let number = last.saturating_add(1);
+            op.put(session_key(NO_SESSION), U64::from(number).as_bytes().to_vec());
+            Ok((number, op.finish().await?))
+        })
+        .await
     }
 
     async fn set_session(&self, session: u64, info: Bytes) -> Result<(), FsError> {

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::cached::NewName;
 use super::inodes::{Inodes, Node};
+use super::partial_pages::PageRead;
 use super::session::Session;
 use crate::protocol::{Changed, Grants, ListedEntry, Reclaim};
 
@@ -103,6 +104,37 @@ impl Cache {
         let found = self.steady(ino)?;
         let is_told = self.inodes.with(ino, |node| node.cached.read_again(found.changed))?;
         (is_told || !found.is_read_due(self.session.clocks().1)).then_some(found)
+    }
+
+    /// Reads bytes of a file that are all in pages which this client has written in parts. With `pages`, they are for the caller's cache.
+    pub(super) fn read_partial_pages(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        pages: bool,
+    ) -> PageRead {
+        let look = |node: &mut Node| {
+            // Under the lock: a recall waits for that at the barrier, and so does a move.
+            let (now, time) = self.session.clocks();
+            let is_usable = node.is_free() && self.session.is_leased_at(now);
+            let found = node.cached.attributes.filter(|_| is_usable)?;
+            // As of pages of a file that was opened without the server: that is told before another client may change them.
+            let is_known = node.cached.content || node.cached.cached_under_delegation;
+            let kept = node.cached.partial_pages.as_ref().filter(|_| is_known || !pages)?;
+            let kept = kept.as_ref();
+            if Some(kept.grant()) != node.delegation.grant_number() {
+                return None;
+            }
+            let end = offset.saturating_add(len as u64).min(found.size);
+            let read = kept.read(offset..end).filter(|read| !read.is_empty())?;
+            // What the server does not have will be newer than any read.
+            let is_noted = node.delegation.unsent() > 0
+                || node.cached.read_again(found.changed)
+                || !found.is_read_due(time);
+            Some(if is_noted { PageRead::Found(read.into()) } else { PageRead::Due })
+        };
+        self.inodes.with(ino, look).flatten().unwrap_or(PageRead::Missing)
     }
 
     /// Attributes of an answer, and how long they may be used: if the cache has them still, or has newer ones that the

@@ -43,7 +43,7 @@ pub(super) async fn read(
     pages: bool,
 ) -> Result<Vec<Bytes>, FsError> {
     let inodes = &stages.base.inodes;
-    let is_due = match stages.base.read_partial_pages(ino, offset, len, pages) {
+    let is_due = match stages.base.cache.read_partial_pages(ino, offset, len, pages) {
         PageRead::Found(read) => return Ok(vec![read]),
         PageRead::Due => true,
         PageRead::Missing => false,

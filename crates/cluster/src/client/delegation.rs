@@ -20,6 +20,7 @@ use super::base::ClientBase;
 use super::cached::NewName;
 use super::delegated::{Delegation, Grant, GrantNumber};
 use super::inodes::{Node, Stripe};
+use super::partial_pages::PartialPages;
 use super::record::{Parts, Record};
 use super::room::Charge;
 use super::user;
@@ -352,7 +353,8 @@ impl ClientBase {
         own.changed();
         node.cached.set_attributes(attributes);
         let data = data();
-        node.cached.keep_written((number, &self.page_memory), (ino, offset), &data);
+        let pages = &mut node.cached.partial_pages;
+        PartialPages::keep(pages, (number, &self.page_memory), (ino, offset), &data);
         let kind = MutationKind::Write { ino, offset, data, clear_suid };
         let parts = Parts { mutation: Mutation { time, kind }, blocks, grows };
         let record = Record::Bytes(Box::new(parts));
@@ -362,7 +364,12 @@ impl ClientBase {
             self.bounds.clear_in(&mut node.delegation, now, mutation);
         }
         drop(stripe);
-        self.page_memory.trim(&self.inodes);
+        self.page_memory.trim(|ino, number| {
+            let drop_page = |node: &mut Node| {
+                node.cached.partial_pages.iter_mut().for_each(|it| it.remove(number));
+            };
+            self.inodes.with(ino, drop_page);
+        });
         Local::Made(offset)
     }
 

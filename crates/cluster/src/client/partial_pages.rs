@@ -16,10 +16,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_fs::Ino;
 
-use super::base::ClientBase;
-use super::cached::CachedInode;
 use super::delegated::GrantNumber;
-use super::inodes::{Inodes, Node};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -75,6 +72,29 @@ impl PartialPages {
         PartialPages { grant, pages: BTreeMap::new(), memory: memory.clone() }
     }
 
+    /// Bytes of a file, which has these pages, are written under a grant.
+    pub(super) fn keep(
+        pages: &mut Option<Box<PartialPages>>,
+        (grant, memory): (GrantNumber, &Arc<PageMemory>),
+        (ino, offset): (Ino, u64),
+        data: &[u8],
+    ) {
+        pages.take_if(|pages| pages.grant != grant);
+        let end = offset + data.len() as u64;
+        let is_partial = !offset.is_multiple_of(PAGE) || !end.is_multiple_of(PAGE);
+        if is_partial && pages.is_none() {
+            *pages = Some(Box::new(PartialPages::new(grant, memory)));
+        }
+        if let Some(pages) = pages {
+            pages.write(ino, offset, data);
+        }
+    }
+
+    /// The grant under which they were written.
+    pub(super) fn grant(&self) -> GrantNumber {
+        self.grant
+    }
+
     fn write(&mut self, ino: Ino, offset: u64, mut data: &[u8]) {
         for (number, part) in parts(offset..offset + data.len() as u64) {
             let (these, rest) = data.split_at(part.len());
@@ -99,12 +119,12 @@ impl PartialPages {
         }
     }
 
-    fn remove(&mut self, number: u64) {
+    pub(super) fn remove(&mut self, number: u64) {
         self.memory.removed(usize::from(self.pages.remove(&number).is_some()));
     }
 
     /// These bytes, if all of them were written and are here.
-    fn read(&self, bytes: Range<u64>) -> Option<Vec<u8>> {
+    pub(super) fn read(&self, bytes: Range<u64>) -> Option<Vec<u8>> {
         let mut read = Vec::new();
         for (number, part) in parts(bytes.clone()) {
             let page = self.pages.get(&number)?;
@@ -156,8 +176,9 @@ impl PageMemory {
             || self.noted.load(Ordering::Relaxed) > 2 * self.max
     }
 
-    /// Drops pages until they take no more memory than they may. The caller holds the lock of no stripe.
-    pub(super) fn trim(&self, inodes: &Inodes) {
+    /// Has pages be dropped until they take no more memory than they may: `drop_page` looks for one of a file. The caller holds the lock of
+    /// no stripe.
+    pub(super) fn trim(&self, mut drop_page: impl FnMut(Ino, u64)) {
         while self.is_over() {
             let oldest = {
                 let mut order = self.order.lock();
@@ -166,11 +187,7 @@ impl PageMemory {
                 oldest
             };
             let Some((ino, number)) = oldest else { return };
-            inodes.with(ino, |node| {
-                if let Some(pages) = &mut node.cached.partial_pages {
-                    pages.remove(number);
-                }
-            });
+            drop_page(ino, number);
         }
     }
 
@@ -181,65 +198,12 @@ impl PageMemory {
     }
 }
 
-impl CachedInode {
-    /// Bytes are written under a grant.
-    pub(super) fn keep_written(
-        &mut self,
-        (grant, memory): (GrantNumber, &Arc<PageMemory>),
-        (ino, offset): (Ino, u64),
-        data: &[u8],
-    ) {
-        self.partial_pages.take_if(|pages| pages.grant != grant);
-        let end = offset + data.len() as u64;
-        let is_partial = !offset.is_multiple_of(PAGE) || !end.is_multiple_of(PAGE);
-        if is_partial && self.partial_pages.is_none() {
-            self.partial_pages = Some(Box::new(PartialPages::new(grant, memory)));
-        }
-        if let Some(pages) = &mut self.partial_pages {
-            pages.write(ino, offset, data);
-        }
-    }
-}
-
 /// What a read finds.
 pub(super) enum PageRead {
     Found(Bytes),
     /// The server has to note the time of a read, and is asked for the bytes.
     Due,
     Missing,
-}
-
-impl ClientBase {
-    /// Reads bytes of a file that are all in pages which this client has written in parts. With `pages`, they are for the caller's cache.
-    pub(super) fn read_partial_pages(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: usize,
-        pages: bool,
-    ) -> PageRead {
-        let look = |node: &mut Node| {
-            // Under the lock: a recall waits for that at the barrier, and so does a move.
-            let (now, time) = self.session.clocks();
-            let is_usable = node.is_free() && self.session.is_leased_at(now);
-            let found = node.cached.attributes.filter(|_| is_usable)?;
-            // As of pages of a file that was opened without the server: that is told before another client may change them.
-            let is_known = node.cached.content || node.cached.cached_under_delegation;
-            let kept = node.cached.partial_pages.as_ref().filter(|_| is_known || !pages)?;
-            let kept = kept.as_ref();
-            if Some(kept.grant) != node.delegation.grant_number() {
-                return None;
-            }
-            let end = offset.saturating_add(len as u64).min(found.size);
-            let read = kept.read(offset..end).filter(|read| !read.is_empty())?;
-            // What the server does not have will be newer than any read.
-            let is_noted = node.delegation.unsent() > 0
-                || node.cached.read_again(found.changed)
-                || !found.is_read_due(time);
-            Some(if is_noted { PageRead::Found(read.into()) } else { PageRead::Due })
-        };
-        self.inodes.with(ino, look).flatten().unwrap_or(PageRead::Missing)
-    }
 }
 
 #[cfg(test)]
@@ -281,7 +245,7 @@ mod tests {
         #[test]
         fn pages_have_what_was_written(steps in steps(), max in 1..8_usize) {
             let memory = Arc::new(PageMemory::new(max * PAGE as usize));
-            let (inodes, ino) = (Inodes::new(), Ino(7));
+            let (mut pages, ino) = (None, Ino(7));
             let (mut file, mut grant) = (Vec::new(), GrantNumber::MIN);
             for step in steps {
                 match step {
@@ -289,22 +253,16 @@ mod tests {
                         let end = offset as usize + data.len();
                         file.resize(file.len().max(end), 0);
                         file[offset as usize..end].copy_from_slice(&data);
-                        inodes.with_new(ino, |node| {
-                            node.cached.keep_written((grant, &memory), (ino, offset), &data);
-                        });
-                        memory.trim(&inodes);
+                        PartialPages::keep(&mut pages, (grant, &memory), (ino, offset), &data);
+                        memory.trim(|_, number| pages.iter_mut().for_each(|it| it.remove(number)));
                         prop_assert!(memory.kept() <= max, "{}", memory.kept());
                     }
                     Step::Truncate(size) => {
                         file.truncate(size as usize);
-                        inodes.with_new(ino, |node| {
-                            node.cached.partial_pages.iter_mut().for_each(|it| it.truncate(size));
-                        });
+                        pages.iter_mut().for_each(|it| it.truncate(size));
                     }
                     Step::Read(bytes) => {
-                        let read = inodes.with_new(ino, |node| {
-                            node.cached.partial_pages.as_ref().and_then(|it| it.read(bytes.clone()))
-                        });
+                        let read = pages.as_ref().and_then(|it| it.read(bytes.clone()));
                         if let Some(read) = read {
                             let wanted = file.get(bytes.start as usize..bytes.end as usize);
                             prop_assert_eq!(Some(&read[..]), wanted);
@@ -313,7 +271,7 @@ mod tests {
                     Step::Regrant => grant = grant.checked_add(1).expect("few steps"),
                 }
             }
-            inodes.with_new(ino, |node| node.cached.partial_pages = None);
+            drop(pages);
             prop_assert_eq!(memory.kept(), 0);
         }
     }
@@ -322,14 +280,14 @@ mod tests {
     fn a_file_that_was_written_in_pieces_is_here_as_a_whole() {
         let memory = Arc::new(PageMemory::new(1 << 20));
         for (piece, pages) in [(100, 25), (1000, 25), (4000, 25), (4096, 1), (65_000, 2)] {
-            let mut cached = CachedInode::default();
+            let mut kept = None;
             let data: Vec<u8> = (0..100_000_usize).map(|at| (at / 7) as u8).collect();
             for (at, part) in data.chunks(piece).enumerate() {
                 let offset = (at * piece) as u64;
-                cached.keep_written((GrantNumber::MIN, &memory), (Ino(7), offset), part);
+                PartialPages::keep(&mut kept, (GrantNumber::MIN, &memory), (Ino(7), offset), part);
             }
             assert_eq!(memory.kept(), pages, "{piece}");
-            let read = cached.partial_pages.as_ref().and_then(|it| it.read(0..100_000));
+            let read = kept.as_ref().and_then(|it| it.read(0..100_000));
             assert_eq!(read, (pages == 25).then_some(data), "{piece}");
         }
     }

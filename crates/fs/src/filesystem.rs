@@ -413,8 +413,7 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// Those of the transaction; [`FsError::Damaged`].
     async fn sessions(&self) -> Result<Vec<SessionRecord>, FsError>;
 
-    /// A number for a server that goes on with the sessions on record: greater than those of all servers before it, also after a
-    /// crash.
+    /// A number for a server that goes on with the sessions on record: greater than those of all before it, also after a crash.
     ///
     /// # Errors
     /// Those of the transaction; [`FsError::Damaged`].

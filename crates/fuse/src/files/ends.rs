@@ -3,7 +3,7 @@
 //! When another client has made a file shorter, the kernel drops its pages, but keeps the size until it asks for attributes. It
 //! may read before it does. A short answer then shows it the end, unless it has taken an end from another answer since it asked.
 //! From an answer of nothing, for pages behind the end, it takes their offset, which is too far. If the request for the page of
-//! the true end is on its way by then, its answer does not count, and the program reads zeros behind the end.
+//! the true end was sent before, its answer does not count, and the program reads zeros behind the end.
 //!
 //! So an answer of nothing waits until that request has gone first.
 

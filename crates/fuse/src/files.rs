@@ -28,7 +28,7 @@
 //! - `served`: the state that requests share; `privileges` of inodes, and `listing` of directories;
 //! - `known`: the inodes that the kernel knows; `coherence`: keeps its caches coherent, after answers
 //!   that are under way (`grace`), on threads that do not wait for each other (`workers`); `dirty`: pages that the kernel
-//!   has not written yet; `sizes`: those that it has of files, and `ends` that it learns when it reads;
+//!   has not written yet; `sizes`: those that it has of files, and `ends` that it learns when it reads (`page_reads`);
 //!   `shown`: what programs are shown of these;
 //! - `patience`: how long requests wait, and the signals that end a wait; `away`: answers while a server is away;
 //! - `users`: the users of requests, where a server checks what these may do;
@@ -53,6 +53,7 @@ mod mounting;
 mod names;
 mod opening;
 mod options;
+mod page_reads;
 mod patience;
 mod privileges;
 mod requests;

@@ -127,7 +127,7 @@ impl Cache {
                 return None;
             }
             let end = offset.saturating_add(len as u64).min(found.size);
-            let read = kept.read(offset..end).filter(|read| !read.is_empty())?;
+            let read = kept.read(offset..end)?;
             // What the server does not have will be newer than any read.
             let is_noted = node.delegation.unsent() > 0
                 || node.cached.read_again(found.changed)

@@ -123,13 +123,19 @@ impl PartialPages {
         self.memory.removed(usize::from(self.pages.remove(&number).is_some()));
     }
 
-    /// These bytes, if all of them were written and are here.
+    /// These bytes, if there are some, and all of them were written and are here.
     pub(super) fn read(&self, bytes: Range<u64>) -> Option<Vec<u8>> {
-        let mut read = Vec::new();
-        for (number, part) in parts(bytes.clone()) {
-            let page = self.pages.get(&number)?;
-            let is_here = page.written.start <= part.start && part.end <= page.written.end;
-            read.extend_from_slice(page.bytes.get(part).filter(|_| is_here)?);
+        let is_here = |(number, part): (u64, Range<usize>)| {
+            let written = self.pages.get(&number).map(|page| &page.written);
+            written.is_some_and(|it| it.start <= part.start && part.end <= it.end)
+        };
+        // A read may begin behind the end.
+        if bytes.is_empty() || !parts(bytes.clone()).all(is_here) {
+            return None;
+        }
+        let mut read = Vec::with_capacity((bytes.end - bytes.start) as usize);
+        for (number, part) in parts(bytes) {
+            read.extend_from_slice(&self.pages[&number].bytes[part]);
         }
         Some(read)
     }

@@ -143,6 +143,10 @@ impl Connections {
             }
         }
         if failed > 0 {
+            for ino in &inodes {
+                // What the client keeps of it has what is lost.
+                self.base.inodes.with(*ino, |node| node.cached.forget_contents());
+            }
             self.base.losses.add_all(failed, inodes);
             tracing::error!(failed, "the server has lost changes of this client");
         }

@@ -261,16 +261,27 @@ impl Replay {
     /// The turn of a call to replace bytes of a file; `None` while the file has no such call. A change that is made again came
     /// before such a call, or at the same time. So did the mutations of a batch: the file was their client's alone when this server
     /// started.
-    async fn turn<'a>(&'a self, ctx: &'a RequestContext<'a>, ino: Ino) -> Option<Turn<'a>> {
+    ///
+    /// # Errors
+    /// [`FsError::Stale`]: the session has ended while the call waited, and it is not known any more what it was.
+    async fn turn<'a>(
+        &'a self,
+        ctx: &'a RequestContext<'a>,
+        ino: Ino,
+    ) -> Result<Option<Turn<'a>>, FsError> {
         if ctx.is_replay() {
-            return None;
+            return Ok(None);
         }
-        let written = self.lock()?.files.get(&ino)?.written.clone();
+        let watched = self.lock().and_then(|calls| Some(calls.files.get(&ino)?.written.clone()));
+        let Some(written) = watched else { return Ok(None) };
         let written = written.lock_owned().await;
+        if ctx.session.lock().has_ended {
+            return Err(FsError::Stale);
+        }
         let number = (ctx.session.serial, ctx.place.number);
         let server = self.lock().and_then(|calls| calls.server_of(number, ino));
         let next = written.clone();
-        Some(Turn { replay: self, ctx, ino, server, written, next, superseded: Vec::new() })
+        Ok(Some(Turn { replay: self, ctx, ino, server, written, next, superseded: Vec::new() }))
     }
 
     /// Replaces bytes of a file. A call that was sent again leaves alone what was written since. Returns how many bytes it has
@@ -281,7 +292,7 @@ impl Replay {
         (ino, range): (Ino, Range<u64>),
         with: &Replacement,
     ) -> Result<u64, FsError> {
-        match self.turn(ctx, ino).await {
+        match self.turn(ctx, ino).await? {
             Some(turn) => turn.replace(range, with).await,
             None => Ok(with.make(&ctx.files, (ino, &range), range.clone()).await? - range.start),
         }
@@ -294,7 +305,7 @@ impl Replay {
         data: Bytes,
         how: WriteHow,
     ) -> Result<u64, FsError> {
-        let turn = self.turn(ctx, ino).await;
+        let turn = self.turn(ctx, ino).await?;
         let len = data.len() as u64;
         let offset = ctx.files.write(ino, WriteAt::End, vec![data], how).await?;
         if let Some(turn) = turn {
@@ -312,7 +323,7 @@ impl Replay {
     ) -> Result<Answer, FsError> {
         let mut truncating = None;
         if let Some(size) = change.size
-            && let Some(mut turn) = self.turn(ctx, ino).await
+            && let Some(mut turn) = self.turn(ctx, ino).await?
         {
             turn.replaces(size..u64::MAX);
             truncating = Some((turn, size..u64::MAX));
@@ -364,9 +375,8 @@ impl Turn<'_> {
                 self.replaces(range.clone());
             }
             let end = with.make(&ctx.files, at, range.clone()).await?;
-            if with.is_written() {
-                self.replaced(range.start..end);
-            }
+            let written = with.written(&ctx.files, (self.ino, range.start..end)).await?;
+            self.replaced(written);
             return Ok(end - range.start);
         }
         let mut end = range.end;
@@ -381,9 +391,8 @@ impl Turn<'_> {
         let touched = AttributeChange { modified: Some(TimeChange::Now), ..Default::default() };
         ctx.files.set_attributes(self.ino, &touched).await?;
         ctx.depend();
-        if with.is_written() {
-            self.replaced(range.start..end);
-        }
+        let written = with.written(&ctx.files, (self.ino, range.start..end)).await?;
+        self.replaced(written);
         Ok(end - range.start)
     }
 

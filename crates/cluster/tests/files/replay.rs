@@ -157,6 +157,21 @@ fn a_write_replaces_what_only_has_room_since() {
 }
 
 #[test]
+fn a_write_does_not_replace_what_was_cleared_since() {
+    let mut seen = 0;
+    for how in [Allocation::Punch, Allocation::Zero { keep_size: true }] {
+        for moment in MOMENTS.step_by(40) {
+            let (found, at_last) = write_again(moment, Other::Allocates(how), false);
+            if found == "newer..." {
+                seen += 1;
+                assert_eq!(at_last, "\0".repeat(8), "{moment} {how:?}");
+            }
+        }
+    }
+    assert!(seen > 4, "{seen}");
+}
+
+#[test]
 fn a_file_that_was_made_is_answered_after_it_was_removed() {
     run(1, |env| async move {
         let mut scene = Scene::durable(&env).await;

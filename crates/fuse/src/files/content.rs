@@ -9,7 +9,7 @@ use thalweg_fs::payload::copy_by_blocks;
 use thalweg_fs::{Allocation, Change, Ino, Seek, WriteAt, WriteHow};
 
 use super::adapter::Adapter;
-use super::ends::{PageRead, behind_the_end};
+use super::ends::behind_the_end;
 use super::opening::KernelHandle;
 use super::sizes::GrowingWrite;
 
@@ -80,7 +80,7 @@ impl Adapter {
     ) {
         // Only a read past the kernel's pages has an owner. Through a file that was opened to bypass them, mappings, sendfile,
         // splice and readahead still fill pages.
-        let page_read = owner.is_none().then(|| PageRead::begin(&self.served().known, ino));
+        let page_read = owner.is_none().then(|| self.served().known.begin_page_read(ino));
         // A kernel that writes pages back itself takes no end from an answer.
         let learns_ends = !self.writeback_cache;
         let env = self.env.clone();
@@ -96,9 +96,8 @@ impl Adapter {
                 if !learns_ends || !found.iter().all(Bytes::is_empty) {
                     return Ok((found, Some(page_read)));
                 }
-                drop(page_read);
-                behind_the_end(&env, &served, ino, offset).await?;
-                Ok((found, None))
+                let page_read = behind_the_end(&env, &served, (ino, offset), page_read).await;
+                Ok((found, page_read))
             },
             |reply, (data, page_read)| {
                 match &data[..] {

@@ -7,13 +7,12 @@
 //!
 //! So an answer of nothing waits until that request has gone first.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_env::Env;
-use thalweg_fs::{FsError, Ino};
+use thalweg_fs::Ino;
 
-use super::known::Known;
+use super::page_reads::PageRead;
 use super::served::Served;
 
 /// A program that reads on asks for its next page within this time.
@@ -21,53 +20,38 @@ const QUIET: Duration = Duration::from_millis(5);
 /// The longest wait is so many times as long.
 const PATIENCE: u32 = 20;
 
-/// A request for pages, until it is answered.
-#[derive(Debug)]
-pub(super) struct PageRead {
-    known: Arc<Known>,
-    ino: Ino,
-}
-
-impl PageRead {
-    pub(super) fn begin(known: &Arc<Known>, ino: Ino) -> PageRead {
-        known.begin_page_read(ino);
-        PageRead { known: known.clone(), ino }
-    }
-}
-
-impl Drop for PageRead {
-    fn drop(&mut self) {
-        self.known.end_page_read(self.ino);
-    }
-}
-
-/// Returns when an answer of nothing may be given for pages at an offset of a file. Its own [`PageRead`] has ended.
-///
-/// # Errors
-/// Those of the filesystem.
+/// Returns when an answer of nothing may be given to a read of pages at an offset of a file. If it shows the true end, for which
+/// other reads wait, it is returned, and ends behind the answer.
 pub(super) async fn behind_the_end(
     env: &Env,
     served: &Served,
-    ino: Ino,
-    offset: u64,
-) -> Result<(), FsError> {
-    let size = served.filesystem.attributes(ino).await?.size;
-    if size >= offset {
-        return Ok(());
+    (ino, offset): (Ino, u64),
+    read: PageRead,
+) -> Option<PageRead> {
+    // Nothing else changes files behind the kernel's back.
+    if !served.filesystem.is_remote() {
+        return Some(read);
     }
-    let mut before = served.known.page_reads(ino);
+    let size = async || served.filesystem.attributes(ino).await.ok().map(|it| it.size);
+    let Some(end) = size().await.filter(|end| *end < offset) else { return Some(read) };
+    let reads = read.reads();
+    // It waits for the others, and they do not wait for it.
+    drop(read);
+    let mut before = reads.counts();
     for _ in 0..PATIENCE {
         env.sleep(QUIET).await;
-        let reads = served.known.page_reads(ino);
-        if reads == before && reads.begun == reads.answered {
+        let now = reads.counts();
+        if now == before && now.0 == now.1 {
             break;
         }
-        before = reads;
+        before = now;
     }
-    // The page of the end is locked until the kernel has taken the end from its answer. Nothing waits for that without end: the
-    // request for that page may wait for another client, and that one for these pages.
-    if let Some(coherence) = served.coherence() {
-        env.timeout(QUIET * PATIENCE, coherence.raise_size(ino, size)).await;
+    // The kernel locks the page of the end until it has taken the end from its answer. This does not wait without end: the request for
+    // that page may wait for another client, and that one for these pages. A page of the end without bytes has no place here.
+    if let Some(coherence) = served.coherence()
+        && size().await == Some(end)
+    {
+        env.timeout(QUIET * PATIENCE, coherence.raise_size(ino, end)).await;
     }
-    Ok(())
+    None
 }

@@ -7,6 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{Filesystem, Ino};
 
+use super::page_reads::{PageRead, PageReads};
 use super::sizes::Growing;
 
 /// Names in the list, at most.
@@ -47,7 +48,7 @@ struct State {
     grants: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Inode {
     /// How often the kernel was told of it.
     lookups: u64,
@@ -57,16 +58,8 @@ struct Inode {
     cached: bool,
     /// The size that it was told last.
     size: u64,
-    page_reads: PageReads,
-}
-
-/// The requests for pages of an inode.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct PageReads {
-    /// How many there were.
-    pub(super) begun: u64,
-    /// How many of them have been answered.
-    pub(super) answered: u64,
+    /// The requests for pages of it, once there was one.
+    page_reads: Option<Arc<PageReads>>,
 }
 
 impl Known {
@@ -183,22 +176,14 @@ impl Known {
     }
 
     /// The kernel asks for pages of an inode, and may cache them from now on.
-    pub(super) fn begin_page_read(&self, ino: Ino) {
-        if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
+    pub(super) fn begin_page_read(&self, ino: Ino) -> PageRead {
+        let mut state = self.state.lock();
+        let reads = state.inodes.get_mut(&ino).map(|inode| {
             inode.cached = true;
-            inode.page_reads.begun += 1;
-        }
-    }
-
-    /// It was answered.
-    pub(super) fn end_page_read(&self, ino: Ino) {
-        if let Some(inode) = self.state.lock().inodes.get_mut(&ino) {
-            inode.page_reads.answered += 1;
-        }
-    }
-
-    pub(super) fn page_reads(&self, ino: Ino) -> PageReads {
-        self.state.lock().inodes.get(&ino).map(|inode| inode.page_reads).unwrap_or_default()
+            inode.page_reads.get_or_insert_default().clone()
+        });
+        drop(state);
+        PageRead::begin(reads.unwrap_or_default())
     }
 
     /// Whether the kernel may have pages of an inode in its cache. Of a file that was only opened for

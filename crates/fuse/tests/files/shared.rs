@@ -415,3 +415,21 @@ fn a_shorter_file_ends_where_it_ends() {
         }
     }
 }
+
+/// A file gets shorter through the other mount, to nothing, whole pages, or parts of one, and is read at once.
+#[test]
+fn a_file_that_was_cut_ends_where_it_ends() {
+    let Some((rigs, _)) = two() else { return };
+    let (a, b) = (rigs[0].root(), rigs[1].root());
+    for round in 0..150u16 {
+        let mut model = Model::default();
+        let mut sides = [Side::new(a.clone()), Side::new(b.clone())];
+        let bytes = vec![7; 300];
+        sides[0].take(&Step::Write(50_000, bytes, How::Buffered), &mut model);
+        sides[0].take(&Step::Read(0, 50_300, How::Buffered), &mut model);
+        sides[1].take(&Step::Resize([0, 12_288, 16_384, 5000][usize::from(round % 4)]), &mut model);
+        sides[0].take(&Step::Read(round % 9000, 40_000, How::Buffered), &mut model);
+        sides[0].read(0, 60_000, How::Buffered, &model);
+        fs::remove_file(a.join("file")).unwrap();
+    }
+}

@@ -21,9 +21,24 @@ impl Replacement {
         matches!(self, Replacement::Bytes(..))
     }
 
-    /// Whether it leaves nothing of what was written there before. Space may keep the bytes, or the size of the file.
-    pub(super) fn is_written(&self) -> bool {
-        !matches!(self, Replacement::Space(..))
+    /// The part of a range of which it leaves nothing that was written there before. Room keeps the bytes, and what clears them may keep
+    /// the size of the file.
+    ///
+    /// # Errors
+    /// Those of the filesystem.
+    pub(super) async fn written(
+        &self,
+        filesystem: &Arc<dyn Filesystem>,
+        (ino, range): (Ino, Range<u64>),
+    ) -> Result<Range<u64>, FsError> {
+        let end = match self {
+            Replacement::Bytes(..) | Replacement::Copy(..) => range.end,
+            Replacement::Space(Allocation::Reserve { .. }) => range.start,
+            Replacement::Space(Allocation::Punch | Allocation::Zero { .. }) => {
+                range.end.min(filesystem.attributes(ino).await?.size)
+            }
+        };
+        Ok(range.start..end)
     }
 
     /// Replaces a part of the range; up to where.

@@ -23,8 +23,8 @@ pub(super) struct GracePeriod {
     /// The sessions that have not reclaimed what they held yet.
     expected: watch::Sender<HashSet<u64>>,
     is_over: watch::Sender<bool>,
-    /// [`Answer::Attached::server_number`](crate::protocol::Answer::Attached::server_number); 0 for a server without one before it,
-    /// whose clients have begun no calls at others.
+    /// [`Answer::Attached::server_number`](crate::protocol::Answer::Attached::server_number); 0 for a server that
+    /// expects no clients: they have sent no calls to a server before it.
     server_number: AtomicU64,
 }
 

@@ -23,26 +23,28 @@ enum Other {
     Allocates(Allocation),
 }
 
+/// A file with contents that clients reach themselves, which one client has written and another one has read.
+async fn read_file(env: &Env) -> (Scene, Machine, Machine, Ino) {
+    let scene = Scene::either(env, options(), true).await;
+    let (a, b) = (scene.client("a").await, scene.client("b").await);
+    let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
+    write(&a.client, file, (0, "old old ")).await;
+    b.client.find(Ino::ROOT, b"f").await.unwrap();
+    assert_eq!(text(&b.client, file).await, "old old ");
+    (scene, a, b, file)
+}
+
 /// One client's write is under way when the server crashes, so many microseconds after it began, and comes again when other
 /// clients have used the file: what they have read meanwhile, and what is in the file then.
 fn write_again(moment: u64, other: Other, crashes_again: bool) -> (String, String) {
     run(moment, |env| async move {
-        let mut scene = Scene::either(&env, options(), true).await;
-        let (a, b) = (scene.client("a").await, scene.client("b").await);
-        let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
-        write(&a.client, file, (0, "old old ")).await;
-        b.client.find(Ino::ROOT, b"f").await.unwrap();
-        assert_eq!(text(&b.client, file).await, "old old ");
+        let (mut scene, a, b, file) = read_file(&env).await;
         let writer = a.client.clone();
         let writing = env.spawn(async move { write(&writer, file, (0, "newer...")).await });
         env.sleep(Duration::from_micros(moment)).await;
-        scene.stop().await;
-        env.sleep(Duration::from_millis(1)).await;
-        scene.start(Shape::Nothing).await;
-        while scene.service.expected() > 0 {
-            env.sleep(Duration::from_micros(10)).await;
-        }
         // It has reclaimed what it held, and its calls come later.
+        restart(&env, &mut scene, &b).await;
+        scene.network.heal();
         scene.network.cut(&a.host, &scene.server);
         let found = text(&b.client, file).await;
         match other {
@@ -87,12 +89,7 @@ fn of_two_writes_that_come_again_the_one_that_follows_is_last() {
     let mut followed = 0;
     for (moment, later) in MOMENTS.step_by(40).flat_map(|it| [50, 150, 300].map(|by| (it, by))) {
         let (found, at_last) = run(moment, |env| async move {
-            let mut scene = Scene::either(&env, options(), true).await;
-            let (a, b) = (scene.client("a").await, scene.client("b").await);
-            let file = make(&a.client, Ino::ROOT, "f", Node::File).await;
-            write(&a.client, file, (0, "old old ")).await;
-            b.client.find(Ino::ROOT, b"f").await.unwrap();
-            assert_eq!(text(&b.client, file).await, "old old ");
+            let (mut scene, a, b, file) = read_file(&env).await;
             let (writer, other) = (a.client.clone(), b.client.clone());
             let writing = env.spawn(async move { write(&writer, file, (0, "newer...")).await });
             env.sleep(Duration::from_micros(moment)).await;

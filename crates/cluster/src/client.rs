@@ -50,6 +50,7 @@ mod journal_slot;
 mod journaled_queue;
 mod journaling;
 mod link;
+mod listings;
 mod local;
 mod locks;
 mod losses;

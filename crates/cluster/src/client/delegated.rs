@@ -87,15 +87,17 @@ pub(super) struct Extra {
     pub(super) creates: u32,
     /// Before this time the delegation of the directory is not asked for again.
     pub(super) refused_until: Time,
+    /// The directory that it is in, if it is a directory that this client has made.
+    pub(super) parent: Option<Ino>,
     /// The server was asked whether the file has holes, under this grant.
     pub(super) holes_asked: Option<GrantNumber>,
 }
 
 impl Delegation {
-    /// Of an inode that this client is about to make, with one mutation.
-    pub(super) fn of_new(grant: Arc<Grant>, write_bound: u64) -> Delegation {
-        let extra = Box::new(Extra { write_bound, ..Extra::default() });
-        let extra = (write_bound > 0).then_some(extra);
+    /// Of an inode that this client is about to make, with one mutation; of a directory, that is in this one.
+    pub(super) fn of_new(grant: Arc<Grant>, write_bound: u64, parent: Option<Ino>) -> Delegation {
+        let extra = Box::new(Extra { write_bound, parent, ..Extra::default() });
+        let extra = (write_bound > 0 || parent.is_some()).then_some(extra);
         Delegation { grant: Some(grant), extra, unsent: 1, is_dense: true, ..Delegation::default() }
     }
 
@@ -130,8 +132,16 @@ impl Delegation {
     }
 
     /// The inode, which this client has made, is in a directory with this grant from now on.
-    pub(super) fn move_to(&mut self, grant: Arc<Grant>) {
+    pub(super) fn move_to(&mut self, directory: Ino, grant: Arc<Grant>) {
         self.grant = Some(grant);
+        if let Some(extra) = self.extra.as_mut().filter(|extra| extra.parent.is_some()) {
+            extra.parent = Some(directory);
+        }
+    }
+
+    /// The directory that it is in, of a directory that this client has made under a grant that stands.
+    pub(super) fn parent(&self, ino: Ino) -> Option<Ino> {
+        self.extra().parent.filter(|_| self.is_made_here(ino))
     }
 
     /// The inode is not this client's alone any more. If it was granted itself, or with `whole`, nothing is that has the same grant.

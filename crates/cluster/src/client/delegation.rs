@@ -179,6 +179,12 @@ impl ClientBase {
         self.session.is_leased() && self.inodes.is(ino, |node| node.delegation.is_made_here(ino))
     }
 
+    /// The directory that a directory is in, if this client has made that and moves it alone.
+    pub(super) fn parent_of(&self, directory: Ino) -> Option<Ino> {
+        let parent = self.inodes.with(directory, |node| node.delegation.parent(directory));
+        parent.flatten().filter(|_| self.session.is_leased())
+    }
+
     /// What the server would say to a new name in a directory of this client alone: the grant, if the name may be made.
     fn check_name(
         &self,
@@ -242,8 +248,9 @@ impl ClientBase {
         let write_bound = if rules.is_direct { rules.bytes.end } else { 0 };
         let mut node = Node::default();
         node.cached.set_attributes(made);
-        node.delegation = Delegation::of_new(still, write_bound);
-        if made.kind == Kind::Directory {
+        let is_directory = made.kind == Kind::Directory;
+        node.delegation = Delegation::of_new(still, write_bound, is_directory.then_some(parent));
+        if is_directory {
             node.cached.names.get_or_insert_default().is_complete = true;
         }
         stripes.of(number).insert(number, node);
@@ -293,7 +300,10 @@ impl ClientBase {
         attributes.set(change, time);
         own.changed();
         node.cached.set_attributes(attributes);
-        self.queue.append(&mut stripe, record, quota, now);
+        let mutation = self.queue.append(&mut stripe, record, quota, now);
+        if change.size.is_some() {
+            self.queue.frees(mutation);
+        }
         // Before another thread can write, and lose that.
         if change.size == Some(0) {
             self.losses.forget(ino);

@@ -194,8 +194,13 @@ impl Filesystem for Client {
 
     async fn parent(&self, directory: Ino) -> Result<Ino, FsError> {
         let directory = self.theirs(directory);
-        let (answer, _) = self.stages.request(Request::Parent { directory }).await?;
-        let parent = expect_answer!(answer, Answer::Directory(parent) => parent)?;
+        let parent = match self.stages.base.parent_of(directory) {
+            Some(parent) => parent,
+            None => {
+                let (answer, _) = self.stages.request(Request::Parent { directory }).await?;
+                expect_answer!(answer, Answer::Directory(parent) => parent)?
+            }
+        };
         Ok(self.stages.base.session.ours(parent))
     }
 
@@ -391,8 +396,7 @@ impl Filesystem for Client {
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {
-        let (answer, _) = self.stages.request(Request::Statistics).await?;
-        expect_answer!(answer, Answer::Statistics(found) => found)
+        content::statistics(&self.stages).await
     }
 
     fn reference(&self, ino: Ino) {

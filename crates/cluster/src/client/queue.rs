@@ -76,6 +76,8 @@ pub(super) struct WritebackQueue {
     pub(super) bytes: AtomicUsize,
     /// Bytes of mutations that wait, which are in the journal alone.
     pub(super) spilled: AtomicU64,
+    /// The last mutation by which room becomes free.
+    pub(super) freeing: AtomicU64,
     /// How much may wait with a journal.
     pub(super) limit: DirtyLimit,
     pub(super) since: AtomicU64,
@@ -105,6 +107,7 @@ impl WritebackQueue {
             taken: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
             spilled: AtomicU64::new(0),
+            freeing: AtomicU64::new(0),
             limit,
             since: AtomicU64::new(NEVER),
             most_in_memory: AtomicUsize::new(0),
@@ -144,6 +147,23 @@ impl WritebackQueue {
     /// Whether the server has the mutations up to this one.
     pub(super) fn has(&self, number: u64) -> bool {
         self.collected.lock().done >= number
+    }
+
+    /// By this mutation room becomes free.
+    pub(super) fn frees(&self, number: u64) {
+        self.freeing.fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// Whether the server lacks a mutation by which room becomes free.
+    pub(super) fn is_to_free(&self) -> bool {
+        !self.has(self.freeing.load(Ordering::Acquire))
+    }
+
+    /// Blocks that files get by becoming longer, of what waits.
+    pub(super) fn growth_blocks(&self) -> u64 {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        collected.waiting.iter().map(|waiting| waiting.record.growth_blocks()).sum()
     }
 
     /// Whether mutations wait that are in no batch.

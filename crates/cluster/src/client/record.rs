@@ -173,6 +173,15 @@ impl Record {
         }
     }
 
+    /// Blocks that a file gets by becoming longer.
+    pub(super) fn growth_blocks(&self) -> u64 {
+        match self {
+            Record::Bytes(record) if record.grows => record.blocks,
+            Record::Spilled(record) if record.parts.grows => record.parts.blocks,
+            Record::Bytes(_) | Record::Spilled(_) | Record::Small(_) => 0,
+        }
+    }
+
     /// When it was made.
     pub(super) fn time(&self) -> Timestamp {
         match self {

@@ -244,6 +244,8 @@ impl Writeback {
             match print.needs {
                 Needs::Everything => true,
                 Needs::Nothing => false,
+                Needs::Freed => self.base.queue.is_to_free(),
+                Needs::Made => print.inodes.iter().any(|ino| self.base.inodes.is_new(*ino)),
                 Needs::Named => print.inodes.iter().any(|ino| self.base.inodes.is_unsent(*ino)),
             }
         };

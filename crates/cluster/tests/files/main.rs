@@ -41,6 +41,7 @@ mod moving;
 mod moving_crashes;
 mod objects;
 mod own_files;
+mod own_listings;
 mod own_locks;
 mod own_names;
 mod own_reads;

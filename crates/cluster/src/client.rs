@@ -85,6 +85,7 @@ mod takeover;
 mod user;
 mod write_around;
 mod write_bounds;
+mod write_pace;
 mod writeback;
 
 pub use copies::{CopyReport, CopyState, KeeperTarget};

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use thalweg_env::Time;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::room::Room;
 use thalweg_fs::{Ino, Timestamp};
@@ -18,6 +19,8 @@ const LEAST_SPILLED: usize = 256;
 pub(super) struct Waiting {
     /// Mutations of a client are counted from 1 on.
     pub(super) number: u64,
+    /// When it was made; of one that waits again, before everything.
+    pub(super) made: Time,
     /// The hash up to it, once it is in the journal; else 0.
     pub(super) hash: u64,
     pub(super) record: Record,

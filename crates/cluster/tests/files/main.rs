@@ -23,6 +23,7 @@ mod journal;
 mod journal_crashes;
 mod journal_data;
 mod journal_memory;
+mod journal_pace;
 mod journal_use;
 mod keeper_crashes;
 mod keeper_hostile;

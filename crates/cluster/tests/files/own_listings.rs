@@ -257,7 +257,10 @@ fn directories_move_without_a_call() {
         b.find(Ino::ROOT, b"d").await.unwrap();
         assert_eq!(b.find(top, b"plain").await.unwrap().ino, inner);
         assert_eq!(b.find(inner, b"deeper").await.unwrap().ino, left);
+        assert_eq!(b.find(top, b"right").await.unwrap().ino, right);
         assert_eq!(names(&list(b, right, 10, false).await), ["moved"]);
+        assert_eq!(b.find(inner, b"file").await.unwrap().ino, file);
+        b.reference(file);
         for known in known {
             assert_eq!(b.attributes(known.ino).await.unwrap().attributes, known);
         }

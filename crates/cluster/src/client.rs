@@ -93,8 +93,8 @@ pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
 pub use moving::{MoveError, MoveReport, MoveTarget};
 pub use options::{
-    ConflictScope, JournaledData, OnConflict, Options, Recover, UnknownConflictScope,
-    UnknownOnConflict, UnknownRecover,
+    ConflictScope, JournaledData, OnConflict, Options, Recover, SyncTo, UnknownConflictScope,
+    UnknownOnConflict, UnknownRecover, UnknownSyncTo,
 };
 pub use pending::{Changes, MountedJournal, PendingReport};
 pub use receiver::{Arrival, Receiver};

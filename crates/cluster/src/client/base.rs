@@ -115,6 +115,7 @@ impl ClientBase {
             undurable: self.replay_log.len() as u64,
             refused: self.refusals.current().map(|error| error.to_string()),
             journal,
+            journal_failed: self.journal.has_failed(),
         }
     }
 

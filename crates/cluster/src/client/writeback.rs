@@ -15,6 +15,7 @@ use super::batch::{Batch, Part};
 use super::direct_io::DirectIo;
 use super::error::{AttachError, LinkError};
 use super::journaling::{Committed, Journaling};
+use super::options::SyncTo;
 use super::rpc::Rpc;
 use super::sender::{BatchSender, NotSent, Sending};
 use super::user::User;
@@ -125,7 +126,9 @@ impl Writeback {
         request: Request,
     ) -> Result<(), FsError> {
         let inodes = &self.base.inodes;
-        let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
+        let is_here = self.base.options.sync == SyncTo::Journal;
+        let is_own =
+            is_here && ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
         // Without the lease nothing is made that a later commit would have to cover.
         let (session, queue) = (&self.base.session, &self.base.queue);
         // A program that syncs what the server has refused hears of that.

@@ -112,3 +112,62 @@ fn what_is_old_leaves_and_the_rest_stays() {
         assert!((5..=12 + renewals).contains(&sent), "{sent} calls, {renewals} of them for leases");
     });
 }
+
+#[test]
+fn a_sync_to_the_server_is_durable_there() {
+    for to_server in [false, true] {
+        run(1, move |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let mut machine = Journaled::new(&scene, "a").await;
+            let sync = if to_server { client::SyncTo::Server } else { client::SyncTo::Journal };
+            let options = client::Options { sync, ..machine.options(true) };
+            let (client, file) = mount(&scene, &machine, options).await;
+            for how in 0..3 {
+                write(&client, file, how, 100).await;
+                match how {
+                    0 => client.sync(file, false).await.unwrap(),
+                    1 => client.sync_all().await.unwrap(),
+                    _ => {
+                        let how = WriteHow { sync: true, ..WriteHow::default() };
+                        let data = vec![Bytes::from_static(b"synced")];
+                        client.write(file, WriteAt::Offset(500), data, how).await.unwrap();
+                    }
+                }
+                assert_eq!(client.status().unsent == 0, to_server, "{how}");
+            }
+            // Both machines are lost, and the journal.
+            machine.process.kill();
+            machine.crash(thalweg_sim::crash::Shape::Nothing);
+            drop(client);
+            scene.crash(thalweg_sim::crash::Shape::Nothing).await;
+            let other = scene.client("b").await;
+            let directory = other.client.find(Ino::ROOT, b"d").await.unwrap().ino;
+            let found = other.client.find(directory, b"file").await.unwrap().attributes;
+            assert_eq!(found.size == 506, to_server, "{found:?}");
+        });
+    }
+}
+
+/// So much waits as the link carries in the time that another client may have to wait.
+#[test]
+fn what_waits_can_be_sent_within_the_time_of_a_recall() {
+    run(1, |env| async move {
+        let mut most = Vec::new();
+        for seconds in [2, 8] {
+            let scene = Scene::slow(&env, Duration::from_millis(5)).await;
+            let machine = Journaled::sized(&scene, "a", 1 << 30).await;
+            let recall = Duration::from_secs(seconds);
+            let memory = 256 << 20;
+            let options = client::Options { recall, memory, ..machine.options(true) };
+            let (client, file) = mount(&scene, &machine, options).await;
+            let mut waits = 0;
+            for at in 0..4096 {
+                write(&client, file, at % 64 * (64 << 10), 64 << 10).await;
+                waits = client.pending().unsent.bytes.max(waits);
+                env.sleep(Duration::from_micros(200)).await;
+            }
+            most.push(waits);
+        }
+        assert!(most[0] > 0 && most[1] > 2 * most[0], "{most:?}");
+    });
+}

@@ -147,27 +147,3 @@ fn a_sync_to_the_server_is_durable_there() {
         });
     }
 }
-
-/// So much waits as the link carries in the time that another client may have to wait.
-#[test]
-fn what_waits_can_be_sent_within_the_time_of_a_recall() {
-    run(1, |env| async move {
-        let mut most = Vec::new();
-        for seconds in [2, 8] {
-            let scene = Scene::slow(&env, Duration::from_millis(5)).await;
-            let machine = Journaled::sized(&scene, "a", 1 << 30).await;
-            let recall = Duration::from_secs(seconds);
-            let memory = 256 << 20;
-            let options = client::Options { recall, memory, ..machine.options(true) };
-            let (client, file) = mount(&scene, &machine, options).await;
-            let mut waits = 0;
-            for at in 0..4096 {
-                write(&client, file, at % 64 * (64 << 10), 64 << 10).await;
-                waits = client.pending().unsent.bytes.max(waits);
-                env.sleep(Duration::from_micros(200)).await;
-            }
-            most.push(waits);
-        }
-        assert!(most[0] > 0 && most[1] > 2 * most[0], "{most:?}");
-    });
-}

@@ -309,8 +309,8 @@ mod tests {
             assert_eq!(entry(&record), Some(Entry { head, last: 8, mark: Some(mark) }));
             assert_eq!(unknown_format(&record.header), None);
         }
-        // Those of the release before.
-        for old in [1, 2, 6] {
+        // Those of releases before, and of a later one.
+        for old in [1, 2, 3, 5, 8] {
             assert_eq!(unknown_format(&[old, 16, 0]), Some(old));
         }
     }

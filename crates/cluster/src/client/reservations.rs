@@ -156,7 +156,8 @@ mod tests {
             blocks.retain(|block| !holes.contains(block));
             let it = file(size, blocks.len() as u64 * BLOCK);
             let is_dense = blocks.len() as u64 == whole;
-            let own = Delegation { is_dense, ..Delegation::default() };
+            let mut own = Delegation::default();
+            own.is_dense = is_dense;
             let bytes = start..start + len;
             let missing = missing_blocks(&own, &it, &bytes);
             let (stored, is_exact) = stored(&own, &it, &bytes);

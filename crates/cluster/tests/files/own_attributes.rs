@@ -15,7 +15,7 @@ use thalweg_sim::run;
 
 use crate::absence::lists;
 use crate::access::squashed;
-use crate::full::alone;
+use crate::full::{alone, is_refused};
 use crate::journal::{Journaled, begin, find};
 use crate::move_node::{arrived, receive, target};
 use crate::scene::*;
@@ -120,7 +120,11 @@ fn others_see_what_was_foreseen_of_reserved_storage() {
                 }
                 let at = WriteAt::Offset(first.0 + 3);
                 a.write(file, at, vec!["data".into()], WriteHow::default()).await.unwrap();
+                let cut = attributes(a, file).await.size / 2;
+                let change = AttributeChange { size: Some(cut), ..Default::default() };
+                let shown = a.set_attributes(file, &change).await.unwrap().attributes;
                 let known = attributes(a, file).await;
+                assert_eq!(shown, known);
                 let directory = b.find(Ino::ROOT, b"d").await.unwrap().ino;
                 b.reference(directory);
                 let found = b.find(directory, b"f").await.unwrap().attributes;
@@ -290,6 +294,62 @@ fn what_is_not_foreseen_is_a_call() {
         assert_eq!(xattrs(other, theirs).await, map([("user.b", "2")]));
         set(other, theirs, "user.b", "3").await.unwrap();
         assert_eq!(a.xattr(theirs, b"user.b").await.unwrap(), "3");
+    });
+}
+
+/// What was set here finds room when it is sent, whatever other clients store meanwhile.
+#[test]
+fn attributes_that_were_acknowledged_have_room() {
+    run(1, |env| async move {
+        let scene = Scene::small(&env).await;
+        let mut machine = Journaled::sized(&scene, "a", 16 << 20).await;
+        machine.memory = 8 << 20;
+        let (client, _) = begin(&scene, &machine, true).await;
+        let directory = client.find(Ino::ROOT, b"d").await.unwrap().ino;
+        let mut own = Vec::new();
+        for number in 0..20 {
+            let file = make(&client, directory, &format!("own{number}"), Node::File).await;
+            client.reference(file);
+            own.push(file);
+        }
+        client.drain().await.unwrap();
+        let value = Bytes::from(vec![b'x'; 7 << 10]);
+        let messages = calls(&client);
+        for file in &own {
+            let how = SetXattr::Create;
+            client.set_xattr(*file, b"user.a", value.clone(), how).await.unwrap();
+        }
+        assert_eq!(calls(&client), messages);
+        // Another client takes what is left, in parts that become smaller.
+        let visitor = scene.client("other").await;
+        let other = &visitor.client;
+        let mut refusals = 0;
+        for len in [60 << 10, 3 << 10, 100] {
+            for number in 0..2000 {
+                let name = format!("their{len}-{number}");
+                let made = other.create(Ino::ROOT, name.as_bytes(), &new(Node::File)).await;
+                if is_refused(&made) {
+                    refusals += 1;
+                    break;
+                }
+                let (file, value) = (made.unwrap().ino, Bytes::from(vec![1; len]));
+                if is_refused(&other.set_xattr(file, b"user.a", value, SetXattr::Any).await) {
+                    refusals += 1;
+                    break;
+                }
+            }
+        }
+        assert_eq!(refusals, 3);
+        assert_eq!(calls(&client), messages, "it has sent nothing");
+        client.drain().await.unwrap();
+        assert_eq!(client.status().lost, 0);
+        let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
+        for number in 0..own.len() {
+            let name = format!("own{number}");
+            let file = other.find(directory, name.as_bytes()).await.unwrap().ino;
+            other.reference(file);
+            assert_eq!(other.xattr(file, b"user.a").await.unwrap(), value);
+        }
     });
 }
 

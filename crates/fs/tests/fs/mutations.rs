@@ -389,7 +389,6 @@ fn mutations_that_no_client_makes_are_refused() {
         };
         let kinds = [
             reserve(file, 0, 0),
-            reserve(file, 0, MAX_RESERVED + 1),
             reserve(file, u64::MAX, 2),
             reserve(file, MAX_FILE, 1),
             reserve(ROOT, 0, 1),
@@ -405,6 +404,12 @@ fn mutations_that_no_client_makes_are_refused() {
             MutationKind::RemoveXattr { ino: file, name: "user.a".into() },
         ];
         let before = describe(&fs, [file, fifo].iter()).await;
+        let large = [Mutation {
+            time: Timestamp { seconds: 1, nanos: 0 },
+            kind: reserve(file, 0, MAX_RESERVED + 1),
+        }];
+        let refused = fs.apply(&large, &[], JournalPosition::default()).await;
+        assert!(matches!(refused, Err(FsError::Invalid(_))), "{refused:?}");
         for kind in kinds {
             let mutation = [Mutation { time: Timestamp { seconds: 1, nanos: 0 }, kind }];
             let refused = fs.apply(&mutation, &[], JournalPosition::default()).await;

@@ -307,19 +307,20 @@ fn attributes_that_were_acknowledged_have_room() {
         let (client, _) = begin(&scene, &machine, true).await;
         let directory = client.find(Ino::ROOT, b"d").await.unwrap().ino;
         let mut own = Vec::new();
-        for number in 0..20 {
+        for number in 0..4 {
             let file = make(&client, directory, &format!("own{number}"), Node::File).await;
             client.reference(file);
             own.push(file);
         }
         client.drain().await.unwrap();
         let value = Bytes::from(vec![b'x'; 7 << 10]);
-        let messages = calls(&client);
-        for file in &own {
+        let (messages, mut count) = (calls(&client), 0);
+        while count < own.len() {
             let how = SetXattr::Create;
-            client.set_xattr(*file, b"user.a", value.clone(), how).await.unwrap();
+            client.set_xattr(own[count], b"user.a", value.clone(), how).await.unwrap();
+            count += 1;
         }
-        assert_eq!(calls(&client), messages);
+        assert_eq!((calls(&client), client.status().unsent), (messages, count));
         // Another client takes what is left, in parts that become smaller.
         let visitor = scene.client("other").await;
         let other = &visitor.client;
@@ -340,11 +341,11 @@ fn attributes_that_were_acknowledged_have_room() {
             }
         }
         assert_eq!(refusals, 3);
-        assert_eq!(calls(&client), messages, "it has sent nothing");
+        assert_eq!(client.status().unsent, count);
         client.drain().await.unwrap();
         assert_eq!(client.status().lost, 0);
         let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
-        for number in 0..own.len() {
+        for number in 0..count {
             let name = format!("own{number}");
             let file = other.find(directory, name.as_bytes()).await.unwrap().ino;
             other.reference(file);

@@ -30,6 +30,9 @@ const OWNER_WRITES: u16 = 0o200;
 /// The attributes of an inode, and the root of the quota that it counts for.
 type Owned = (Attributes, u64);
 
+/// Whether the server would make a change, which is made here.
+type Changed = Result<(), FsError>;
+
 /// The server would refuse a longer name; one that exceeds a message would end the connection, again and again.
 fn check_length(name: &[u8]) -> Result<(), FsError> {
     if name.len() > MAX_XATTR_NAME { Err(FsError::AttributeTooLarge) } else { Ok(()) }
@@ -72,25 +75,28 @@ impl ClientBase {
         })
     }
 
-    /// An inode whose attribute of that name can be changed without the server, which would say no if it is an error.
+    /// An inode whose attribute of that name can be changed without the server, or what becomes of the change else.
     fn own_xattrs(
         &self,
         stripe: &mut Stripe,
         (ino, name): (Ino, &[u8]),
         now: Time,
-    ) -> Option<Result<Owned, FsError>> {
+    ) -> Result<Owned, Local<Changed>> {
         let squash = stripe.rules.squash;
-        let node = stripe.node(ino)?;
-        let attributes = self.changeable(node, squash, now)?;
+        let node = stripe.node(ino).ok_or(Local::NeedsCall)?;
+        let attributes = self.changeable(node, squash, now).ok_or(Local::NeedsCall)?;
         let own = &node.delegation;
-        let grant = own.grant().filter(|_| own.is_made_here(ino))?;
+        let grant = own.grant().filter(|_| own.is_made_here(ino)).ok_or(Local::NeedsCall)?;
         // What a user may do that the server checks is foreseen for plain ones alone.
         let is_foreseen = user::seen_as(squash).is_none()
             || name.starts_with(b"user.") && attributes.mode & OWNER_WRITES != 0;
         if !is_foreseen || is_acl(name) || is_quota_attribute(name) {
-            return None;
+            return Err(Local::NeedsCall);
         }
-        Some(check_name(attributes.kind, name).map(|()| (attributes, grant.quota)))
+        match check_name(attributes.kind, name) {
+            Ok(()) => Ok((attributes, grant.quota)),
+            Err(error) => Err(Local::Made(Err(error))),
+        }
     }
 
     /// Sets an extended attribute, if that is possible without the server.
@@ -99,16 +105,15 @@ impl ClientBase {
         ino: Ino,
         (name, value): (&Bytes, &Bytes),
         how: SetXattr,
-    ) -> Local<Result<(), FsError>> {
+    ) -> Local<Changed> {
         let (now, time) = self.session.clocks();
         let kind = MutationKind::SetXattr { ino, name: name.clone(), value: value.clone() };
         let room = room_of(&kind, 0);
         let record = Record::small(&Mutation { time, kind });
         let mut stripe = self.inodes.lock(ino);
         let (mut attributes, quota) = match self.own_xattrs(&mut stripe, (ino, name), now) {
-            Some(Ok(owned)) => owned,
-            Some(Err(error)) => return Local::Made(Err(error)),
-            None => return Local::NeedsCall,
+            Ok(owned) => owned,
+            Err(otherwise) => return otherwise,
         };
         let node = stripe.node(ino).expect("it was looked at");
         let known = node.delegation.xattrs();
@@ -133,15 +138,14 @@ impl ClientBase {
     }
 
     /// Removes an extended attribute, if that is possible without the server.
-    fn remove_xattr_delegated(&self, ino: Ino, name: &Bytes) -> Local<Result<(), FsError>> {
+    fn remove_xattr_delegated(&self, ino: Ino, name: &Bytes) -> Local<Changed> {
         let (now, time) = self.session.clocks();
         let kind = MutationKind::RemoveXattr { ino, name: name.clone() };
         let record = Record::small(&Mutation { time, kind });
         let mut stripe = self.inodes.lock(ino);
         let (mut attributes, quota) = match self.own_xattrs(&mut stripe, (ino, name), now) {
-            Some(Ok(owned)) => owned,
-            Some(Err(error)) => return Local::Made(Err(error)),
-            None => return Local::NeedsCall,
+            Ok(owned) => owned,
+            Err(otherwise) => return otherwise,
         };
         let node = stripe.node(ino).expect("it was looked at");
         if node.delegation.xattrs().get(name).is_none() {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of names and values of an inode at most: with more of them the server has them alone.
 const MAX_BYTES: usize = 8 << 10;
 
-/// All that an inode has: names, and their values.
+/// The extended attributes of an inode: names, and their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KnownXattrs(BTreeMap<Bytes, Bytes>);
 

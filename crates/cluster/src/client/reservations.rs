@@ -40,39 +40,37 @@ fn stored(own: &Delegation, it: &Attributes, bytes: &Range<u64>) -> (u64, bool) 
     (most.min(it.stored + more).max(it.stored), false)
 }
 
-impl ClientBase {
-    /// Reserves a range of a file, if that is possible without the server.
-    fn reserve_delegated(&self, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Local<()> {
-        let (now, time) = self.session.clocks();
-        let mut stripe = self.inodes.lock(ino);
-        let squash = stripe.rules.squash;
-        let Some(node) = stripe.node(ino) else { return Local::NeedsCall };
-        let Some(mut attributes) = self.changeable(node, squash, now) else {
-            return Local::NeedsCall;
-        };
-        let is_possible = attributes.kind == Kind::File;
-        let own = &mut node.delegation;
-        let Some(quota) = own.grant().filter(|_| is_possible).map(|grant| grant.quota) else {
-            return Local::NeedsCall;
-        };
-        let blocks = missing_blocks(own, &attributes, &bytes);
-        // Under the lock: when room is recalled, what was taken before has its number behind a barrier.
-        if !self.room.charge(Charge { quota, room: Room::of_bytes(blocks) }) {
-            return Local::NoRoom(quota);
-        }
-        let is_exact;
-        (attributes.stored, is_exact) = stored(own, &attributes, &bytes);
-        own.is_dense &= is_exact;
-        own.is_estimate |= !is_exact;
-        attributes.reserved(bytes.end, keep_size, time);
-        own.changed();
-        node.cached.set_attributes(attributes);
-        let (offset, len) = (bytes.start, bytes.end - bytes.start);
-        let kind = MutationKind::Reserve { ino, offset, len, keep_size };
-        let parts = Parts { mutation: Mutation { time, kind }, blocks, grows: true };
-        self.queue.append(&mut stripe, Record::Bytes(Box::new(parts)), quota, now);
-        Local::Made(())
+/// Reserves a range of a file, if that is possible without the server.
+fn reserve_delegated(base: &ClientBase, ino: Ino, bytes: Range<u64>, keep_size: bool) -> Local<()> {
+    let (now, time) = base.session.clocks();
+    let mut stripe = base.inodes.lock(ino);
+    let squash = stripe.rules.squash;
+    let Some(node) = stripe.node(ino) else { return Local::NeedsCall };
+    let Some(mut attributes) = base.changeable(node, squash, now) else {
+        return Local::NeedsCall;
+    };
+    let is_possible = attributes.kind == Kind::File;
+    let own = &mut node.delegation;
+    let Some(quota) = own.grant().filter(|_| is_possible).map(|grant| grant.quota) else {
+        return Local::NeedsCall;
+    };
+    let blocks = missing_blocks(own, &attributes, &bytes);
+    // Under the lock: when room is recalled, what was taken before has its number behind a barrier.
+    if !base.room.charge(Charge { quota, room: Room::of_bytes(blocks) }) {
+        return Local::NoRoom(quota);
     }
+    let is_exact;
+    (attributes.stored, is_exact) = stored(own, &attributes, &bytes);
+    own.is_dense &= is_exact;
+    own.is_estimate |= !is_exact;
+    attributes.reserved(bytes.end, keep_size, time);
+    own.changed();
+    node.cached.set_attributes(attributes);
+    let (offset, len) = (bytes.start, bytes.end - bytes.start);
+    let kind = MutationKind::Reserve { ino, offset, len, keep_size };
+    let parts = Parts { mutation: Mutation { time, kind }, blocks, grows: true };
+    base.queue.append(&mut stripe, Record::Bytes(Box::new(parts)), quota, now);
+    Local::Made(())
 }
 
 /// Reserves a range of a file by mutations; whether all of it is.
@@ -85,7 +83,7 @@ async fn reserve(
     let mut at = bytes.start;
     while at < bytes.end {
         let end = bytes.end.min((at / MAX_RESERVED + 1) * MAX_RESERVED);
-        let reserve = || stages.base.reserve_delegated(ino, at..end, keep_size);
+        let reserve = || reserve_delegated(&stages.base, ino, at..end, keep_size);
         if stages.change_locally(ino, reserve).await?.is_none() {
             return Ok(false);
         }

@@ -1,8 +1,8 @@
 //! Extended attributes.
 //!
 //! Of an inode that this client has made under a grant that stands nothing is unknown: at first it has none, and those that this client sets
-//! are kept with its delegation. So they are read, set and removed here. What an access control list makes of the mode and of new
-//! inodes is not foreseen: a call sets it, and the inode is not this client's alone any more. So are values that are too large to be kept.
+//! are kept with its delegation. So they are read, set and removed here. An access control list
+//! changes modes, which is not foreseen: a call sets it, and the inode is not this client's alone any more. Values that are too large to be kept are set by calls, too.
 
 use bytes::Bytes;
 use thalweg_env::Time;

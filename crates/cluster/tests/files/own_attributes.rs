@@ -74,8 +74,7 @@ fn storage_is_reserved_and_synced_without_a_message() {
         let size = attributes(&client, file).await.size;
         client.allocate(file, size, 20_000, KEEP).await.unwrap();
         client.allocate(file, 0, 9, KEEP).await.unwrap();
-        let read = client.read(file, size - 10, 100).await.unwrap().concat();
-        assert_eq!(read, [0; 10], "it is read as zeros");
+        assert_eq!(client.read(file, size - 10, 100).await.unwrap().concat(), [0; 10]);
         client.sync(file, false).await.unwrap();
         assert_eq!(calls(&client), messages);
         let known = attributes(&client, file).await;
@@ -314,13 +313,12 @@ fn attributes_that_were_acknowledged_have_room() {
         }
         client.drain().await.unwrap();
         let value = Bytes::from(vec![b'x'; 7 << 10]);
-        let (messages, mut count) = (calls(&client), 0);
-        while count < own.len() {
-            let how = SetXattr::Create;
-            client.set_xattr(own[count], b"user.a", value.clone(), how).await.unwrap();
-            count += 1;
+        let messages = calls(&client);
+        for file in &own {
+            let value = value.clone();
+            client.set_xattr(*file, b"user.a", value, SetXattr::Create).await.unwrap();
         }
-        assert_eq!((calls(&client), client.status().unsent), (messages, count));
+        assert_eq!((calls(&client), client.status().unsent), (messages, own.len()));
         // Another client takes what is left, in parts that become smaller.
         let visitor = scene.client("other").await;
         let other = &visitor.client;
@@ -345,7 +343,7 @@ fn attributes_that_were_acknowledged_have_room() {
         client.drain().await.unwrap();
         assert_eq!(client.status().lost, 0);
         let directory = other.find(Ino::ROOT, b"d").await.unwrap().ino;
-        for number in 0..count {
+        for number in 0..own.len() {
             let name = format!("own{number}");
             let file = other.find(directory, name.as_bytes()).await.unwrap().ino;
             other.reference(file);

@@ -74,7 +74,7 @@ impl FsCall<'_> {
         self.touch(ino, &mut record);
         match value {
             Some(value) => {
-                // It may take many blocks, which others were promised.
+                // It may take many blocks, and sessions were promised some.
                 self.grows = true;
                 if !there {
                     self.check_names(ino, name).await?;

@@ -295,9 +295,12 @@ pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
             | MutationKind::Link { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. }
             | MutationKind::Rename { .. } => continue,
             MutationKind::Write { offset, data, .. } => range_of(*offset, data.len() as u64),
-            MutationKind::Stored { offset, len, .. } => range_of(*offset, *len),
+            MutationKind::Stored { offset, len, .. }
+            | MutationKind::Reserve { offset, len, .. } => range_of(*offset, *len),
             MutationKind::SetAttributes { change, .. } if change.size.is_some() => 0..u64::MAX,
             MutationKind::SetAttributes { .. } => continue,
         };

@@ -63,6 +63,7 @@ mod open_files;
 mod open_table;
 mod options;
 mod overlay;
+mod own_listing;
 mod partial_pages;
 mod pending;
 mod queue;

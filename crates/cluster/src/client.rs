@@ -24,6 +24,8 @@ mod batch;
 mod cache;
 mod cached;
 mod call_numbers;
+mod conflict_content;
+mod conflict_folders;
 mod conflict_plan;
 mod conflict_rule;
 mod conflicts;

@@ -442,7 +442,7 @@ impl Resumption<'_> {
             AttachError::Pending { mutations: changes, why }
         })?;
         tracing::warn!(
-            set = set.name, changes, files, %why,
+            set, changes, files, %why,
             "others have used what the journal is about: that is in conflict copies"
         );
         Ok(())

@@ -5,6 +5,7 @@
 mod absence;
 mod absence_files;
 mod absence_lives;
+mod absence_users;
 mod access;
 mod alone;
 mod answers;

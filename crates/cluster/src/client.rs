@@ -32,6 +32,7 @@ mod conflicts;
 mod connection;
 mod content;
 mod copies;
+mod damaged_journal;
 mod delegated;
 mod delegation;
 mod direct_io;

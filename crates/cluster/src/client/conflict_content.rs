@@ -51,7 +51,12 @@ impl CopyContent<'_> {
         Ok(())
     }
 
-    pub(super) async fn write(&self, ino: Ino, offset: u64, mut data: Bytes) -> Result<(), FsError> {
+    pub(super) async fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        mut data: Bytes,
+    ) -> Result<(), FsError> {
         let mut at = offset;
         while !data.is_empty() {
             let some = data.split_to(data.len().min(1 << 20));
@@ -81,7 +86,11 @@ impl CopyContent<'_> {
     }
 
     /// Sets attributes of a copy, but for its size; whether its user may.
-    pub(super) async fn attribute(&self, ino: Ino, change: &AttributeChange) -> Result<bool, FsError> {
+    pub(super) async fn attribute(
+        &self,
+        ino: Ino,
+        change: &AttributeChange,
+    ) -> Result<bool, FsError> {
         let at = |time: Option<TimeChange>| time.filter(|time| matches!(time, TimeChange::At(_)));
         let change = AttributeChange {
             size: None,

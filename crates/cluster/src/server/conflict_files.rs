@@ -57,9 +57,7 @@ pub(super) async fn permitted(
     let is_own = match request {
         Request::Create { parent, name, new } => {
             let new = own.new(*parent, name, new.gid).await?;
-            return Ok(
-                new.map(|new| Request::Create { parent: *parent, name: name.clone(), new })
-            );
+            return Ok(new.map(|new| Request::Create { parent: *parent, name: name.clone(), new }));
         }
         Request::Read { ino, .. } | Request::Write { ino, .. } => own.is_plan(*ino).await?,
         Request::Unlink { parent, name, .. } => own.is_plan_name(*parent, name).await?,
@@ -88,7 +86,8 @@ impl ConflictFiles<'_> {
     async fn folder(&self) -> Result<Option<Ino>, FsError> {
         let owner = self.root().await?.uid;
         let found = self.lookup(self.session.root, DIRECTORY.as_bytes()).await?;
-        let is_own = |it: &Attributes| it.kind == Kind::Directory && (it.uid == owner || it.uid == 0);
+        let is_own =
+            |it: &Attributes| it.kind == Kind::Directory && (it.uid == owner || it.uid == 0);
         Ok(found.filter(is_own).map(|it| it.ino))
     }
 

@@ -191,7 +191,8 @@ fn conflict_copies_lie_in_a_root_that_nobody_may_search() {
     run(1, |env| async move {
         let scene = Scene::durable(&env).await;
         let office = scene.client("admin").await;
-        let home = place(&office.client, Ino::ROOT, "home", node(Node::Directory, 0o700, BOB)).await;
+        let home =
+            place(&office.client, Ino::ROOT, "home", node(Node::Directory, 0o700, BOB)).await;
         place(&office.client, home, "d", node(Node::Directory, 0o700, BOB)).await;
         office.client.close().await;
         scene.env.sleep(2 * LEASE).await;

@@ -13,6 +13,7 @@ mod basics;
 mod chained;
 mod closed;
 mod crossing;
+mod damaged;
 mod direct;
 mod footprints;
 mod full;

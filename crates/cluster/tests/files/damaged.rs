@@ -82,7 +82,8 @@ fn check(whole: &Exported, found: &Exported, damage: &JournalDamage, at: u64) {
         missing += all.len() - first.len() - last.len();
     }
     let named: u64 = damage.lost.iter().map(|(first, last)| last.unwrap() + 1 - first).sum();
-    assert_eq!(missing as u64, named, "sector {at}: {damage:?}");
+    // Names are changes as well.
+    assert!(missing as u64 <= named, "sector {at}: {missing} are missing, {damage:?}");
 }
 
 #[test]

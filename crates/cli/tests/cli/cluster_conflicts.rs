@@ -110,8 +110,8 @@ fn a_journal_that_is_damaged_in_its_middle_is_exported_and_erased() {
     let drive = File::options().read(true).write(true).open(&journal).unwrap();
     let content = fs::read(&journal).unwrap();
     // In the bytes of the 21st write.
-    let at = content.windows(600).position(|it| it == [b'a' + 20; 600]).unwrap() as u64;
-    drive.write_all_at(b"damage", at + 300).unwrap();
+    let at = content.windows(200).position(|it| it == [b'a' + 20; 200]).unwrap() as u64;
+    drive.write_all_at(b"damage", at + 100).unwrap();
     drop(drive);
 
     scene.serve_with(&[]);

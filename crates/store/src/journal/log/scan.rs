@@ -191,7 +191,8 @@ impl Scan<'_> {
             let (epochs, room) = (oldest_epoch..=epoch, end - at);
             let found = self.reader.commit(at, &epochs, room).await?;
             // What a crash has left in flight of an earlier epoch has the number of a later record.
-            let counts = |it: &FoundCommit| (it.commit.sequence.get() < kept_before) == (it.epoch < epoch);
+            let counts =
+                |it: &FoundCommit| (it.commit.sequence.get() < kept_before) == (it.epoch < epoch);
             let found = found.filter(counts).map(|it| it.commit.sequence.get());
             if let Some(sequence) = found.filter(|sequence| *sequence >= self.sequence) {
                 let place = RecordPlace { sequence, offset: at };

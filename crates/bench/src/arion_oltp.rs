@@ -45,6 +45,9 @@ const NEEDS: [Need; 5] = [
     Need::Packaged { program: "sysbench", package: "sysbench" },
 ];
 
+/// Bytes of a volume in a folder: the databases of all rounds, and so much that none finds it nearly full.
+const SIZE: &str = "8G";
+
 /// Our least ratio; `None` where there is no aim.
 fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
     match (peer.kind, ours.kind) {
@@ -56,7 +59,8 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &NEEDS].concat();
-    compare(ENTRY.name, (&LOADS, &Subject::with_journals(2), &needs), aim, options)
+    let subjects = Subject::with_journals(2).map(|subject| Subject { size: SIZE, ..subject });
+    compare(ENTRY.name, (&LOADS, &subjects, &needs), aim, options)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!
 //! At scale 1 the client has 1 GiB that the server does not have. A client bounds that to what the link carries in 30 s, as its last batches
 //! went, and to half of its journal, which is therefore 4 GiB here. `behind_mb` is the number of bytes that were really unsent. These bytes replace others: new
-//! blocks are bounded by the room that a server promises, 16 MiB, and a write beyond that is a call that sends everything (`new_mb`).
+//! blocks are bounded by the room that a server promises, and a write beyond that is a call that sends everything (`new_mb`).
 //!
 //! | figure | meaning |
 //! |---|---|

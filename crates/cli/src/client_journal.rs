@@ -81,7 +81,7 @@ fn not_opened(error: DeviceError, path: &Path) -> Failure {
 /// A mount without a journal has no options of one.
 pub(crate) fn refuse_options(options: &JournalOptions) -> Outcome<()> {
     let JournalOptions { data, threshold, commit, journal_size, .. } = options;
-    let JournalOptions { on_conflict, conflict, replicate, receive, .. } = options;
+    let JournalOptions { on_conflict, conflict, replicate, receive, recall, sync, .. } = options;
     let is_about_journal = data.is_some()
         || threshold.is_some()
         || commit.is_some()
@@ -89,9 +89,11 @@ pub(crate) fn refuse_options(options: &JournalOptions) -> Outcome<()> {
         || on_conflict.is_some()
         || conflict.is_some()
         || replicate.is_some()
-        || receive.is_some();
+        || receive.is_some()
+        || recall.is_some()
+        || sync.is_some();
     if is_about_journal {
-        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, replicate= and receive are about a journal";
+        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, recall=, sync=, replicate= and receive are about a journal";
         return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
     Ok(())

@@ -52,7 +52,9 @@ mod journal_runs;
 mod journal_slot;
 mod journaled_queue;
 mod journaling;
+mod known_xattrs;
 mod link;
+mod listings;
 mod local;
 mod locks;
 mod losses;
@@ -75,6 +77,7 @@ mod refusals;
 mod renames;
 mod reopen;
 mod replay_log;
+mod reservations;
 mod room;
 mod rpc;
 mod sender;
@@ -87,15 +90,17 @@ mod takeover;
 mod user;
 mod write_around;
 mod write_bounds;
+mod write_pace;
 mod writeback;
+mod xattrs;
 
 pub use copies::{CopyReport, CopyState, KeeperTarget};
 pub use error::AttachError;
 pub use filesystem::{Client, ClientStatus};
 pub use moving::{MoveError, MoveReport, MoveTarget};
 pub use options::{
-    ConflictScope, JournaledData, OnConflict, Options, Recover, UnknownConflictScope,
-    UnknownOnConflict, UnknownRecover,
+    ConflictScope, JournaledData, OnConflict, Options, Recover, SyncTo, UnknownConflictScope,
+    UnknownOnConflict, UnknownRecover, UnknownSyncTo,
 };
 pub use pending::{Changes, MountedJournal, PendingReport};
 pub use receiver::{Arrival, Receiver};

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::answer::Answer;
 use crate::attributes::{Ino, Kind};
 
-/// A place in a directory: behind an entry. It stays valid while entries come and go, and is less
-/// than 2⁶².
+/// A place in a directory: behind an entry. It stays valid while entries come and go. A filesystem gives ones below 2⁶², a client that
+/// lists a directory by itself ones from there to 2⁶³ − 4.
 #[derive(
     Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
 )]

@@ -108,6 +108,8 @@ Of a shared filesystem, for changes that the client has made by itself:
                     machine was away: that one and all behind it (prefix), or that one and those that depend on it (file)
   on_conflict=copy|discard|refuse  what becomes of them: conflict copies, which thalweg cluster conflicts lists; they are
                     dropped, and counted in the log; or the mount fails (copy)
+  recall=SECONDS    how long another client may have to wait for what this one has not sent (30)
+  sync=journal|server  where changes are when fsync returns: in the journal, or also durable at the server (journal)
   replicate=HOST[:PORT][+HOST…][:memory|disk]  keep copies of the journal there, at thalweg cluster keep: fsync returns
                     when they have its changes, on their drives (disk) or in their memory
   receive[=HOST:PORT|PORT]  wait for a mount that thalweg cluster move brings here from another machine (7702); the
@@ -167,11 +169,17 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     }
     let JournalOptions { journal_size, on_conflict, conflict, replicate, receive, .. } =
         &options.journal;
+    let JournalOptions { recall, sync, .. } = options.journal;
     let is_of_conflicts = on_conflict.is_some() || conflict.is_some();
     let is_elsewhere = replicate.is_some() || receive.is_some();
-    if journal_size.is_some() || is_of_conflicts || is_elsewhere {
+    if journal_size.is_some()
+        || is_of_conflicts
+        || is_elsewhere
+        || recall.is_some()
+        || sync.is_some()
+    {
         return Err(Failure::new(
-            "journal_size=, conflict=, on_conflict=, replicate= and receive are for shared filesystems: SERVER:/PATH",
+            "journal_size=, conflict=, on_conflict=, recall=, sync=, replicate= and receive are for shared filesystems: SERVER:/PATH",
         ));
     }
     let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
@@ -210,7 +218,7 @@ async fn shared(
 ) -> Outcome<()> {
     let JournalOptions { writeback, expire, commit, journal_size, on_conflict, conflict, .. } =
         options.journal;
-    let JournalOptions { data, threshold, .. } = options.journal;
+    let JournalOptions { data, threshold, recall, sync, .. } = options.journal;
     let JournalOptions { journal_dev, replicate, receive, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
@@ -223,6 +231,8 @@ async fn shared(
         threshold,
         on_conflict,
         conflict,
+        recall,
+        sync,
         replicate: replicate.clone(),
         receive: receive.clone(),
         ..Default::default()

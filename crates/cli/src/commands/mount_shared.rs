@@ -245,6 +245,8 @@ impl Remote {
             data: client_journal::data_of(options)?,
             on_conflict: options.on_conflict.unwrap_or(defaults.on_conflict),
             conflict: options.conflict.unwrap_or(defaults.conflict),
+            recall: options.recall.unwrap_or(defaults.recall),
+            sync: options.sync.unwrap_or(defaults.sync),
             host: host_name().unwrap_or(defaults.host),
             journal,
             keepers,

@@ -45,6 +45,7 @@ struct PendingView {
     undurable: u64,
     refused: Option<String>,
     journal: Option<JournalView>,
+    journal_failed: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -128,6 +129,12 @@ fn text(view: &View) -> Result<String, fmt::Error> {
     if client.lost > 0 {
         writeln!(out, "  LOST        {} changes: the log of the mount says why", client.lost)?;
     }
+    if pending.journal_failed {
+        writeln!(
+            out,
+            "  journal     FAILED, and is not used: fsync waits for the server; mount it again"
+        )?;
+    }
     let Some(journal) = &pending.journal else { return Ok(out) };
     let ChangesView { changes, bytes } = pending.in_journal;
     writeln!(out, "  in journal  {changes} of the pending changes, {}", Size(bytes))?;
@@ -202,6 +209,8 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }
+        let failed = json!({ "pending": { "journal_failed": true } });
+        assert!(mount_text(failed).unwrap().contains("journal     FAILED"));
         let nothing = mount_text(json!({ "client": { "connected": true } })).unwrap();
         assert!(
             nothing.contains("pending     nothing") && !nothing.contains("journal"),

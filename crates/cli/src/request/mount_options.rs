@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thalweg_cluster::client::address::MOVE_PORT;
 use thalweg_cluster::client::{
-    ConflictScope, OnConflict, Recover, UnknownConflictScope, UnknownOnConflict,
+    ConflictScope, OnConflict, Recover, SyncTo, UnknownConflictScope, UnknownOnConflict,
+    UnknownSyncTo,
 };
 use thalweg_fs::local::Atime;
 use thalweg_fuse::mounted;
@@ -19,6 +20,8 @@ use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::size::Size;
 
+/// A server waits 60 s at most for a client that is sending, and batches may be slower than the last ones were.
+const LONGEST_RECALL: Duration = Duration::from_secs(40);
 /// Bytes that the kernel reads ahead unless told otherwise.
 const READ_AHEAD: u32 = 1 << 20;
 
@@ -123,6 +126,10 @@ pub(crate) struct JournalOptions {
     pub(crate) on_conflict: Option<OnConflict>,
     /// Which changes these are.
     pub(crate) conflict: Option<ConflictScope>,
+    /// How long another client may wait for what one with a journal has not sent.
+    pub(crate) recall: Option<Duration>,
+    /// Where a client with a journal has changes when a sync of them returns.
+    pub(crate) sync: Option<SyncTo>,
     /// Where a client of a shared filesystem has copies of its journal.
     pub(crate) replicate: Option<KeeperHosts>,
     /// Where a client of a shared filesystem waits for a mount that moves here.
@@ -232,7 +239,7 @@ impl MountOptions {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
             "journal_size" => journal.journal_size = Some(size(name, value)?.0),
-            "on_conflict" | "conflict" | "replicate" | "receive" => {
+            "on_conflict" | "conflict" | "replicate" | "receive" | "recall" | "sync" => {
                 journal.take_shared(name, value)?
             }
             "threshold" => journal.threshold = Some(bytes(name, value)?),
@@ -335,6 +342,17 @@ impl JournalOptions {
                 self.conflict = Some(parsed?);
             }
             "replicate" => self.replicate = Some(value.parse()?),
+            "sync" => {
+                self.sync = Some(value.parse().map_err(|error: UnknownSyncTo| wrong(&error))?)
+            }
+            "recall" => {
+                let recall = seconds(name, value)?;
+                if !(Duration::from_secs(1)..=LONGEST_RECALL).contains(&recall) {
+                    let most = LONGEST_RECALL.as_secs();
+                    return Err(Failure::new(format!("recall={value} is not from 1 to {most}")));
+                }
+                self.recall = Some(recall);
+            }
             _ => {
                 let place = match value.parse::<u16>() {
                     Ok(port) => format!("0.0.0.0:{port}"),
@@ -378,6 +396,8 @@ impl JournalOptions {
             self.journal_size.map(|bytes| format!("journal_size={bytes}")),
             self.on_conflict.map(|what| format!("on_conflict={what}")),
             self.conflict.map(|scope| format!("conflict={scope}")),
+            seconds("recall", self.recall),
+            self.sync.map(|place| format!("sync={place}")),
             self.replicate.as_ref().map(|keepers| format!("replicate={keepers}")),
             self.receive.as_ref().map(|place| format!("receive={place}")),
             self.threshold.map(|bytes| format!("threshold={bytes}")),
@@ -462,6 +482,10 @@ mod tests {
         let options = parse(list).unwrap().journal.over(inplace::Options::default());
         assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
         assert_eq!((options.gap, options.rotational), (Some(65_536), Some(false)));
+        let shared = "recall=5,sync=server,replicate=k1";
+        assert!(
+            parse(shared).unwrap().journal.words().join(",").starts_with("recall=5,sync=server")
+        );
         // `auto` resets what was set.
         let auto = parse("gap=auto,rotational=auto").unwrap().journal;
         assert_eq!(auto.words().join(","), "gap=auto,rotational=auto");
@@ -480,6 +504,10 @@ mod tests {
             "spin=1001",
             "read_ahead=far",
             "contents=far",
+            "recall=0",
+            "recall=41",
+            "recall=x",
+            "sync=here",
             "recover=maybe",
             "recover=",
         ] {

@@ -29,7 +29,7 @@ fn said_to_user(directory: &Path, script: &str) -> String {
     said
 }
 
-/// The root of the client's machine is nobody at the server, which may write nowhere: the user has the copies, and the next mount is there.
+/// Root of the client's machine may write nowhere at the server: the user has the copies, and the next mount is there.
 #[test]
 fn a_user_of_a_client_with_a_default_key_applies_conflict_copies() {
     let Some(scene) = Scene::with_mounts() else { return };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use thalweg_env::{Env, Time};
 use thalweg_fs::{Change, FsError, Ino, Invalidation, Timestamp, Watcher};
 use tokio::sync::oneshot;
@@ -14,6 +14,7 @@ use super::error::LinkError;
 use super::inodes::Inodes;
 use super::journal_slot::JournalSlot;
 use super::link::Links;
+use super::listings::Listings;
 use super::losses::Losses;
 use super::numbers::InodeNumbers;
 use super::options::Options;
@@ -40,6 +41,9 @@ pub(super) struct ClientBase {
     pub(super) journal: JournalSlot,
     pub(super) bounds: WriteBounds,
     pub(super) page_memory: Arc<PageMemory>,
+    pub(super) listings: Listings,
+    /// One directory at a time goes to another one. The lock is taken before those of stripes.
+    pub(super) directory_moves: Mutex<()>,
     pub(super) losses: Losses,
     pub(super) refusals: Refusals,
     pub(super) replay_log: ReplayLog,
@@ -111,6 +115,7 @@ impl ClientBase {
             undurable: self.replay_log.len() as u64,
             refused: self.refusals.current().map(|error| error.to_string()),
             journal,
+            journal_failed: self.journal.has_failed(),
         }
     }
 
@@ -126,6 +131,8 @@ impl ClientBase {
             cache: Arc::new(Cache::new(inodes.clone(), session.clone())),
             bounds: WriteBounds::new(inodes.clone(), queue.clone()),
             page_memory,
+            listings: Listings::default(),
+            directory_moves: Mutex::default(),
             numbers: InodeNumbers::default(),
             room: PromisedRoom::default(),
             losses: Losses::default(),

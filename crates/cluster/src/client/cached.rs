@@ -161,6 +161,17 @@ impl Names {
         self.names.insert(name.into(), Name::UNKNOWN);
     }
 
+    /// All names that are there, if all are known and no change of one is under way; unless there are more than `most`.
+    pub(super) fn all_present(&self, most: usize) -> Option<impl Iterator<Item = &[u8]>> {
+        let is_unknown = |name: &Name| matches!(*name, Name::CHANGING | Name::UNKNOWN);
+        let is_known = self.is_complete && self.names.len() <= most;
+        if !is_known || self.names.values().any(is_unknown) {
+            return None;
+        }
+        let present = self.names.iter().filter(|(_, it)| **it != Name::ABSENT);
+        Some(present.map(|(name, _)| &**name))
+    }
+
     /// All of them with the numbers of their inodes, for the client that goes on with the session on another machine.
     pub(super) fn export(&self) -> MovedNames {
         let known = |name: &Name| match *name {

@@ -2,11 +2,12 @@
 
 use bytes::Bytes;
 use thalweg_fs::{
-    AttributeChange, Attributes, Filesystem, FsError, Ino, TimeChange, WriteAt, WriteHow,
+    Allocation, AttributeChange, Attributes, Filesystem, FsError, Ino, SetXattr, TimeChange,
+    WriteAt, WriteHow,
 };
 
 use super::filesystem::Client;
-use super::inode_changes::Step;
+use super::inode_changes::{Changes, Step};
 
 /// Bytes that one call copies.
 const COPIED_AT_ONCE: u64 = 64 << 20;
@@ -46,6 +47,13 @@ impl CopyContent<'_> {
                         AttributeChange { size: Some(*size), ..AttributeChange::default() };
                     self.client.set_attributes(ino, &change).await?;
                 }
+                Step::Grow(end) => {
+                    let how = Allocation::Reserve { keep_size: false };
+                    let size = self.client.attributes(ino).await?.attributes.size;
+                    if size < *end {
+                        self.client.allocate(ino, size, end - size, how).await?;
+                    }
+                }
             }
         }
         Ok(())
@@ -63,6 +71,18 @@ impl CopyContent<'_> {
             let len = some.len() as u64;
             self.client.write(ino, WriteAt::Offset(at), vec![some], WriteHow::default()).await?;
             at += len;
+        }
+        Ok(())
+    }
+
+    /// Gives a copy the extended attributes that its file has got, as far as its user may.
+    pub(super) async fn set_xattrs(&self, ino: Ino, changes: &Changes) -> Result<(), FsError> {
+        for (name, value) in &changes.xattrs {
+            let Some(value) = value else { continue };
+            match self.client.set_xattr(ino, name, value.clone(), SetXattr::Any).await {
+                Err(error) if !is_forbidden(&error) => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
         }
         Ok(())
     }

@@ -115,7 +115,7 @@ impl<'a> Keeper<'a> {
         Keeper { client, content, journaled, used, host, taken }
     }
 
-    /// Makes the copies and the lists of a set, durably; its name. What a user has made is kept as that user.
+    /// Makes the copies and the lists of a set, durably; its name. Changes of a user are kept as that user.
     pub(super) async fn keep(&self, rest: Rest, why: &FsError) -> Result<String, FsError> {
         assert!(rest.count() > 0, "a conflict set has changes");
         let name = format!("{}-{}", self.host, rest.time());
@@ -227,6 +227,7 @@ impl<'a> Keeper<'a> {
         let copy = self.make_or_keep_apart(owner, place, name, new).await?;
         self.content.apply(copy.ino, &changes.steps).await?;
         self.content.attribute(copy.ino, &changes.attributes).await?;
+        self.content.set_xattrs(copy.ino, changes).await?;
         let (ranges, size) = extent(&changes.steps);
         let entry = ConflictEntry {
             path: path.map(|path| encode_path(&path)),
@@ -294,6 +295,7 @@ impl<'a> Keeper<'a> {
         }
         self.content.apply(copy.ino, &changes.steps).await?;
         self.content.attribute(copy.ino, &changes.attributes).await?;
+        self.content.set_xattrs(copy.ino, changes).await?;
         entry.copy = Some(encode_path(&copy.path));
         Ok(entry)
     }

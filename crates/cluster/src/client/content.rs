@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use thalweg_fs::mutation::MutationKind;
-use thalweg_fs::{Attributes, FsError, Ino, Kind, WriteAt, WriteHow};
+use thalweg_fs::{Attributes, FsError, Ino, Kind, Statistics, WriteAt, WriteHow};
 
 use super::delegation::MAX_WRITE;
 use super::error::{expect_answer, unexpected};
@@ -201,6 +201,21 @@ pub(super) async fn change(
         stages.base.inodes.with(ino, |node| node.delegation.is_dense = false);
     };
     Ok(stages.change(request, payload, begin, |_| {}).await?.answer)
+}
+
+/// How full the filesystem is with what this client has made by itself.
+pub(super) async fn statistics(stages: &Stages) -> Result<Statistics, FsError> {
+    // Before the server looks: what it gets meanwhile counts twice, and nothing is left out.
+    let blocks = stages.base.queue.growth_blocks();
+    let inodes = stages.base.room.charged().inodes;
+    let (answer, _) = stages.request(Request::Statistics).await?;
+    let found = expect_answer!(answer, Answer::Statistics(found) => found)?;
+    let (used, most) = found.inodes;
+    Ok(Statistics {
+        free: found.free.saturating_sub(blocks),
+        inodes: (most.min(used.saturating_add(inodes)), most),
+        ..found
+    })
 }
 
 pub(super) async fn change_for_number(

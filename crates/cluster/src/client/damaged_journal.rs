@@ -1,5 +1,5 @@
-//! A journal that is damaged in its middle: nothing of it is written back, since a prefix would be taken for all of it. What can be read is shown and
-//! exported, and the positions that cannot be are named.
+//! A journal that is damaged in its middle: nothing of it is written back, since a prefix would be taken for all of it. Changes that can be read are
+//! shown and exported, and the positions of the others are named.
 
 use thalweg_env::HashSet;
 use thalweg_store::journal::log::{FoundRecord, LogRecovery};

@@ -28,7 +28,7 @@ use super::user;
 /// Most bytes of a mutation.
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
-const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
 
 /// What has become of a change that was tried without the server.
 pub(super) enum Local<T> {
@@ -39,7 +39,7 @@ pub(super) enum Local<T> {
 }
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
-fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
+pub(super) fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
     it.uid == user.uid && (it.kind != Kind::Directory || it.mode & 0o300 == 0o300)
 }
 
@@ -174,9 +174,10 @@ impl ClientBase {
         });
     }
 
-    /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
-    pub(super) fn is_bare(&self, ino: Ino) -> bool {
-        self.session.is_leased() && self.inodes.is(ino, |node| node.delegation.is_made_here(ino))
+    /// The directory that a directory is in, if this client has made that and moves it alone.
+    pub(super) fn parent_of(&self, directory: Ino) -> Option<Ino> {
+        let parent = self.inodes.with(directory, |node| node.delegation.parent(directory));
+        parent.flatten().filter(|_| self.session.is_leased())
     }
 
     /// What the server would say to a new name in a directory of this client alone: the grant, if the name may be made.
@@ -242,8 +243,9 @@ impl ClientBase {
         let write_bound = if rules.is_direct { rules.bytes.end } else { 0 };
         let mut node = Node::default();
         node.cached.set_attributes(made);
-        node.delegation = Delegation::of_new(still, write_bound);
-        if made.kind == Kind::Directory {
+        let is_directory = made.kind == Kind::Directory;
+        node.delegation = Delegation::of_new(still, write_bound, is_directory.then_some(parent));
+        if is_directory {
             node.cached.names.get_or_insert_default().is_complete = true;
         }
         stripes.of(number).insert(number, node);
@@ -293,7 +295,10 @@ impl ClientBase {
         attributes.set(change, time);
         own.changed();
         node.cached.set_attributes(attributes);
-        self.queue.append(&mut stripe, record, quota, now);
+        let mutation = self.queue.append(&mut stripe, record, quota, now);
+        if change.size.is_some() {
+            self.queue.frees(mutation);
+        }
         // Before another thread can write, and lose that.
         if change.size == Some(0) {
             self.losses.forget(ino);
@@ -349,7 +354,8 @@ impl ClientBase {
         attributes.wrote(end, clear_suid, time);
         let most = attributes.size.next_multiple_of(BLOCK);
         let stored = most.min(attributes.stored + len.next_multiple_of(BLOCK));
-        attributes.stored = if own.is_dense { most } else { stored.max(attributes.stored) };
+        // Blocks may be reserved behind the end.
+        attributes.stored = if own.is_dense { most } else { stored }.max(attributes.stored);
         own.changed();
         node.cached.set_attributes(attributes);
         let data = data();

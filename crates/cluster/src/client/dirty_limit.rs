@@ -18,20 +18,45 @@ pub(super) struct DirtyLimit {
     memory: usize,
     /// Time within which the rest can be sent.
     recall: Duration,
-    /// Bytes that half of the journal takes.
-    most: AtomicU64,
+    /// Bytes of the journal; how many its records take; and those of these with mutations that the server does not have.
+    journal: AtomicU64,
+    used: AtomicU64,
+    unsent: AtomicU64,
     /// What the link has carried in a second, lately.
     rate: AtomicU64,
 }
 
 impl DirtyLimit {
     pub(super) fn new(memory: usize, recall: Duration) -> DirtyLimit {
-        DirtyLimit { memory, recall, most: AtomicU64::new(0), rate: AtomicU64::new(FIRST_RATE) }
+        let (journal, used, unsent) = Default::default();
+        DirtyLimit { memory, recall, journal, used, unsent, rate: AtomicU64::new(FIRST_RATE) }
     }
 
     /// The journal takes so many bytes.
     pub(super) fn begin_journal(&self, size: u64) {
-        self.most.store(size / 2, Ordering::Relaxed);
+        self.journal.store(size, Ordering::Relaxed);
+        self.note_journal(0, 0);
+    }
+
+    /// Bytes of the journal.
+    pub(super) fn journal(&self) -> u64 {
+        self.journal.load(Ordering::Relaxed)
+    }
+
+    /// Its records take so many bytes of the journal, and those of mutations that the server does not have, so many of these.
+    pub(super) fn note_journal(&self, used: u64, unsent: u64) {
+        self.used.store(used, Ordering::Relaxed);
+        self.unsent.store(unsent, Ordering::Relaxed);
+    }
+
+    /// Whether what the server does not have takes half of the journal, or the journal is tight.
+    pub(super) fn is_journal_short(&self) -> bool {
+        self.unsent.load(Ordering::Relaxed) > self.journal() / 2 || self.is_journal_tight()
+    }
+
+    /// Whether less than a quarter of the journal is free: records are to be released that the server has.
+    pub(super) fn is_journal_tight(&self) -> bool {
+        self.used.load(Ordering::Relaxed) > self.journal() / 4 * 3
     }
 
     pub(super) fn memory(&self) -> usize {
@@ -46,7 +71,7 @@ impl DirtyLimit {
 
     pub(super) fn bytes(&self) -> u64 {
         let carried = self.rate.load(Ordering::Relaxed) as f64 * self.recall.as_secs_f64();
-        (carried as u64).max(LEAST).min(self.most.load(Ordering::Relaxed))
+        (carried as u64).max(LEAST).min(self.journal() / 2)
     }
 
     /// With so many, makers wait. A server waits for a recall twice as long as [`Options::recall`](super::options::Options::recall), and

@@ -212,6 +212,11 @@ impl Inodes {
         self.is(ino, |node| node.delegation.unsent() > 0)
     }
 
+    /// Whether this client has made an inode, and the server does not have it.
+    pub(super) fn is_new(&self, ino: Ino) -> bool {
+        self.is(ino, |node| node.cached.stamp == 0 && node.delegation.unsent() > 0)
+    }
+
     /// Inodes of which the server does not have everything.
     pub(super) fn unsent(&self) -> u64 {
         let of = |mut stripe: MutexGuard<'_, Stripe>| {

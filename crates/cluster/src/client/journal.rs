@@ -443,6 +443,13 @@ impl ClientJournal {
         JournalUse { size, used: size - self.log.room(), records }
     }
 
+    /// Bytes of the records from that of the mutation behind this one on.
+    pub(super) fn used_behind(&self, number: u64) -> u64 {
+        let first = self.records.lock().from(self.position(number) + 1);
+        let end = self.log.released() + (self.log.size() - self.log.room());
+        first.map_or(0, |first| end.saturating_sub(first.place.offset))
+    }
+
     /// Forgets everything: the server has all of it, and made it durable.
     ///
     /// # Errors

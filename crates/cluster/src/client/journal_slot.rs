@@ -47,6 +47,8 @@ pub(super) struct JournalSlot(Mutex<Slot>);
 struct Slot {
     journal: Option<Arc<ClientJournal>>,
     has_ended: bool,
+    /// It has ended because its device has failed.
+    has_failed: bool,
     reopen: Option<Reopen>,
     /// Of a client that writes a journal back: where that is read.
     recovered_from: Weak<LogRecovery>,
@@ -112,7 +114,13 @@ impl JournalSlot {
     pub(super) fn fail(&self, journal: &Arc<ClientJournal>) -> bool {
         let mut slot = self.0.lock();
         let is_same = slot.journal.as_ref().is_some_and(|it| Arc::ptr_eq(it, journal));
+        slot.has_failed |= is_same;
         is_same && !std::mem::replace(&mut slot.has_ended, true)
+    }
+
+    /// Whether there is none because it has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.0.lock().has_failed
     }
 
     /// The journal is used no more; whether it was.

@@ -55,6 +55,11 @@ impl WritebackQueue {
         assert!(before >= freed, "more bytes are spilled than were queued");
     }
 
+    /// Whether less than a quarter of the journal is free.
+    pub(super) fn is_journal_tight(&self) -> bool {
+        self.limit.is_journal_tight()
+    }
+
     /// Bytes that the link carries in a second.
     pub(super) fn rate(&self) -> u64 {
         self.limit.rate()
@@ -133,14 +138,14 @@ impl WritebackQueue {
                 in_memory += record.bytes();
                 elsewhere += record.sent_bytes() - record.bytes();
                 let (number, quota, user) = (first + at as u64, charge.quota, batch.user.clone());
-                Waiting { number, hash, record, quota, user }
+                // It has waited for as long as anything.
+                let made = Time::default();
+                Waiting { number, made, hash, record, quota, user }
             })
             .collect();
         self.bytes.fetch_add(in_memory, Ordering::Relaxed);
         self.spilled.fetch_add(elsewhere as u64, Ordering::Relaxed);
         self.taken.fetch_sub(again.len() as u64, Ordering::AcqRel);
-        // It has waited for as long as anything.
-        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
         again.into_iter().rev().for_each(|it| collected.waiting.push_front(it));
         collected.sending = None;
         true
@@ -234,7 +239,6 @@ impl WritebackQueue {
         self.reach(before, hash);
         self.made.store(before, Ordering::Release);
         self.taken.store(before, Ordering::Release);
-        self.since.store(Time::default().as_nanos(), Ordering::Relaxed);
     }
 
     /// The next mutations of a journal wait again.
@@ -257,7 +261,8 @@ impl WritebackQueue {
                 self.bytes.fetch_add(own, Ordering::Relaxed);
                 self.spilled.fetch_add((all - own) as u64, Ordering::Relaxed);
                 let user = user.clone();
-                collected.waiting.push_back(Waiting { number, hash, record, quota, user });
+                let made = Time::default();
+                collected.waiting.push_back(Waiting { number, made, hash, record, quota, user });
             }
         }
         self.made.store(number, Ordering::Release);

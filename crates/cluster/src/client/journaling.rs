@@ -39,6 +39,7 @@ impl Journaling {
     /// programs that were answered are in no journal, and mutations may depend on them: these are durable at the server before.
     pub(super) async fn commit(&self) -> Result<Committed, FsError> {
         let Some(journal) = self.base.journal.live() else { return Ok(Committed::Nowhere) };
+        self.base.queue.begin_commit();
         let last = self.base.queue.last();
         if self.base.replay_log.has_calls() {
             self.rpc.make_durable().await?;
@@ -47,6 +48,7 @@ impl Journaling {
         let (own, queue) = (journal.clone(), self.base.queue.clone());
         let committing = async move { Ok(own.commit(&queue, last).await) };
         let committed = self.base.run_apart(committing).await?;
+        self.note_room(&journal);
         match committed {
             Ok(()) if journal.is_copied(last) => {
                 if self.base.session.is_leased() {
@@ -94,7 +96,25 @@ impl Journaling {
         let first = self.base.replay_log.first_position();
         let done = first.map_or(done, |first| done.min(journal.number(first) - 1));
         self.base.queue.sent_ends.release(journal.position(done));
-        journal.release(done)
+        let is_released = journal.release(done);
+        self.note_room(journal);
+        is_released
+    }
+
+    fn note_room(&self, journal: &ClientJournal) {
+        let queue = &self.base.queue;
+        queue.note_journal(journal.room().used, journal.used_behind(queue.done()));
+    }
+
+    /// Returns when a quarter of the journal is free, if the server has what takes it: a *checkpoint* (7.2.6). Whether it is.
+    pub(super) async fn checkpoint(&self) -> Result<bool, FsError> {
+        let Some(journal) = self.base.journal.live() else { return Ok(true) };
+        self.release(&journal);
+        if self.base.queue.is_journal_tight() {
+            self.rpc.make_durable().await?;
+            self.release(&journal);
+        }
+        Ok(!self.base.queue.is_journal_tight())
     }
 
     /// Releases what the server has made durable, and has a scan find nothing of it: at once if that is wanted `now`.
@@ -130,6 +150,13 @@ impl Journaling {
             self.base.queue.note_memory(self.base.queue.in_memory() + loaded);
         }
         Ok(())
+    }
+
+    /// The journal lacks much.
+    pub(super) async fn by_size(&self) {
+        if let Err(error) = self.commit().await {
+            tracing::debug!(%error, "changes are not in the journal yet");
+        }
     }
 
     /// Mutations wait for no longer than the time of a commit.

@@ -11,9 +11,10 @@ use thalweg_net::keys::Squash;
 
 use super::cached::NewName;
 use super::error::{LinkError, unexpected};
+use super::listings;
 use super::stages::Stages;
 use super::user;
-use crate::protocol::{Answer, ListedEntry, Reply, Request, decode_entries};
+use crate::protocol::{Answer, ListedEntry, MAX_ENTRIES, Reply, Request, decode_entries};
 
 /// Whether a mode has set-user-id or set-group-id.
 fn is_privileged(mode: u16) -> bool {
@@ -257,6 +258,50 @@ async fn check_whole(
 }
 
 pub(super) async fn list(
+    stages: &Stages,
+    ino: Ino,
+    from: Cookie,
+    most: usize,
+    attributes: bool,
+) -> Result<Vec<Entry>, FsError> {
+    if let Some(listed) = stages.base.list_delegated(ino, from, most, attributes) {
+        return Ok(listed);
+    }
+    if listings::is_own(from) {
+        return list_rest(stages, ino, from, most, attributes).await;
+    }
+    list_by_call(stages, ino, from, most, attributes).await
+}
+
+/// The entries of a directory behind a place in a listing by this client, which cannot go on with that.
+async fn list_rest(
+    stages: &Stages,
+    ino: Ino,
+    from: Cookie,
+    most: usize,
+    attributes: bool,
+) -> Result<Vec<Entry>, FsError> {
+    let (mut rest, mut at) = (Vec::new(), Cookie::START);
+    loop {
+        let listed = list_by_call(stages, ino, at, MAX_ENTRIES, attributes).await?;
+        let last = listed.last().map(|last| last.cookie);
+        rest.extend(listed.into_iter().filter_map(|entry| {
+            let cookie = listings::place_of(&entry.name);
+            (cookie > from).then_some(Entry { cookie, ..entry })
+        }));
+        // A large directory is not kept as a whole.
+        if last.is_none() || rest.len() >= 2 * most.max(MAX_ENTRIES) {
+            rest.sort_unstable_by_key(|entry| entry.cookie);
+            rest.truncate(most);
+        }
+        match last {
+            Some(last) => at = last,
+            None => return Ok(rest),
+        }
+    }
+}
+
+async fn list_by_call(
     stages: &Stages,
     ino: Ino,
     from: Cookie,

@@ -49,6 +49,8 @@ pub struct Options {
     pub on_conflict: OnConflict,
     /// Which changes these are.
     pub conflict: ConflictScope,
+    /// Where changes are when a sync of them returns, with a journal.
+    pub sync: SyncTo,
     /// The name of its host, for conflict sets.
     pub host: String,
 }
@@ -73,6 +75,7 @@ impl Default for Options {
             recall: Duration::from_secs(30),
             on_conflict: OnConflict::Copy,
             conflict: ConflictScope::Prefix,
+            sync: SyncTo::Journal,
             host: "client".to_owned(),
         }
     }
@@ -97,6 +100,43 @@ impl JournaledData {
     /// Whether a write of so many bytes goes to the server at once.
     pub(super) fn is_direct(self, len: usize) -> bool {
         matches!(self, JournaledData::Selective { threshold } if len >= threshold as usize)
+    }
+}
+
+/// Where changes of a client with a journal are when a sync of them returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SyncTo {
+    /// In the journal and its copies, as far as they are about what is this client's alone.
+    #[default]
+    Journal,
+    /// Durable at the server.
+    Server,
+}
+
+impl fmt::Display for SyncTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SyncTo::Journal => "journal",
+            SyncTo::Server => "server",
+        })
+    }
+}
+
+/// It is neither `journal` nor `server`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("neither journal nor server")]
+pub struct UnknownSyncTo;
+
+impl FromStr for SyncTo {
+    type Err = UnknownSyncTo;
+
+    fn from_str(text: &str) -> Result<SyncTo, UnknownSyncTo> {
+        match text {
+            "journal" => Ok(SyncTo::Journal),
+            "server" => Ok(SyncTo::Server),
+            _ => Err(UnknownSyncTo),
+        }
     }
 }
 

@@ -48,6 +48,8 @@ pub struct PendingReport {
     pub refused: Option<String>,
     /// The journal, if the client has one that is used.
     pub journal: Option<MountedJournal>,
+    /// The client has none any more, because it has failed: a sync waits for the server.
+    pub journal_failed: bool,
 }
 
 /// A journal in use.

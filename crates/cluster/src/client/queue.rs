@@ -32,8 +32,10 @@ const MAX_WAITING: (u64, usize) = (16384, 8 << 20);
 const FULL_OF_JOURNALED: u64 = 1 << 17;
 /// Without a journal all mutations may be sent.
 pub(super) const NO_JOURNAL: u64 = u64::MAX;
-/// No mutation waits.
-const NEVER: u64 = u64::MAX;
+/// With a journal: bytes of mutations that it lacks when the next commit begins.
+const COMMIT_BYTES: u64 = 1 << 20;
+/// Or this part of the journal.
+const COMMIT_PART: u64 = 4;
 
 /// Writes that make a file longer.
 pub(super) struct Growth {
@@ -72,13 +74,17 @@ pub(super) struct WritebackQueue {
     /// Mutations made so far, and those of them that a batch has taken.
     pub(super) made: AtomicU64,
     pub(super) taken: AtomicU64,
-    /// Of those that wait: their bytes, and when the first one was made in nanoseconds.
+    /// Bytes of those that wait.
     pub(super) bytes: AtomicUsize,
     /// Bytes of mutations that wait, which are in the journal alone.
     pub(super) spilled: AtomicU64,
+    /// The last mutation by which room becomes free.
+    pub(super) freeing: AtomicU64,
     /// How much may wait with a journal.
     pub(super) limit: DirtyLimit,
-    pub(super) since: AtomicU64,
+    /// Bytes that mutations took which were made so far, and at the begin of the last commit.
+    appended: AtomicU64,
+    committing: AtomicU64,
     /// Bytes of mutations that were in memory at most, of a journal that is written back.
     pub(super) most_in_memory: AtomicUsize,
     /// Mutations up to this one are in the journal, and may be sent.
@@ -105,8 +111,10 @@ impl WritebackQueue {
             taken: AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
             spilled: AtomicU64::new(0),
+            freeing: AtomicU64::new(0),
             limit,
-            since: AtomicU64::new(NEVER),
+            appended: AtomicU64::new(0),
+            committing: AtomicU64::new(0),
             most_in_memory: AtomicUsize::new(0),
             journaled: AtomicU64::new(NO_JOURNAL),
             leased: AtomicU64::new(0),
@@ -121,11 +129,9 @@ impl WritebackQueue {
     /// Appends a mutation of an inode of this stripe, which is locked; its number.
     pub(super) fn append(&self, stripe: &mut Stripe, record: Record, quota: u64, now: Time) -> u64 {
         self.bytes.fetch_add(record.bytes(), Ordering::Relaxed);
+        self.appended.fetch_add(record.bytes() as u64, Ordering::Relaxed);
         let number = self.made.fetch_add(1, Ordering::AcqRel) + 1;
-        stripe.stage(Waiting { number, hash: 0, record, quota, user: user::current() });
-        if self.since.load(Ordering::Relaxed) == NEVER {
-            self.since.store(now.as_nanos(), Ordering::Relaxed);
-        }
+        stripe.stage(Waiting { number, made: now, hash: 0, record, quota, user: user::current() });
         number
     }
 
@@ -144,6 +150,23 @@ impl WritebackQueue {
     /// Whether the server has the mutations up to this one.
     pub(super) fn has(&self, number: u64) -> bool {
         self.collected.lock().done >= number
+    }
+
+    /// By this mutation room becomes free.
+    pub(super) fn frees(&self, number: u64) {
+        self.freeing.fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// Whether the server lacks a mutation by which room becomes free.
+    pub(super) fn is_to_free(&self) -> bool {
+        !self.has(self.freeing.load(Ordering::Acquire))
+    }
+
+    /// Blocks that files get by becoming longer, of what waits.
+    pub(super) fn growth_blocks(&self) -> u64 {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        collected.waiting.iter().map(|waiting| waiting.record.growth_blocks()).sum()
     }
 
     /// Whether mutations wait that are in no batch.
@@ -169,7 +192,9 @@ impl WritebackQueue {
     /// Whether a batch is to be sent.
     pub(super) fn is_full(&self) -> bool {
         if self.has_journal() {
-            return self.waiting() >= FULL_OF_JOURNALED || self.dirty() >= self.limit.bytes();
+            return self.waiting() >= FULL_OF_JOURNALED
+                || self.dirty() >= self.limit.bytes()
+                || self.limit.is_journal_short();
         }
         self.waiting() >= FULL || self.in_memory() >= BATCH_BYTES
     }
@@ -209,9 +234,29 @@ impl WritebackQueue {
 
     /// Whether the oldest mutation waits since then or longer.
     pub(super) fn waits_since(&self, time: Time) -> bool {
-        // Also when it was appended just now, while the mutations before it left.
-        let since = self.since.load(Ordering::Relaxed);
-        self.has_waiting() && (since == NEVER || since <= time.as_nanos())
+        if !self.has_waiting() {
+            return false;
+        }
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        collected.waiting.front().is_some_and(|first| first.made <= time)
+    }
+
+    /// Whether so much is in no record of the journal that a commit is to begin.
+    pub(super) fn is_commit_due(&self) -> bool {
+        let appended = self.appended.load(Ordering::Relaxed);
+        let lacks = appended - self.committing.load(Ordering::Relaxed).min(appended);
+        self.has_journal() && lacks >= COMMIT_BYTES.min(self.limit.journal() / COMMIT_PART)
+    }
+
+    /// A commit begins of all mutations so far.
+    pub(super) fn begin_commit(&self) {
+        self.committing.store(self.appended.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Its records take so many bytes of the journal, and those of mutations that the server does not have, so many of these.
+    pub(super) fn note_journal(&self, used: u64, unsent: u64) {
+        self.limit.note_journal(used, unsent);
     }
 
     /// A recall, which has this number, is done when the server has all mutations so far.
@@ -365,9 +410,6 @@ impl WritebackQueue {
         let had_bytes = self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         assert!(had_bytes >= bytes, "more bytes leave the queue than were queued");
         self.taken.fetch_add(count as u64, Ordering::AcqRel);
-        if !self.has_waiting() {
-            self.since.store(NEVER, Ordering::Relaxed);
-        }
     }
 
     /// The server has mutations of a batch, and answered with this stamp and the inode tokens of what it has made; or they are lost. The

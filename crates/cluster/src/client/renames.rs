@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use thalweg_env::Time;
 use thalweg_fs::filesystem::MAX_LINKS;
 use thalweg_fs::mutation::{Mutation, MutationKind};
@@ -101,9 +102,10 @@ impl Renaming<'_> {
         }
         // A recall of the directory that it is in now finds it.
         let [old, new] = grants;
-        for (ino, grant) in [(Some(ino), new), (exchanged, old)] {
+        for (ino, directory, grant) in [(Some(ino), to.0, new), (exchanged, from.0, old)] {
             let Some(ino) = ino else { continue };
-            stripes.node(ino).expect("it was looked at").delegation.move_to(grant);
+            let node = stripes.node(ino).expect("it was looked at");
+            node.delegation.move_to(directory, grant);
         }
     }
 }
@@ -188,7 +190,7 @@ impl ClientBase {
         set_name(&mut stripes, (parent, name), NewName::Absent);
         set_changed(&mut stripes, parent, directory);
         set_changed(&mut stripes, ino, removed);
-        self.queue.append(stripes.of(parent), record, grant.quota, now);
+        self.queue.frees(self.queue.append(stripes.of(parent), record, grant.quota, now));
         Some(Ok(()))
     }
 
@@ -214,6 +216,8 @@ impl ClientBase {
         let kind = MutationKind::Rename { from: owned(from), to: owned(to), how, ino, there };
         let room = room_of(&kind, 0);
         let record = Record::small(&Mutation { time, kind });
+        let _alone = self.begin_move(renaming)?;
+        let exchanged = there.filter(|_| how == Rename::Exchange);
         let inodes = [Some(from.0), Some(to.0), Some(ino), there];
         let mut stripes = self.inodes.lock_all(inodes.into_iter().flatten());
         let one = self.own_name(&mut stripes, from, now)?;
@@ -260,7 +264,10 @@ impl ClientBase {
         let mut renamed = Renamed { from: one.directory, to: to_directory, moved, there: there_is };
         renamed.come_about(how, time);
         renaming.set(&mut stripes, &renamed, [one.grant, other.grant]);
-        self.queue.append(stripes.of(from.0), record, charge.quota, now);
+        let mutation = self.queue.append(stripes.of(from.0), record, charge.quota, now);
+        if there.is_some() && exchanged.is_none() {
+            self.queue.frees(mutation);
+        }
         Some(Local::Made(Ok(())))
     }
 
@@ -309,8 +316,45 @@ impl ClientBase {
         Some(Local::Made(linked))
     }
 
-    /// Whether an inode may go from one directory to another one: no client was told of what this one has made, and a file has nothing
-    /// below it.
+    /// Keeps other directories from going elsewhere while this rename moves one, until it has its number; `None` if it would go below itself, or
+    /// if that is not known here.
+    fn begin_move(&self, renaming: &Renaming<'_>) -> Option<Option<MutexGuard<'_, ()>>> {
+        let Renaming { from, to, how, ino, there } = *renaming;
+        let exchanged = there.filter(|_| how == Rename::Exchange);
+        let moved = [(Some(ino), to.0), (exchanged, from.0)];
+        let moved = moved.map(|(ino, to)| (ino.filter(|ino| self.is_directory(*ino)), to));
+        if from.0 == to.0 || moved.iter().all(|(ino, _)| ino.is_none()) {
+            return Some(None);
+        }
+        let alone = self.directory_moves.lock();
+        let goes = |(ino, to): (Option<Ino>, Ino)| ino.is_none_or(|ino| self.is_apart(to, ino));
+        moved.into_iter().all(goes).then_some(Some(alone))
+    }
+
+    fn is_directory(&self, ino: Ino) -> bool {
+        let is_one = |it: Attributes| it.kind == Kind::Directory;
+        self.inodes.is(ino, |node| node.cached.attributes.is_some_and(is_one))
+    }
+
+    /// Whether a directory is neither another one nor below it, which this client has made with all that is below it.
+    fn is_apart(&self, mut directory: Ino, other: Ino) -> bool {
+        while directory != other {
+            let up = self.inodes.with(directory, |node| {
+                let own = &node.delegation;
+                // What was granted has above it what this client has not made.
+                if own.is_granted(directory) { Some(None) } else { own.parent(directory).map(Some) }
+            });
+            match up.flatten() {
+                Some(Some(parent)) => directory = parent,
+                Some(None) => return true,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// Whether an inode may go from one directory to another one: no client was told of what this one has made. A directory stays under
+    /// its grant, which is that of all below it.
     fn check_move(
         &self,
         stripes: &mut LockedStripes<'_>,
@@ -318,11 +362,12 @@ impl ClientBase {
         (from, to): (&OwnName, &OwnName),
     ) -> Option<()> {
         let own = &stripes.node(ino)?.delegation;
-        let is_possible = it.kind != Kind::Directory
-            && own.is_made_here(ino)
+        let is_directory = it.kind == Kind::Directory;
+        let is_possible = own.is_made_here(ino)
             && own.grant().is_some_and(|grant| Arc::ptr_eq(grant, &from.grant))
             // Its other names stay in directories that have the grant.
-            && (it.links == 1 || Arc::ptr_eq(&from.grant, &to.grant))
+            && (!is_directory && it.links == 1 || Arc::ptr_eq(&from.grant, &to.grant))
+            && (!is_directory || own.parent(ino).is_some() && to.directory.links < MAX_LINKS)
             && from.grant.quota == to.grant.quota;
         is_possible.then_some(())
     }

@@ -163,6 +163,12 @@ impl PromisedRoom {
         self.0.lock().charged = shares_of(charges);
     }
 
+    /// What mutations have taken of the volume that the server is not known to have.
+    pub(super) fn charged(&self) -> Room {
+        let ledger = self.0.lock();
+        ledger.charged.iter().find(|share| share.quota == 0).map_or(Room::NONE, |share| share.room)
+    }
+
     /// What the server has promised, and mutations have not taken.
     pub(super) fn left(&self) -> RoomGrant {
         let ledger = self.0.lock();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_env::{HashMap, Time};
+use thalweg_env::HashMap;
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{FsError, Ino};
 
@@ -15,6 +15,7 @@ use super::batch::{Batch, Part};
 use super::direct_io::DirectIo;
 use super::error::{AttachError, LinkError};
 use super::journaling::{Committed, Journaling};
+use super::options::SyncTo;
 use super::rpc::Rpc;
 use super::sender::{BatchSender, NotSent, Sending};
 use super::user::User;
@@ -23,19 +24,18 @@ use crate::protocol::{BatchPositions, JournalState, Needs, Reply, Request};
 /// The right to send the next batch.
 pub(super) type SendGuard = tokio::sync::OwnedMutexGuard<()>;
 
-/// The time between two looks for mutations that have waited for long enough, at least.
-const LEAST_PAUSE: Duration = Duration::from_millis(50);
-
 pub(super) struct Writeback {
-    base: Arc<ClientBase>,
+    pub(super) base: Arc<ClientBase>,
     rpc: Arc<Rpc>,
     direct_io: Arc<DirectIo>,
-    journaling: Journaling,
+    pub(super) journaling: Journaling,
     sender: BatchSender,
     /// One batch at a time, so that they count in their order.
-    sending: Arc<tokio::sync::Mutex<()>>,
+    pub(super) sending: Arc<tokio::sync::Mutex<()>>,
+    /// A commit has begun because the journal lacks much.
+    pub(super) is_committing: AtomicBool,
     /// It is not to be sent any more.
-    is_set_aside: AtomicBool,
+    pub(super) is_set_aside: AtomicBool,
     /// The client was away for so long that other clients may have used what its journal is about.
     has_lapsed: AtomicBool,
 }
@@ -44,51 +44,23 @@ impl Writeback {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>, direct_io: Arc<DirectIo>) -> Writeback {
         let journaling = Journaling::new(base.clone(), rpc.clone());
         let sender = BatchSender::new(base.clone(), rpc.clone());
-        let (sending, is_set_aside, has_lapsed) = Default::default();
-        Writeback { base, rpc, direct_io, journaling, sender, sending, is_set_aside, has_lapsed }
+        let (sending, is_committing, is_set_aside, has_lapsed) = Default::default();
+        Writeback {
+            base,
+            rpc,
+            direct_io,
+            journaling,
+            sender,
+            sending,
+            is_committing,
+            is_set_aside,
+            has_lapsed,
+        }
     }
 
     /// Keeps batches from being sent, until the guard is dropped.
     pub(super) async fn hold(&self) -> SendGuard {
         self.sending.clone().lock_owned().await
-    }
-
-    /// Applies backpressure: sends mutations when many wait, and waits for that when there are too many.
-    pub(super) async fn throttle(self: &Arc<Self>) -> Result<(), FsError> {
-        // The journal has more room than memory.
-        if self.base.queue.is_over_memory() {
-            self.journaling.commit().await?;
-        }
-        if self.base.queue.is_over_full() {
-            return self.send_batches(false, false).await;
-        }
-        self.begin_if_full();
-        Ok(())
-    }
-
-    /// Begins to send mutations if many wait; whether their maker is to wait for that.
-    pub(super) fn begin_if_full(self: &Arc<Self>) -> bool {
-        if self.base.queue.is_full()
-            && self.base.refusals.holds(self.base.now(), false).is_none()
-            && let Ok(turn) = self.sending.clone().try_lock_owned()
-        {
-            let writeback = self.clone();
-            let sending = async move {
-                if let Err(error) = writeback.send_full(turn).await {
-                    writeback.report_unsent(&error);
-                }
-            };
-            self.base.env.spawn(sending).detach();
-        }
-        self.base.queue.is_over_full()
-    }
-
-    async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {
-        while self.base.queue.is_full() {
-            self.send_batch(turn, None, 0).await?;
-            turn = self.hold().await;
-        }
-        Ok(())
     }
 
     /// Returns when the server has every mutation that was made before.
@@ -98,7 +70,11 @@ impl Writeback {
 
     /// Sends the mutations that wait; with `all`, as [`Writeback::send_all`]. Unless it is `urgent`, the link rests between batches, for the calls of
     /// programs.
-    async fn send_batches(self: &Arc<Self>, all: bool, urgent: bool) -> Result<(), FsError> {
+    pub(super) async fn send_batches(
+        self: &Arc<Self>,
+        all: bool,
+        urgent: bool,
+    ) -> Result<(), FsError> {
         let last = self.base.queue.last();
         loop {
             let turn = self.hold().await;
@@ -150,7 +126,9 @@ impl Writeback {
         request: Request,
     ) -> Result<(), FsError> {
         let inodes = &self.base.inodes;
-        let is_own = ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
+        let is_here = self.base.options.sync == SyncTo::Journal;
+        let is_own =
+            is_here && ino.is_none_or(|ino| inodes.has_delegation(ino) || inodes.is_unsent(ino));
         // Without the lease nothing is made that a later commit would have to cover.
         let (session, queue) = (&self.base.session, &self.base.queue);
         // A program that syncs what the server has refused hears of that.
@@ -244,6 +222,8 @@ impl Writeback {
             match print.needs {
                 Needs::Everything => true,
                 Needs::Nothing => false,
+                Needs::Freed => self.base.queue.is_to_free(),
+                Needs::Made => print.inodes.iter().any(|ino| self.base.inodes.is_new(*ino)),
                 Needs::Named => print.inodes.iter().any(|ino| self.base.inodes.is_unsent(*ino)),
             }
         };
@@ -258,41 +238,9 @@ impl Writeback {
         Box::pin(self.send_batches(true, false)).await
     }
 
-    /// Sends mutations that have waited for long enough, again and again.
-    pub(super) async fn run(self: &Arc<Self>) {
-        let mut pause = self.base.options.writeback;
-        if self.base.journal.live().is_some() {
-            pause = pause.min(self.base.options.commit);
-        }
-        loop {
-            self.base.env.sleep(pause.max(LEAST_PAUSE)).await;
-            if self.base.links.is_closed() {
-                return;
-            }
-            self.journaling.by_timer().await;
-            let age = self.base.now().since(Time::default());
-            let before = Time::default() + age.saturating_sub(self.base.options.expire);
-            let is_late = self.base.queue.waits_since(before);
-            let is_held = self.base.refusals.holds(self.base.now(), false).is_some();
-            if is_late
-                && !is_held
-                && let Err(error) = self.send_batches(true, false).await
-            {
-                self.report_unsent(&error);
-            }
-        }
-    }
-
-    /// Mutations were sent in vain by itself. The log has those already that wait again.
-    fn report_unsent(&self, error: &FsError) {
-        if self.base.refusals.current().is_none() {
-            tracing::error!(%error, "changes in a directory of this client alone are lost");
-        }
-    }
-
     /// Sends one batch. With `sync`, it is durable when it has all mutations up to this one; whether it is. It goes on by itself
     /// when its caller has gone. Mutations up to `until` are to be sent soon.
-    async fn send_batch(
+    pub(super) async fn send_batch(
         self: &Arc<Self>,
         turn: SendGuard,
         sync: Option<u64>,

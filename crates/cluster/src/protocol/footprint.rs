@@ -33,6 +33,10 @@ pub enum Repeat {
 pub enum Needs {
     /// None.
     Nothing,
+    /// All, if one of them frees room.
+    Freed,
+    /// Those that make the inodes that it names.
+    Made,
     /// Those of the inodes that it names.
     #[default]
     Named,
@@ -211,16 +215,18 @@ impl Request {
                 Footprint::reads(&[])
             }
             Request::Reserve | Request::Room { .. } => Footprint::once(&[]).needs(Needs::Nothing),
-            Request::SyncAll | Request::Statistics => Footprint::of_all(&[]),
+            Request::SyncAll => Footprint::of_all(&[]),
+            Request::Statistics => Footprint::reads(&[]).needs(Needs::Freed),
             Request::Sync { ino, .. } => Footprint::of_all(&[*ino]),
             Request::RequestDelegation { ino } => Footprint::reads(&[*ino]).needs(Needs::Nothing),
             Request::Lookup { parent: ino, .. } | Request::ReadDirectory { ino, .. } => {
                 Footprint::reads(&[*ino]).showing(true)
             }
             Request::Attributes { ino, shown } => Footprint::reads(&[*ino]).showing(*shown),
-            Request::Parent { directory: ino }
-            | Request::ReadLink { ino }
-            | Request::Read { ino, .. }
+            Request::Parent { directory: ino } | Request::ReadLink { ino } => {
+                Footprint::reads(&[*ino]).needs(Needs::Made)
+            }
+            Request::Read { ino, .. }
             | Request::Seek { ino, .. }
             | Request::Level { ino, .. }
             | Request::Xattr { ino, .. }
@@ -289,9 +295,12 @@ pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
             | MutationKind::Link { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. }
             | MutationKind::Rename { .. } => continue,
             MutationKind::Write { offset, data, .. } => range_of(*offset, data.len() as u64),
-            MutationKind::Stored { offset, len, .. } => range_of(*offset, *len),
+            MutationKind::Stored { offset, len, .. }
+            | MutationKind::Reserve { offset, len, .. } => range_of(*offset, *len),
             MutationKind::SetAttributes { change, .. } if change.size.is_some() => 0..u64::MAX,
             MutationKind::SetAttributes { .. } => continue,
         };

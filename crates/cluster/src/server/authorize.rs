@@ -76,9 +76,18 @@ impl Authorize {
             _ => None,
         };
         ctx.set_unchecked(own.is_some());
-        if let Some(own) = own {
-            return Ok(Cow::Owned(own));
+        match own {
+            Some(own) => Ok(Cow::Owned(own)),
+            None => self.checked(ctx, request).await,
         }
+    }
+
+    /// A call that is one of its user.
+    async fn checked<'a>(
+        &self,
+        ctx: &RequestContext<'_>,
+        request: &'a Request,
+    ) -> Result<Cow<'a, Request>, FsError> {
         let Some(user) = self.user(ctx) else { return Ok(Cow::Borrowed(request)) };
         match *request {
             Request::Lookup { parent, .. } => user.in_directory(parent, SEARCH).await?,
@@ -324,8 +333,13 @@ fn is_unprivileged(kind: &MutationKind, user: &Actor<'_>) -> bool {
             let keeps_owner = change.uid.is_none() && change.gid.is_none();
             keeps_owner && change.mode.is_none_or(|mode| mode & PRIVILEGES == 0)
         }
+        // The others are root's, or access control lists.
+        MutationKind::SetXattr { name, .. } | MutationKind::RemoveXattr { name, .. } => {
+            name.starts_with(b"user.")
+        }
         MutationKind::Write { .. }
         | MutationKind::Stored { .. }
+        | MutationKind::Reserve { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
         | MutationKind::Link { .. }

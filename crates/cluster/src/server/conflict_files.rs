@@ -56,7 +56,7 @@ pub(super) async fn permitted(
     }
     let is_own = match request {
         Request::Create { parent, name, new } => {
-            let new = own.new(*parent, name, new.gid).await?;
+            let new = own.node_of(*parent, name, new.gid).await?;
             return Ok(new.map(|new| Request::Create { parent: *parent, name: name.clone(), new }));
         }
         Request::Read { ino, .. } | Request::Write { ino, .. } => own.is_plan(*ino).await?,
@@ -129,7 +129,12 @@ impl ConflictFiles<'_> {
     }
 
     /// What is made under a name.
-    async fn new(&self, parent: Ino, name: &[u8], gid: u32) -> Result<Option<NewNode>, FsError> {
+    async fn node_of(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        gid: u32,
+    ) -> Result<Option<NewNode>, FsError> {
         let Some(own) = self.name(parent, name, gid).await? else { return Ok(None) };
         let (node, mode, (uid, gid)) = match own {
             OwnName::User(user) => (Node::Directory, 0o700, (user.uid, user.gid)),

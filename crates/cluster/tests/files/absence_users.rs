@@ -145,8 +145,6 @@ fn users_of_a_squashed_client_get_their_conflict_copies() {
                 scene.crash(Shape::Nothing).await;
             }
             let again = machine.mount(&scene, true).await.unwrap();
-            let folder = at(other, DIRECTORY).await.unwrap();
-            assert_eq!((folder.uid, folder.gid, folder.mode), (0, 0, 0o755));
             let [set] = &sets_of(other, "", BOB).await[..] else { panic!("no set of bob") };
             let [first, second, third] = &set.entries[..] else { panic!("{set:?}") };
             assert_eq!(set.changes, 4, "{set:?}");
@@ -156,33 +154,38 @@ fn users_of_a_squashed_client_get_their_conflict_copies() {
             let beside = format!("/bob/d/file.conflict-{}", set.name);
             assert_eq!((first.kind, copy(first)), (ConflictKind::Complete, beside));
             assert_eq!(shown(other, &copy(first)).await, (BOB, BOB, 0o644, "new".to_owned()));
-            // The group 5 is not one of bob's: nobody else is to read it because of that.
+            // The group 5 is not one of bob's: no other user is to read it because of that.
             let apart = format!("/{DIRECTORY}/{BOB}/{}/log", set.name);
             assert_eq!(second.path.as_deref(), Some("/shared/log"));
             assert_eq!((second.kind, copy(second)), (ConflictKind::Complete, apart));
             assert_eq!(shown(other, &copy(second)).await, (BOB, BOB, 0o600, "LOG".to_owned()));
             assert_eq!(third.kind, ConflictKind::New);
             assert_eq!(shown(other, &copy(third)).await, (BOB, BOB, 0o604, "2".to_owned()));
-            // What root does is nobody's.
+            // Root's are those of the user nobody.
             let [set] = &sets_of(other, "", NOBODY).await[..] else { panic!("no set of nobody") };
             for (entry, text) in set.entries.iter().zip(["new", "2"]) {
                 let it = shown(other, &copy(entry)).await;
                 assert_eq!((it.0, it.3.as_str()), (NOBODY, text));
             }
-            // The user finds them through the mount, and the next mount has nothing to do.
-            let bob = user(&again, BOB);
-            let own = bob.find(Ino::ROOT, DIRECTORY.as_bytes()).await.unwrap().ino;
-            bob.reference(own);
-            let own = bob.find(own, b"9").await.unwrap().ino;
-            bob.reference(own);
-            let entries = bob.read_directory(own, Cookie::START, 9, false).await.unwrap();
-            assert_eq!(entries.len(), 2);
-            drop(bob);
+            find_as_bob(&again).await;
             again.close().await;
             machine.mount(&scene, true).await.unwrap();
             assert_eq!(sets_of(other, "", BOB).await.len(), 1);
         });
     }
+}
+
+/// The user finds the list and the copies through the mount.
+async fn find_as_bob(again: &Client) {
+    let bob = user(again, BOB);
+    let folder = bob.find(Ino::ROOT, DIRECTORY.as_bytes()).await.unwrap().attributes;
+    assert_eq!((folder.uid, folder.gid, folder.mode), (0, 0, 0o755));
+    let own = folder.ino;
+    bob.reference(own);
+    let own = bob.find(own, b"9").await.unwrap().ino;
+    bob.reference(own);
+    let entries = bob.read_directory(own, Cookie::START, 9, false).await.unwrap();
+    assert_eq!(entries.len(), 2);
 }
 
 /// The client's root is a directory that the user nobody may not even search.
@@ -321,7 +324,7 @@ fn changes_count_for_the_users_that_have_made_them() {
     }
 }
 
-/// A keeper takes over what others have used meanwhile, too.
+/// A keeper takes over files, too, that another client has used meanwhile.
 #[test]
 fn a_take_over_makes_the_conflict_copies_of_users() {
     run(1, |env| async move {

@@ -70,11 +70,11 @@ Stage [] Any Nothing
 Room [] Once Nothing
 ReachContents [] Any Named
 SyncAll [] Any Everything
-Statistics [] Any Everything
+Statistics [] Any Freed
 RequestDelegation [5] Any Nothing
 Batch [] Change Everything writes
 Lookup [5] Any Named shows
-Parent [5] Any Named
+Parent [5] Any Made
 Path [] Any Named
 UsedMeanwhile [] Any Named
 Create [5] Change Everything writes, attributes 5, name 5/made; makes; besides [99]
@@ -90,7 +90,7 @@ Attributes [6] Any Named shows
 Attributes [6] Any Named
 SetAttributes [6] Change Everything writes, attributes 6
 SetAttributes [6] Change Everything writes, attributes 6, bytes 6 0..
-ReadLink [6] Any Named
+ReadLink [6] Any Made
 Read [6] Any Named
 Write [6] Change Everything writes, attributes 6, bytes 6 5..14; replaces 6 5+9 = 5
 Write [6] Change Everything writes, attributes 6, bytes 6 0..

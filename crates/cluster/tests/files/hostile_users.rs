@@ -7,8 +7,8 @@ use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_cluster::server::Visitor;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    AttributeChange, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Kind, Level, LockKind,
-    LockOwner, LockRange, NewNode, Node, OpenFlags, Rename, Timestamp, WriteAt, WriteHow,
+    AttributeChange, Attributes, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Kind, Level,
+    LockKind, LockOwner, LockRange, NewNode, Node, OpenFlags, Rename, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::run;
 
@@ -138,7 +138,23 @@ fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Mutat
         vec![set(other, AttributeChange { mode: Some(0o777), ..any })],
         vec![Mutation { time: Timestamp::of_nanos(1), kind: write }],
     ];
-    others.into_iter().chain(names).chain(changed).collect()
+    // Attributes of users alone, and those of what is the user's own.
+    let set_xattr =
+        |ino, name: Bytes| of_name(MutationKind::SetXattr { ino, name, value: Bytes::new() });
+    let xattrs = [
+        vec![set_xattr(own, Bytes::from_static(b"trusted.a"))],
+        vec![set_xattr(own, Bytes::from_static(b"security.capability"))],
+        vec![set_xattr(own, Bytes::from_static(b"system.posix_acl_access"))],
+        vec![set_xattr(own, Bytes::from_static(b"thalweg.quota.max_bytes"))],
+        vec![set_xattr(file, Bytes::from_static(b"user.a"))],
+        vec![of_name(MutationKind::RemoveXattr { ino: file, name: Bytes::from_static(b"user.a") })],
+        vec![of_name(MutationKind::RemoveXattr {
+            ino: own,
+            name: Bytes::from_static(b"trusted.a"),
+        })],
+        vec![of_name(MutationKind::Reserve { ino: file, offset: 0, len: 1, keep_size: false })],
+    ];
+    others.into_iter().chain(names).chain(changed).chain(xattrs).collect()
 }
 
 fn to_name(there: Option<Ino>) -> Bytes {
@@ -294,21 +310,22 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
     });
 }
 
+/// A peer with a journal, and its session.
+async fn with_journal(scene: &Scene) -> (Peer, uuid::Uuid) {
+    let peer = Peer::new(scene, &scene.admit(squashed("peer")), 1).await;
+    let session = scene.env.uuid();
+    let journal = Some(JournalMount::Incarnation(1));
+    let attach = Request::Attach { session, resumes: false, journal };
+    assert!(matches!(peer.ask(0, attach).await, Answer::Attached { .. }));
+    (peer, session)
+}
+
 /// What a client keeps of conflicts is its own under these names alone, and never a file of another user or with the client's rights.
 #[test]
 fn the_folder_of_conflicts_lets_a_peer_write_nothing_else() {
     run(1, |env| async move {
         let scene = Scene::durable(&env).await;
-        let office = scene.client("admin").await;
-        let admin = office.client.clone();
-        let secret = place(&admin, Ino::ROOT, "secret", node(Node::File, 0o600, 0)).await;
-        put(&admin, secret, "secret").await.unwrap();
-        let peer = Peer::new(&scene, &scene.admit(squashed("peer")), 1).await;
-        let session = env.uuid();
-        let journal = Some(JournalMount::Incarnation(1));
-        let attach = Request::Attach { session, resumes: false, journal };
-        assert!(matches!(peer.ask(0, attach).await, Answer::Attached { .. }));
-        assert!(matches!(peer.ask(1, lookup(Ino::ROOT, b"secret")).await, Answer::Inode(_)));
+        let (peer, _) = with_journal(&scene).await;
         let mut number = 10;
         let mut ask = async |user: Option<u32>, request: Request| {
             number += 1;
@@ -330,8 +347,6 @@ fn the_folder_of_conflicts_lets_a_peer_write_nothing_else() {
             (Kind::Directory, 0o755, 0, 0)
         );
         let parent = folder.ino;
-        let plan = format!("{session}.plan");
-        let next = format!("{session}.plan.new");
         // Other names there, of other sessions, of root, or of no user.
         let another = format!("{}.plan.new", env.uuid());
         for name in [another.as_str(), "set.json", "0", "4294967295", "09", "+9", "9 ", "x"] {
@@ -346,7 +361,39 @@ fn the_folder_of_conflicts_lets_a_peer_write_nothing_else() {
         assert_eq!((own.kind, own.mode, own.uid, own.gid), (Kind::Directory, 0o700, 9, NOBODY));
         assert_eq!(ask(None, create(own.ino, "x", wrong.clone())).await, DENIED);
         assert_eq!(ask(Some(8), create(own.ino, "x", wrong.clone())).await, DENIED);
-        // The plan is neither a user's to write, nor does it become another file.
+        let mode = AttributeChange { mode: Some(0o4777), ..AttributeChange::default() };
+        for ino in [parent, own.ino] {
+            let answer = ask(None, Request::SetAttributes { ino, change: mode }).await;
+            assert_eq!(answer, NOT_PERMITTED);
+        }
+    });
+}
+
+/// The plan is neither a user's to write, nor does it become another file.
+#[test]
+fn the_plan_of_conflicts_is_no_other_file() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let office = scene.client("admin").await;
+        let admin = office.client.clone();
+        let secret = place(&admin, Ino::ROOT, "secret", node(Node::File, 0o600, 0)).await;
+        put(&admin, secret, "secret").await.unwrap();
+        let (peer, session) = with_journal(&scene).await;
+        assert!(matches!(peer.ask(1, lookup(Ino::ROOT, b"secret")).await, Answer::Inode(_)));
+        let mut number = 10;
+        let mut ask = async |user: Option<u32>, request: Request| {
+            number += 1;
+            let user = user.map(|uid| Credentials::new(uid, uid, &[]));
+            peer.ask_for((number, user), request, vec![1]).await
+        };
+        let name = |name: &str| Bytes::copy_from_slice(name.as_bytes());
+        let create = |parent, of: &str, new| Request::Create { parent, name: name(of), new };
+        let wrong = node(Node::File, 0o4777, 9);
+        let made = ask(None, create(Ino::ROOT, DIRECTORY, wrong.clone())).await;
+        let Answer::Inode(Attributes { ino: parent, .. }) = made else { panic!("{made:?}") };
+        ask(None, create(parent, "9", wrong.clone())).await;
+        let plan = format!("{session}.plan");
+        let next = format!("{session}.plan.new");
         let made = ask(None, create(parent, &next, wrong.clone())).await;
         let Answer::Inode(written) = made else { panic!("{made:?}") };
         assert_eq!((written.kind, written.mode, written.uid), (Kind::File, 0o600, 0));
@@ -359,7 +406,6 @@ fn the_folder_of_conflicts_lets_a_peer_write_nothing_else() {
             ask(None, Request::Read { ino: secret, offset: 0, len: 9, pages: false }).await,
             DENIED
         );
-        let name = |name: &str| Bytes::copy_from_slice(name.as_bytes());
         let rename = |from: (Ino, &str), to: (Ino, &str), how| {
             let (from, to) = ((from.0, name(from.1)), (to.0, name(to.1)));
             Request::Rename { from, to, how, targets: [None, None] }
@@ -382,10 +428,8 @@ fn the_folder_of_conflicts_lets_a_peer_write_nothing_else() {
             assert!(matches!(answer, Answer::Failed(_)), "{victim}: {answer:?}");
         }
         let mode = AttributeChange { mode: Some(0o4777), ..AttributeChange::default() };
-        for ino in [ino, parent, own.ino] {
-            let answer = ask(None, Request::SetAttributes { ino, change: mode }).await;
-            assert_eq!(answer, NOT_PERMITTED);
-        }
+        let change = Request::SetAttributes { ino, change: mode };
+        assert_eq!(ask(None, change).await, NOT_PERMITTED);
         let moved = ask(None, rename((parent, &next), (parent, &plan), Rename::Replace)).await;
         assert_eq!(moved, Answer::Done);
         assert_eq!(text(&admin, secret).await, "secret");

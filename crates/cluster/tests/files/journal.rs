@@ -292,10 +292,12 @@ fn a_failed_journal_leaves_the_server() {
         let (client, file) = begin(&scene, &machine, true).await;
         put(&client, file, "text").await.unwrap();
         client.sync(file, false).await.unwrap();
+        assert!(client.pending().journal.is_some() && !client.pending().journal_failed);
         faults.die_after(0);
         put(&client, file, "after").await.unwrap();
         client.sync(file, false).await.unwrap();
         assert_eq!(client.status().unsent, 0);
+        assert!(client.pending().journal.is_none() && client.pending().journal_failed);
         let visitor = scene.client("other").await;
         let other = &visitor.client;
         let seen = find(other).await;

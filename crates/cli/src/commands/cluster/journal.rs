@@ -141,6 +141,7 @@ fn write_inodes(folder: &Path, inodes: &[ExportedInode]) -> io::Result<()> {
             match step {
                 Step::Write(offset, data) => file.write_all_at(data, *offset)?,
                 Step::Size(size) => file.set_len(*size)?,
+                Step::Grow(end) => file.set_len(file.metadata()?.len().max(*end))?,
             }
         }
         file.sync_all()?;

@@ -29,6 +29,11 @@ pub(super) fn describe() {
         ),
         ("thalweg_client_journal_size_bytes", Unit::Bytes, "Size of the client's journal"),
         ("thalweg_client_journal_used_bytes", Unit::Bytes, "Bytes of it that are used"),
+        (
+            "thalweg_client_journal_failed",
+            Unit::Count,
+            "1 if the client's journal has failed, so that syncs wait for the server",
+        ),
         ("thalweg_client_journal_copies", Unit::Count, "Keepers that are to have copies of it"),
         (
             "thalweg_client_journal_copies_missing",
@@ -62,6 +67,7 @@ pub(super) fn record(address: &str, status: &ClientStatus, pending: &PendingRepo
         ("thalweg_client_undurable_calls", pending.undurable as f64),
         ("thalweg_client_journal_size_bytes", journal.map_or(0.0, |room| room.size as f64)),
         ("thalweg_client_journal_used_bytes", journal.map_or(0.0, |room| room.used as f64)),
+        ("thalweg_client_journal_failed", f64::from(u8::from(pending.journal_failed))),
         ("thalweg_client_journal_copies", copies().count() as f64),
         ("thalweg_client_journal_copies_missing", missing as f64),
     ];

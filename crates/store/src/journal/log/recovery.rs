@@ -123,8 +123,8 @@ impl LogRecovery {
         read_place(&self.device, (geography, id), place, || self.ring.find(place)).await
     }
 
-    /// The whole records behind the damage at which the scan has ended ([`End::Rotten`]), oldest first, as `decode` understands them. Others
-    /// may be missing between them. All of the ring is read.
+    /// The whole records behind the damage at which the scan has ended ([`End::Rotten`]), oldest first, as `decode` understands them. Records
+    /// between them may be missing. All of the ring is read.
     ///
     /// # Errors
     /// The device's.

@@ -55,7 +55,7 @@ fn a_user_of_a_client_with_a_default_key_applies_conflict_copies() {
     assert_eq!(text(&office.join("home/d/a")), "before\n");
 
     good(scene.mount_command("one", "/").args(["-o", &options]));
-    // Root may not read them, and hears whose they are.
+    // Root may not read them, and hears which user has them.
     let output = thalweg(["cluster", "conflicts", "list"]).arg(&mounted).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && said.contains("for the user 4001 to read"), "{said}");

@@ -3,11 +3,18 @@
 //!
 //! For each file there is a *conflict copy* beside it, and for each set a list of its entries ([`ConflictSet`], as JSON) in the
 //! directory [`DIRECTORY`] of the client's root. Both are ordinary files: a user that may use them applies or drops them.
+//!
+//! Of a client whose users are squashed, each user has a list and copies of its own: they are made as that user, who may go on with them. The
+//! list is in a folder of the user ([`user_folder`]), and so are copies of files beside which the user may not write.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// The directory of the lists, and of copies that have no other place. It lies in the root of what the client sees.
 pub const DIRECTORY: &str = ".thalweg-conflicts";
+/// The mode of that directory: users find their folders there.
+pub(crate) const FOLDER_MODE: u16 = 0o755;
 /// What the name of a copy has behind that of its file, before the name of the set.
 pub const INFIX: &str = ".conflict-";
 /// The version of the list's format.
@@ -73,6 +80,21 @@ impl ConflictSet {
     pub fn file_name(&self) -> String {
         format!("{}.json", self.name)
     }
+}
+
+/// The name of the folder in [`DIRECTORY`] that a user has.
+pub fn user_folder(uid: u32) -> String {
+    uid.to_string()
+}
+
+/// The user of a folder in [`DIRECTORY`]; `None` for another one.
+pub fn user_of_folder(name: &str) -> Option<u32> {
+    name.parse().ok().filter(|uid| user_folder(*uid) == name)
+}
+
+/// The names in [`DIRECTORY`] of what is skipped of the journal of a session: as it is, and as it is about to be.
+pub(crate) fn plan_names(session: Uuid) -> [Bytes; 2] {
+    [format!("{session}.plan").into(), format!("{session}.plan.new").into()]
 }
 
 /// Text for the bytes of a path. Bytes that are no text become `\xNN`, and a backslash two.

@@ -23,6 +23,7 @@ mod authorize;
 mod base;
 mod capabilities;
 mod commit_on_share;
+mod conflict_files;
 mod connection;
 mod context;
 mod counters;

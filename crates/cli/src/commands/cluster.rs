@@ -1,6 +1,7 @@
 //! `thalweg cluster`: a filesystem that many machines share.
 
 mod caps;
+mod conflict_sets;
 mod conflicts;
 mod journal;
 mod keep;

@@ -17,6 +17,7 @@ mod cluster_access;
 mod cluster_away;
 mod cluster_calls;
 mod cluster_caps;
+mod cluster_conflicts;
 mod cluster_journal;
 mod cluster_keeper;
 mod cluster_move;

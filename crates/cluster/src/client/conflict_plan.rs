@@ -1,18 +1,19 @@
 //! Which mutations of a journal are skipped is on record at the server before any of them is: a client that crashes while it writes the
 //! others back finds there what is still to become conflict copies.
 //!
-//! The record is a file beside the lists of conflict sets. The session of the journal writes it: its calls recall nothing from itself.
+//! The record is a file beside the lists of conflict sets. The client writes it for itself, whatever its users may do
+//! ([`conflict_folders`](super::conflict_folders)).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::ranges::Ranges;
-use thalweg_fs::{Attributes, FsError, Ino, NewNode, Node, Rename, WriteAt, WriteHow};
+use thalweg_fs::{FsError, Ino, NewNode, Node, Rename, WriteAt, WriteHow};
 use uuid::Uuid;
 
-use super::error::{expect_answer, unexpected};
+use super::conflict_folders::ConflictFolders;
 use super::stages::Stages;
-use crate::conflicts::DIRECTORY;
-use crate::protocol::{Answer, Request};
+use crate::conflicts::plan_names;
+use crate::protocol::Request;
 
 /// The version of the format.
 const FORMAT: u32 = 1;
@@ -32,65 +33,32 @@ struct Plan {
 
 /// The record of what is skipped of the journal of a session.
 pub(super) struct PlanFile<'a> {
-    stages: &'a Stages,
+    folders: ConflictFolders<'a>,
     session: Uuid,
 }
 
 impl<'a> PlanFile<'a> {
     pub(super) fn new(stages: &'a Stages, session: Uuid) -> PlanFile<'a> {
-        PlanFile { stages, session }
+        PlanFile { folders: ConflictFolders { stages }, session }
     }
 
-    fn name(&self) -> Bytes {
-        format!("{}.plan", self.session).into()
-    }
-
-    async fn call(
-        &self,
-        request: Request,
-        payload: Vec<Bytes>,
-    ) -> Result<(Answer, Bytes), FsError> {
-        let (reply, payload) = self.stages.rpc.call(request, payload, |_, _| {}).await?;
-        Ok((reply.answer, payload))
-    }
-
-    async fn lookup(&self, parent: Ino, name: Bytes) -> Result<Option<Attributes>, FsError> {
-        match self.call(Request::Lookup { parent, name }, Vec::new()).await {
-            Ok((Answer::Inode(found), _)) => Ok(Some(found)),
-            Ok((Answer::Absent, _)) | Err(FsError::NotFound) => Ok(None),
-            Ok(_) => unexpected(),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The directory of the lists, if it is there.
-    async fn directory(&self) -> Result<Option<Ino>, FsError> {
-        let root = self.stages.base.session.theirs(Ino::ROOT);
-        Ok(self.lookup(root, DIRECTORY.into()).await?.map(|found| found.ino))
-    }
-
-    async fn make(
-        &self,
-        parent: Ino,
-        name: Bytes,
-        (node, mode): (Node, u16),
-    ) -> Result<Ino, FsError> {
-        let new = NewNode { node, mode, umask: 0, uid: 0, gid: 0 };
-        let (answer, _) = self.call(Request::Create { parent, name, new }, Vec::new()).await?;
-        expect_answer!(answer, Answer::Inode(made) => made.ino)
+    /// Its name, and that of the next one.
+    fn names(&self) -> [Bytes; 2] {
+        plan_names(self.session)
     }
 
     /// What is skipped, as the last attempt has left it; nothing if none has come so far.
     pub(super) async fn load(&self) -> Result<Ranges, FsError> {
-        let Some(directory) = self.directory().await? else { return Ok(Ranges::default()) };
-        let Some(file) = self.lookup(directory, self.name()).await? else {
+        let Some(folder) = self.folders.folder().await? else { return Ok(Ranges::default()) };
+        let [name, _] = self.names();
+        let Some(file) = self.folders.lookup(folder, name).await? else {
             return Ok(Ranges::default());
         };
         let mut text = Vec::new();
         while (text.len() as u64) < file.size {
             let (ino, offset) = (file.ino, text.len() as u64);
             let request = Request::Read { ino, offset, len: BYTES_AT_ONCE as u32, pages: false };
-            let (_, some) = self.call(request, Vec::new()).await?;
+            let (_, some) = self.folders.call(request, Vec::new()).await?;
             if some.is_empty() {
                 break;
             }
@@ -120,18 +88,13 @@ impl<'a> PlanFile<'a> {
     }
 
     async fn try_save(&self, skipped: &Ranges) -> Result<(), FsError> {
-        let directory = match self.directory().await? {
-            Some(found) => found,
-            None => {
-                let root = self.stages.base.session.theirs(Ino::ROOT);
-                self.make(root, DIRECTORY.into(), (Node::Directory, 0o700)).await?
-            }
-        };
-        let new: Bytes = format!("{}.plan.new", self.session).into();
-        if self.lookup(directory, new.clone()).await?.is_some() {
-            self.unlink(directory, new.clone()).await?;
+        let folder = self.folders.make_folder().await?;
+        let [name, next] = self.names();
+        if self.folders.lookup(folder, next.clone()).await?.is_some() {
+            self.unlink(folder, next.clone()).await?;
         }
-        let ino = self.make(directory, new.clone(), (Node::File, 0o600)).await?;
+        let new = NewNode { node: Node::File, mode: 0o600, umask: 0, uid: 0, gid: 0 };
+        let ino = self.folders.make(folder, next.clone(), new).await?;
         let skipped = skipped.iter().map(|it| (it.start, it.end)).collect();
         let plan = Plan { format: FORMAT, session: self.session, skipped };
         let mut text = Bytes::from(serde_json::to_vec(&plan).expect("memory takes a plan"));
@@ -141,25 +104,27 @@ impl<'a> PlanFile<'a> {
             let len = some.len() as u64;
             let at = WriteAt::Offset(offset);
             let request = Request::Write { ino, at, how: WriteHow::default() };
-            self.call(request, vec![some]).await?;
+            self.folders.call(request, vec![some]).await?;
             offset += len;
         }
         // The file has its bytes before it has its name.
-        self.stages.rpc.make_durable().await?;
-        let (from, to) = ((directory, new), (directory, self.name()));
+        self.folders.stages.rpc.make_durable().await?;
+        let (from, to) = ((folder, next), (folder, name));
         let request = Request::Rename { from, to, how: Rename::Replace, targets: [None, None] };
-        self.call(request, Vec::new()).await?;
-        self.stages.rpc.make_durable().await
+        self.folders.call(request, Vec::new()).await?;
+        self.folders.stages.rpc.make_durable().await
     }
 
     async fn unlink(&self, parent: Ino, name: Bytes) -> Result<(), FsError> {
-        self.call(Request::Unlink { parent, name, target: None }, Vec::new()).await.map(drop)
+        let request = Request::Unlink { parent, name, target: None };
+        self.folders.call(request, Vec::new()).await.map(drop)
     }
 
     /// Nothing of the journal is left to be skipped.
     pub(super) async fn remove(&self) -> Result<(), FsError> {
-        let Some(directory) = self.directory().await? else { return Ok(()) };
-        match self.unlink(directory, self.name()).await {
+        let Some(folder) = self.folders.folder().await? else { return Ok(()) };
+        let [name, _] = self.names();
+        match self.unlink(folder, name).await {
             Err(FsError::NotFound) => Ok(()),
             removed => removed,
         }

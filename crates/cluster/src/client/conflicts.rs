@@ -7,23 +7,21 @@
 use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
-use thalweg_fs::{
-    Allocation, AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node,
-    SetXattr, TimeChange, WriteAt, WriteHow,
-};
+use thalweg_fs::{Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node};
 
+use super::conflict_content::{CopyContent, is_forbidden};
+use super::conflict_folders::ConflictFolders;
 use super::filesystem::Client;
-use super::inode_changes::{Changes, Name, Rest, Step, extent};
+use super::inode_changes::{Changes, Name, Part, Rest, extent};
 use super::stages::Stages;
+use super::user::{self, User, act};
 use crate::conflicts::{
-    ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path,
+    ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path, user_folder,
 };
 use crate::protocol::{Answer, Request, UsedInode};
 
 /// Longest name of a file in bytes.
 const MAX_NAME: usize = thalweg_fs::filesystem::MAX_NAME;
-/// Bytes that one call copies.
-const COPIED_AT_ONCE: u64 = 64 << 20;
 
 /// Whether an error says that others stand in the way of a change. Of another one, such as a lack of room, more may come in time.
 pub(super) fn is_conflict(error: &FsError) -> bool {
@@ -45,6 +43,7 @@ pub(super) fn is_conflict(error: &FsError) -> bool {
 pub(super) struct Keeper<'a> {
     /// A session of its own, which has no journal.
     client: &'a Client,
+    content: CopyContent<'a>,
     /// The session whose journal it is.
     journaled: &'a Stages,
     /// The inodes that other clients have used.
@@ -90,6 +89,21 @@ fn reason(why: &FsError) -> String {
     }
 }
 
+/// A user that has made changes, with what is kept of them.
+struct Owner {
+    user: User,
+    /// Where its list lies, and copies that have no other place.
+    folder: Copy,
+    set: ConflictSet,
+}
+
+/// An inode at a path that the server has told.
+struct Found {
+    path: Vec<u8>,
+    /// `None` if the user may not look there.
+    file: Option<Attributes>,
+}
+
 impl<'a> Keeper<'a> {
     pub(super) fn new(
         client: &'a Client,
@@ -97,28 +111,32 @@ impl<'a> Keeper<'a> {
         used: &'a HashMap<Ino, UsedInode>,
         host: &'a str,
     ) -> Keeper<'a> {
-        Keeper { client, journaled, used, host, taken: Mutex::default() }
+        let (content, taken) = (CopyContent { client }, Mutex::default());
+        Keeper { client, content, journaled, used, host, taken }
     }
 
-    /// Makes the copies and the list of a set, durably; the list.
-    pub(super) async fn keep(&self, rest: Rest, why: &FsError) -> Result<ConflictSet, FsError> {
+    /// Makes the copies and the lists of a set, durably; its name. Changes of a user are kept as that user.
+    pub(super) async fn keep(&self, rest: Rest, why: &FsError) -> Result<String, FsError> {
         assert!(rest.count() > 0, "a conflict set has changes");
         let name = format!("{}-{}", self.host, rest.time());
-        let own = self.directory(&at_root(DIRECTORY.as_bytes()), 0o700).await?;
-        let mut set = ConflictSet {
-            format: FORMAT,
-            name,
-            time: rest.time(),
-            why: reason(why),
-            changes: rest.count(),
-            entries: Vec::with_capacity(rest.files()),
+        let mut owners = Vec::with_capacity(rest.users().len());
+        for part in rest.users() {
+            owners.push(self.owner(part, (&name, rest.time()), why).await?);
+        }
+        let owner_of = |changes: &Changes| {
+            let user = &changes.user;
+            let is_of = |part: &Part| part.is_of(user);
+            rest.users().iter().position(is_of).expect("each change is one of a user")
         };
         let (mut made, mut left) = (HashMap::default(), Vec::new());
         for (ino, changes) in rest.iter().filter(|(_, changes)| !changes.is_gone) {
-            match changes.made {
-                Some(_) => left.push((ino, changes)),
-                None => set.entries.push(self.keep_changed(ino, changes, &set.name).await?),
+            if changes.made.is_some() {
+                left.push((ino, changes));
+                continue;
             }
+            let owner = &mut owners[owner_of(changes)];
+            let entry = act(&changes.user, self.keep_changed(owner, ino, changes)).await?;
+            owner.set.entries.push(entry);
         }
         // What is made in a directory that is made comes behind that.
         while !left.is_empty() {
@@ -129,26 +147,62 @@ impl<'a> Keeper<'a> {
                     left.push((ino, changes));
                     continue;
                 }
-                let kept = self.keep_new(ino, changes, new, &set.name, &mut made).await?;
-                set.entries.push(kept);
+                let owner = &mut owners[owner_of(changes)];
+                let kept = self.keep_new(owner, (ino, changes), new, &mut made);
+                let entry = act(&changes.user, kept).await?;
+                owner.set.entries.push(entry);
             }
             assert!(left.len() < before, "a directory is made in itself");
         }
-        let list = serde_json::to_vec_pretty(&set).expect("memory takes a list");
-        let place =
-            Place { directory: own.ino, path: own.path, name: set.file_name().into_bytes() };
-        let file = self.make(&place, &plain(Node::File, 0o600)).await?;
-        self.write(file.ino, 0, list.into()).await?;
+        for Owner { user, folder, set } in &owners {
+            act(user, self.write_list(folder, set)).await?;
+        }
         self.client.sync_all().await?;
-        Ok(set)
+        Ok(name)
+    }
+
+    /// What is kept of a user's changes, before any is, and the folder for it.
+    async fn owner(
+        &self,
+        Part { user, count }: &Part,
+        (name, time): (&str, i64),
+        why: &FsError,
+    ) -> Result<Owner, FsError> {
+        let folders = ConflictFolders { stages: self.journaled };
+        folders.make_folder().await?;
+        // By names: the session of the copies is another one than that of the journal.
+        let found = self.client.find(Ino::ROOT, DIRECTORY.as_bytes()).await?;
+        let mut folder = Copy { ino: found.ino, path: at_root(DIRECTORY.as_bytes()) };
+        if let Some(user) = user {
+            folders.make_user_folder(user).await?;
+            let name = user_folder(user.uid);
+            let found = self.client.find(folder.ino, name.as_bytes()).await?;
+            folder = Copy { ino: found.ino, path: join(&folder.path, name.as_bytes()) };
+        }
+        let set = ConflictSet {
+            format: FORMAT,
+            name: name.to_owned(),
+            time,
+            why: reason(why),
+            changes: *count,
+            entries: Vec::new(),
+        };
+        Ok(Owner { user: user.clone(), folder, set })
+    }
+
+    async fn write_list(&self, folder: &Copy, set: &ConflictSet) -> Result<(), FsError> {
+        let list = serde_json::to_vec_pretty(set).expect("memory takes a list");
+        let (path, name) = (folder.path.clone(), set.file_name().into_bytes());
+        let place = Place { directory: folder.ino, path, name };
+        let file = self.make(&place, &plain(Node::File, 0o600)).await?;
+        self.content.write(file.ino, 0, list.into()).await
     }
 
     async fn keep_new(
         &self,
-        ino: Ino,
-        changes: &Changes,
+        owner: &Owner,
+        (ino, changes): (Ino, &Changes),
         (parent, name, new): &(Ino, Bytes, NewNode),
-        set: &str,
         made: &mut HashMap<Ino, Copy>,
     ) -> Result<ConflictEntry, FsError> {
         let (place, path) = match made.get(parent) {
@@ -156,21 +210,24 @@ impl<'a> Keeper<'a> {
             Some(Copy { ino, path }) => {
                 let place = Place { directory: *ino, path: path.clone(), name: name.to_vec() };
                 let path = place.full();
-                (place, Some(path))
+                (Some(place), Some(path))
             }
             None => match self.find(*parent).await? {
-                Some((directory, path)) => {
+                Some(Found { path, file }) => {
                     let whole = join(&path, name);
-                    let name = self.copy_name(&path, name, set);
-                    (Place { directory: directory.ino, path, name }, Some(whole))
+                    let place = file.map(|directory| {
+                        let name = self.copy_name(&path, name, &owner.set.name);
+                        Place { directory: directory.ino, path, name }
+                    });
+                    (place, Some(whole))
                 }
-                None => (self.without_place(set, name).await?, None),
+                None => (None, None),
             },
         };
-        let copy = self.make(&place, new).await?;
-        self.apply(copy.ino, &changes.steps).await?;
-        self.attribute(copy.ino, &changes.attributes).await?;
-        self.set_xattrs(copy.ino, changes).await?;
+        let copy = self.make_or_keep_apart(owner, place, name, new).await?;
+        self.content.apply(copy.ino, &changes.steps).await?;
+        self.content.attribute(copy.ino, &changes.attributes).await?;
+        self.content.set_xattrs(copy.ino, changes).await?;
         let (ranges, size) = extent(&changes.steps);
         let entry = ConflictEntry {
             path: path.map(|path| encode_path(&path)),
@@ -189,12 +246,12 @@ impl<'a> Keeper<'a> {
 
     async fn keep_changed(
         &self,
+        owner: &Owner,
         ino: Ino,
         changes: &Changes,
-        set: &str,
     ) -> Result<ConflictEntry, FsError> {
         let found = self.find(ino).await?;
-        let path = found.as_ref().map(|(_, path)| encode_path(path));
+        let path = found.as_ref().map(|found| encode_path(&found.path));
         let (ranges, size) = extent(&changes.steps);
         // Of several names the first one that changed.
         let moved = changes.moved.first().map(|(_, now)| now.clone().into_iter().collect());
@@ -214,43 +271,46 @@ impl<'a> Keeper<'a> {
             return Ok(entry);
         }
         let place = match &found {
-            Some((_, path)) => self.beside(path, set).await?,
-            None => self.without_place(set, format!("inode-{}", ino.0).as_bytes()).await?,
+            Some(found) => self.beside(found, &owner.set.name).await?,
+            None => None,
         };
-        let copy = self.make(&place, &plain(Node::File, 0o600)).await?;
+        let name = match &found {
+            Some(Found { path, .. }) => name_of(path).to_vec(),
+            None => format!("inode-{}", ino.0).into_bytes(),
+        };
+        let new = plain(Node::File, 0o600);
+        let copy = self.make_or_keep_apart(owner, place, &name, &new).await?;
         entry.kind = ConflictKind::Ranges;
-        if let Some((file, _)) = found {
+        if let Some(file) = found.and_then(|found| found.file) {
             let is_changed = |it: &UsedInode| it.changed != file.changed;
             if !self.used.get(&ino).is_some_and(is_changed) {
-                self.copy(&file, copy.ino).await?;
-                entry.kind = ConflictKind::Complete;
+                match self.content.copy(&file, copy.ino).await {
+                    Ok(()) => entry.kind = ConflictKind::Complete,
+                    // It has become another user's: these bytes are not its maker's to read.
+                    Err(error) if is_forbidden(&error) => {}
+                    Err(error) => return Err(error),
+                }
             }
-            let Attributes { mode, uid, gid, .. } = file;
-            let own = AttributeChange {
-                mode: Some(mode),
-                uid: Some(uid),
-                gid: Some(gid),
-                ..AttributeChange::default()
-            };
-            self.attribute(copy.ino, &own).await?;
+            self.content.give_rights_of(&file, copy.ino).await?;
         }
-        self.apply(copy.ino, &changes.steps).await?;
-        self.attribute(copy.ino, &changes.attributes).await?;
-        self.set_xattrs(copy.ino, changes).await?;
+        self.content.apply(copy.ino, &changes.steps).await?;
+        self.content.attribute(copy.ino, &changes.attributes).await?;
+        self.content.set_xattrs(copy.ino, changes).await?;
         entry.copy = Some(encode_path(&copy.path));
         Ok(entry)
     }
 
     /// An inode, and its path, if it has one that this client sees.
-    async fn find(&self, ino: Ino) -> Result<Option<(Attributes, Vec<u8>)>, FsError> {
+    async fn find(&self, ino: Ino) -> Result<Option<Found>, FsError> {
         let answered = self.journaled.request(Request::Path { ino }).await;
         let path = match answered {
-            Ok((Answer::Bytes, path)) => path,
+            Ok((Answer::Bytes, path)) => path.to_vec(),
             Ok(_) | Err(FsError::Stale | FsError::NotFound) => return Ok(None),
             Err(error) => return Err(error),
         };
         let found = match self.at(&path).await {
             Ok(found) => found,
+            Err(error) if is_forbidden(&error) => return Ok(Some(Found { path, file: None })),
             Err(FsError::NotFound | FsError::NotDirectory | FsError::NameTooLong) => {
                 return Ok(None);
             }
@@ -258,7 +318,7 @@ impl<'a> Keeper<'a> {
         };
         // A name of the path may be another inode's by now.
         let is_same = found.ino == ino || found.ino == self.journaled.base.session.ours(ino);
-        Ok(is_same.then(|| (found, path.to_vec())))
+        Ok(is_same.then_some(Found { path, file: Some(found) }))
     }
 
     /// The paths of names in directories that are there.
@@ -266,7 +326,7 @@ impl<'a> Keeper<'a> {
         let mut paths = Vec::new();
         for (parent, name) in names {
             let found = self.find(*parent).await?;
-            paths.extend(found.map(|(_, path)| encode_path(&join(&path, name))));
+            paths.extend(found.map(|found| encode_path(&join(&found.path, name))));
         }
         Ok(paths)
     }
@@ -280,41 +340,57 @@ impl<'a> Keeper<'a> {
         Ok(at)
     }
 
-    /// The place of the copy of a file.
-    async fn beside(&self, path: &[u8], set: &str) -> Result<Place, FsError> {
-        let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
-        let (above, name) = (&path[..end], path.get(end + 1..).unwrap_or_default());
+    /// The place of the copy of a file; `None` if its user may not look there.
+    async fn beside(&self, found: &Found, set: &str) -> Result<Option<Place>, FsError> {
+        if found.file.is_none() {
+            return Ok(None);
+        }
+        let end = found.path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
+        let above = &found.path[..end];
         let directory = self.at(above).await?.ino;
         let path = at_root(above);
-        let name = self.copy_name(&path, name, set);
-        Ok(Place { directory, path, name })
+        let name = self.copy_name(&path, name_of(&found.path), set);
+        Ok(Some(Place { directory, path, name }))
     }
 
     /// The name of the copy of a file in a directory with this path. An attempt after a crash comes to the same names.
     fn copy_name(&self, directory: &[u8], name: &[u8], set: &str) -> Vec<u8> {
-        let mut taken = self.taken.lock();
-        let names = (1..).map(|number| match number {
+        self.free_name(directory, |number| match number {
             1 => copy_name(name, set),
             _ => copy_name(name, &format!("{set}-{number}")),
-        });
-        let mut free = names.filter(|name| taken.insert(join(directory, name)));
+        })
+    }
+
+    /// The first one of these names that no other copy in a directory has.
+    fn free_name(&self, directory: &[u8], name: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+        let mut taken = self.taken.lock();
+        let mut free = (1..).map(name).filter(|name| taken.insert(join(directory, name)));
         free.next().expect("there are more numbers than copies")
     }
 
-    /// The place of a copy beside which nothing is.
-    async fn without_place(&self, set: &str, name: &[u8]) -> Result<Place, FsError> {
-        let own = join(&at_root(DIRECTORY.as_bytes()), set.as_bytes());
-        let Copy { ino, path } = self.directory(&own, 0o700).await?;
-        Ok(Place { directory: ino, path, name: name.to_vec() })
-    }
-
-    /// A directory of the sets, which is made if it is not there.
-    async fn directory(&self, path: &[u8], mode: u16) -> Result<Copy, FsError> {
-        let end = path.iter().rposition(|byte| *byte == b'/').unwrap_or_default();
-        let above = self.at(&path[..end]).await?.ino;
-        let place =
-            Place { directory: above, path: at_root(&path[..end]), name: path[end + 1..].to_vec() };
-        self.make(&place, &plain(Node::Directory, mode)).await
+    /// Makes a copy at its place; in the folder of its user if it has none, or that user may not make it there.
+    async fn make_or_keep_apart(
+        &self,
+        owner: &Owner,
+        place: Option<Place>,
+        name: &[u8],
+        new: &NewNode,
+    ) -> Result<Copy, FsError> {
+        if let Some(place) = place {
+            match self.make(&place, new).await {
+                Err(error) if is_forbidden(&error) => {}
+                made => return made,
+            }
+        }
+        let Owner { folder, set, .. } = owner;
+        let (path, directory) = (folder.path.clone(), folder.ino);
+        let place = Place { directory, path, name: set.name.clone().into_bytes() };
+        let Copy { ino, path } = self.make(&place, &plain(Node::Directory, 0o700)).await?;
+        let name = self.free_name(&path, |number| match number {
+            1 => name.to_vec(),
+            _ => numbered(name, number),
+        });
+        self.make(&Place { directory: ino, path, name }, new).await
     }
 
     /// Makes an inode. One of an earlier attempt there is used again, or replaced.
@@ -324,6 +400,7 @@ impl<'a> Keeper<'a> {
             Err(FsError::Exists) => {
                 let before = self.client.find(*directory, name).await?;
                 if before.kind == Kind::Directory {
+                    self.check_own(&before.attributes)?;
                     Ok(before)
                 } else {
                     self.client.unlink(*directory, name).await?;
@@ -335,81 +412,26 @@ impl<'a> Keeper<'a> {
         Ok(Copy { ino: made.ino, path: place.full() })
     }
 
-    async fn copy(&self, file: &Attributes, to: Ino) -> Result<(), FsError> {
-        let mut at = 0;
-        while at < file.size {
-            let len = (file.size - at).min(COPIED_AT_ONCE);
-            let copied = self.client.copy((file.ino, at), (to, at), len).await?;
-            if copied == 0 {
-                // It has become shorter.
-                break;
-            }
-            at += copied;
+    /// Fails if a directory is one that another user has made where users make files.
+    fn check_own(&self, directory: &Attributes) -> Result<(), FsError> {
+        let own = user::seen_as(self.journaled.base.session.squash());
+        match own.is_none_or(|own| own.uid == directory.uid) {
+            true => Ok(()),
+            false => Err(FsError::NotPermitted),
         }
-        Ok(())
     }
+}
 
-    async fn apply(&self, ino: Ino, steps: &[Step]) -> Result<(), FsError> {
-        for step in steps {
-            match step {
-                Step::Write(offset, data) => self.write(ino, *offset, data.clone()).await?,
-                Step::Size(size) => {
-                    let change =
-                        AttributeChange { size: Some(*size), ..AttributeChange::default() };
-                    self.client.set_attributes(ino, &change).await?;
-                }
-                Step::Grow(end) => {
-                    let how = Allocation::Reserve { keep_size: false };
-                    let size = self.client.attributes(ino).await?.attributes.size;
-                    if size < *end {
-                        self.client.allocate(ino, size, end - size, how).await?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
+/// The last name of a path.
+fn name_of(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
 
-    async fn write(&self, ino: Ino, offset: u64, mut data: Bytes) -> Result<(), FsError> {
-        let mut at = offset;
-        while !data.is_empty() {
-            let some = data.split_to(data.len().min(1 << 20));
-            let len = some.len() as u64;
-            self.client.write(ino, WriteAt::Offset(at), vec![some], WriteHow::default()).await?;
-            at += len;
-        }
-        Ok(())
-    }
-
-    /// Gives a copy the extended attributes that its file has got, as far as this client may.
-    async fn set_xattrs(&self, ino: Ino, changes: &Changes) -> Result<(), FsError> {
-        for (name, value) in &changes.xattrs {
-            let Some(value) = value else { continue };
-            match self.client.set_xattr(ino, name, value.clone(), SetXattr::Any).await {
-                Ok(()) | Err(FsError::NotPermitted | FsError::Denied) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives a copy the attributes of its file. A client whose users are all one may not.
-    async fn attribute(&self, ino: Ino, change: &AttributeChange) -> Result<(), FsError> {
-        let at = |time: Option<TimeChange>| time.filter(|time| matches!(time, TimeChange::At(_)));
-        let change = AttributeChange {
-            size: None,
-            modified: at(change.modified),
-            accessed: at(change.accessed),
-            ..*change
-        };
-        if change == AttributeChange::default() {
-            return Ok(());
-        }
-        match self.client.set_attributes(ino, &change).await {
-            Ok(_) | Err(FsError::NotPermitted | FsError::Denied) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
+/// A name with a number behind it.
+fn numbered(name: &[u8], number: usize) -> Vec<u8> {
+    let suffix = format!("-{number}");
+    let most = MAX_NAME.saturating_sub(suffix.len());
+    [&name[..name.len().min(most)], suffix.as_bytes()].concat()
 }
 
 /// A path from the root.

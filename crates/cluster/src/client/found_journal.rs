@@ -12,6 +12,7 @@ use thalweg_store::device::DeviceRef;
 use thalweg_store::journal::log::{FoundRecord, Log, LogRecovery, RecordPlace};
 use thalweg_store::journal::{End, JournalError};
 
+use super::damaged_journal::refusal;
 use super::journal_format::{
     Chain, Entry, Head, Mark, OWNER, PlacedRecord, UnknownFormat, unknown_format,
 };
@@ -67,6 +68,13 @@ pub(super) struct FoundJournal {
     pub(super) runs: Vec<FoundRun>,
 }
 
+/// How a journal ends that is damaged in its middle.
+pub(super) struct Damaged {
+    pub(super) end: End,
+    /// The position of the last change before the damage.
+    pub(super) last: u64,
+}
+
 /// A record, with its mutations; without those of a mark.
 type FoundEntry = (Entry, Option<(PlacedRecord, Vec<FoundRun>)>);
 
@@ -90,23 +98,38 @@ impl FoundJournal {
     /// Reads a journal, and changes nothing. About so many bytes of files stay in memory.
     ///
     /// # Errors
-    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Rotten`],
-    /// [`JournalError::Invalid`]; the device's.
+    /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Invalid`], also of one that is
+    /// damaged in its middle; the device's.
     pub(super) async fn open(
         env: &Env,
         device: DeviceRef,
         memory: usize,
     ) -> Result<FoundJournal, JournalError> {
+        let name = device.name();
+        let (found, damaged) = FoundJournal::read_damaged(env, device, memory).await?;
+        match damaged {
+            None => Ok(found),
+            Some(Damaged { end, .. }) => Err(refusal(name, end)),
+        }
+    }
+
+    /// The same, also of a journal that is damaged in its middle: what is before the damage.
+    ///
+    /// # Errors
+    /// The others.
+    pub(super) async fn read_damaged(
+        env: &Env,
+        device: DeviceRef,
+        memory: usize,
+    ) -> Result<(FoundJournal, Option<Damaged>), JournalError> {
         let left = AtomicUsize::new(memory);
         let decode = |found: FoundRecord| match unknown_format(&found.header) {
             Some(format) => Some(Err(format)),
             None => decode(found, &left).map(Ok),
         };
         let (log, scanned) = LogRecovery::open(env, device, OWNER, true, decode).await?;
-        if let End::Rotten { sequence, later } = scanned.end {
-            let device = log.device().name();
-            return Err(JournalError::Rotten { device, sequence, later });
-        }
+        let damaged = Damaged { end: scanned.end, last: scanned.stamp };
+        let damaged = matches!(scanned.end, End::Rotten { .. }).then_some(damaged);
         let (records, runs) = Default::default();
         let mut found = FoundJournal { log: Arc::new(log), chain: Chain::default(), records, runs };
         for scanned in scanned.records {
@@ -115,7 +138,11 @@ impl FoundJournal {
             };
             let (entry, record) =
                 scanned.map_err(|format| invalid(UnknownFormat(format).to_string()))?;
-            found.chain.take(entry).map_err(|error| invalid(error.to_string()))?;
+            if found.chain.take(entry).is_err() {
+                // No crash leaves that.
+                let last = entry.head.first.saturating_sub(1);
+                return Ok((found, Some(Damaged { end: End::Clean, last })));
+            }
             if matches!(entry.mark, Some(Mark::Begins | Mark::Arrives(_))) {
                 found.records.clear();
                 found.runs.clear();
@@ -125,7 +152,7 @@ impl FoundJournal {
                 found.runs.extend(runs);
             }
         }
-        Ok(found)
+        Ok((found, damaged))
     }
 
     /// Where its records are read again, until it is begun anew.

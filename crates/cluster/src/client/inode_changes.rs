@@ -1,6 +1,7 @@
 //! What the mutations of a journal come to, inode by inode.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_env::HashMap;
@@ -9,6 +10,7 @@ use thalweg_fs::ranges::Ranges;
 use thalweg_fs::{AttributeChange, Ino, NewNode, Rename};
 
 use super::journal_runs::Run;
+use super::user::User;
 
 /// A change of the bytes of a file.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub enum Step {
 /// The changes of one inode.
 #[derive(Default)]
 pub(super) struct Changes {
+    /// The user that has made the last one.
+    pub(super) user: User,
     pub(super) steps: Vec<Step>,
     pub(super) sets_attributes: bool,
     /// If they make it: the directory, its name there, what it is.
@@ -104,27 +108,61 @@ pub(super) struct Rest {
     /// Inodes in the order of their first change.
     inodes: Vec<Ino>,
     changes: HashMap<Ino, Changes>,
+    /// Those that have made them, in the order of the first change of each.
+    users: Vec<Part>,
+    /// The one of the last change.
+    user: User,
     count: usize,
     time: i64,
+}
+
+/// What a user has made.
+pub(super) struct Part {
+    pub(super) user: User,
+    pub(super) count: usize,
+}
+
+impl Part {
+    /// Whether it is about this user; one that has other groups is the same.
+    pub(super) fn is_of(&self, user: &User) -> bool {
+        let uid = |user: &User| user.as_ref().map(|it| it.uid);
+        uid(&self.user) == uid(user)
+    }
 }
 
 impl Rest {
     /// Adds those of the mutations of these runs that `belongs` names. They have positions from `first` on.
     pub(super) fn add(&mut self, runs: Vec<Run>, first: u64, belongs: impl Fn(u64) -> bool) {
-        let mutations = runs.into_iter().flat_map(|run| run.mutations).map(|it| it.mutation);
-        for (_, mutation) in (first..).zip(mutations).filter(|(position, _)| belongs(*position)) {
-            let seconds = mutation.time.seconds;
-            self.time = if self.count == 0 { seconds } else { self.time.min(seconds) };
-            self.count += 1;
-            self.add_change(mutation.kind);
+        let mut positions = first..;
+        for Run { user, mutations } in runs {
+            let user = user.map(Arc::new);
+            let mutations = mutations.into_iter().map(|it| it.mutation).zip(positions.by_ref());
+            for (mutation, _) in mutations.filter(|(_, position)| belongs(*position)) {
+                let seconds = mutation.time.seconds;
+                self.time = if self.count == 0 { seconds } else { self.time.min(seconds) };
+                self.count += 1;
+                self.count_for(&user);
+                self.add_change(mutation.kind);
+            }
+        }
+    }
+
+    /// The next change is one of this user.
+    fn count_for(&mut self, user: &User) {
+        self.user.clone_from(user);
+        match self.users.iter_mut().find(|part| part.is_of(user)) {
+            Some(part) => part.count += 1,
+            None => self.users.push(Part { user: user.clone(), count: 1 }),
         }
     }
 
     fn of_inode(&mut self, ino: Ino) -> &mut Changes {
-        self.changes.entry(ino).or_insert_with(|| {
+        let changes = self.changes.entry(ino).or_insert_with(|| {
             self.inodes.push(ino);
             Changes::default()
-        })
+        });
+        changes.user.clone_from(&self.user);
+        changes
     }
 
     fn add_change(&mut self, kind: MutationKind) {
@@ -173,6 +211,11 @@ impl Rest {
 
     pub(super) fn count(&self) -> usize {
         self.count
+    }
+
+    /// Those that have made them, each once.
+    pub(super) fn users(&self) -> &[Part] {
+        &self.users
     }
 
     pub(super) fn files(&self) -> usize {

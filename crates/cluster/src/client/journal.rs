@@ -19,10 +19,12 @@ use thalweg_store::journal::log::{Log, RecordPlace};
 use uuid::Uuid;
 
 use super::copies::{self, Attached, Copies, CopyError, KeeperLink};
+pub use super::damaged_journal::JournalDamage;
+use super::damaged_journal::{Behind, read_behind};
 use super::found_journal::FoundJournal;
 use super::inode_changes::{Rest, Step, extent};
 pub use super::journal_format::OWNER;
-use super::journal_format::{PlacedRecord, Places};
+use super::journal_format::{Chain, PlacedRecord, Places};
 use super::journal_record::JournalRecord;
 use super::journaled_queue::Unjournaled;
 use super::options::{JournaledData, Options};
@@ -72,14 +74,25 @@ pub struct JournalReport {
     pub bytes: u64,
     /// Bytes of the device.
     pub size: u64,
+    /// It is damaged in its middle: all of the above is about what is before that.
+    pub damage: Option<JournalDamage>,
 }
 
 /// Reads a journal, and changes nothing.
 ///
 /// # Errors
-/// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`], [`JournalError::Rotten`]; the device's.
+/// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`], [`JournalError::Invalid`]; the device's.
 pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, JournalError> {
-    let found = FoundJournal::open(env, device.clone(), 0).await?;
+    let (found, damaged) = FoundJournal::read_damaged(env, device.clone(), 0).await?;
+    let Chain { mut session, mut first, .. } = found.chain;
+    let mut damage = None;
+    if let Some(it) = damaged {
+        let (lost, behind) = read_behind(found.log(), &found.chain, it.last).await?;
+        damage = Some(lost);
+        if session.is_none() {
+            (session, first) = (behind.first().map(Behind::session), it.last + 1);
+        }
+    }
     let (mut inodes, mut bytes) = (HashSet::default(), 0);
     for it in found.runs.iter().flat_map(|run| &run.mutations) {
         let kind = it.record.parts().mutation.kind;
@@ -87,13 +100,14 @@ pub async fn inspect(env: &Env, device: &DeviceRef) -> Result<JournalReport, Jou
         bytes += it.record.data_bytes();
     }
     Ok(JournalReport {
-        session: found.chain.session,
-        first: found.chain.first,
+        session,
+        first,
         changes: found.mutations(),
         taken_over: found.chain.is_sealed,
         files: inodes.len(),
         bytes,
         size: device.geometry().size,
+        damage,
     })
 }
 
@@ -124,16 +138,40 @@ impl ExportedInode {
     }
 }
 
-/// What a journal changes, by inodes in the order of their first changes. The server may have some of it.
+/// What a journal changes. The server may have some of it.
+#[derive(Clone, Debug)]
+pub struct Exported {
+    /// By inodes in the order of their first changes.
+    pub inodes: Vec<ExportedInode>,
+    /// If it is damaged in its middle: what cannot be read. The others are before that.
+    pub damage: Option<JournalDamage>,
+    /// What can be read behind the damage. It may rest on what cannot.
+    pub behind: Vec<ExportedInode>,
+}
+
+/// Reads what a journal changes.
 ///
 /// # Errors
 /// As [`inspect`].
-pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>, JournalError> {
-    let found = FoundJournal::open(env, device.clone(), 0).await?;
-    let mut rest = Rest::default();
+pub async fn export(env: &Env, device: &DeviceRef) -> Result<Exported, JournalError> {
+    let (found, damaged) = FoundJournal::read_damaged(env, device.clone(), 0).await?;
+    let (mut rest, mut later) = (Rest::default(), Rest::default());
+    let mut damage = None;
+    if let Some(it) = damaged {
+        let (lost, behind) = read_behind(found.log(), &found.chain, it.last).await?;
+        damage = Some(lost);
+        for record in behind {
+            let first = record.first();
+            later.add(record.runs, first, |_| true);
+        }
+    }
     for record in &found.records {
         rest.add(found.read(record).await?, record.after.position + 1, |_| true);
     }
+    Ok(Exported { inodes: exported(&rest), damage, behind: exported(&later) })
+}
+
+fn exported(rest: &Rest) -> Vec<ExportedInode> {
     let exported = rest.iter().map(|(ino, changes)| {
         let (ranges, size) = extent(&changes.steps);
         let made = changes.made.as_ref();
@@ -148,7 +186,7 @@ pub async fn export(env: &Env, device: &DeviceRef) -> Result<Vec<ExportedInode>,
             steps: changes.steps.clone(),
         }
     });
-    Ok(exported.collect())
+    exported.collect()
 }
 
 impl FoundJournal {

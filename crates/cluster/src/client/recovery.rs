@@ -37,6 +37,7 @@ use super::writeback::SendGuard;
 use crate::protocol::{
     Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request, UsedInode, decode_list,
 };
+use crate::squash::acting;
 
 /// The server does not know the session any more.
 const ENDED: &str = "the server has ended the session that made them";
@@ -379,9 +380,11 @@ impl Resumption<'_> {
         if skipped.is_empty() {
             return Ok(skipped);
         }
-        let mut rest = Rest::default();
+        // What a user has made is kept as the one that it counts for.
+        let (mut rest, squash) = (Rest::default(), base.session.squash());
         for record in &found.records {
-            let runs = found.read(record).await.map_err(AttachError::journal)?;
+            let mut runs = found.read(record).await.map_err(AttachError::journal)?;
+            runs.iter_mut().for_each(|run| run.user = acting(squash, run.user.as_ref()));
             rest.add(runs, record.after.position + 1, |position| skipped.contains(position));
         }
         self.skipped = rest.iter().map(|(ino, _)| ino).collect();
@@ -442,7 +445,7 @@ impl Resumption<'_> {
             AttachError::Pending { mutations: changes, why }
         })?;
         tracing::warn!(
-            set = set.name, changes, files, %why,
+            set, changes, files, %why,
             "others have used what the journal is about: that is in conflict copies"
         );
         Ok(())

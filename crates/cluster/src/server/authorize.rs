@@ -21,6 +21,7 @@ use thalweg_fs::{
 };
 
 use super::base::Base;
+use super::conflict_files::permitted;
 use super::context::RequestContext;
 use super::open_files::OpenFiles;
 use crate::protocol::{Request, session_request};
@@ -54,9 +55,9 @@ impl Authorize {
         Authorize { files, open_files, lists: AccessLists::default() }
     }
 
-    /// The user of a call; `None` if its client is trusted to have checked what that may do.
+    /// The user of a call; `None` if its client is trusted to have checked what that may do, or nothing of the call is the user's.
     pub(super) fn user<'a>(&'a self, ctx: &'a RequestContext<'_>) -> Option<User<'a>> {
-        let user = Actor::of(ctx.user.as_ref()?);
+        let user = Actor::of(ctx.user.as_ref().filter(|_| !ctx.is_unchecked())?);
         let rules = Rules { files: &*self.files, user, lists: &self.lists };
         Some(User { rules, open_files: &self.open_files, session: ctx.session.serial })
     }
@@ -65,6 +66,24 @@ impl Authorize {
     /// renames are checked when they are known, and so are the mutations of a batch. Each kind is named: a new one does not
     /// compile before it is checked or listed here.
     pub(super) async fn call<'a>(
+        &self,
+        ctx: &RequestContext<'_>,
+        request: &'a Request,
+    ) -> Result<Cow<'a, Request>, FsError> {
+        // Each time that it is carried out: another file may have the name by now.
+        let own = match ctx.user {
+            Some(_) if ctx.is_own => permitted(&*self.files, ctx.session, request).await?,
+            _ => None,
+        };
+        ctx.set_unchecked(own.is_some());
+        match own {
+            Some(own) => Ok(Cow::Owned(own)),
+            None => self.checked(ctx, request).await,
+        }
+    }
+
+    /// A call that is one of its user.
+    async fn checked<'a>(
         &self,
         ctx: &RequestContext<'_>,
         request: &'a Request,

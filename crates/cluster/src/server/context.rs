@@ -31,10 +31,14 @@ pub(super) struct RequestContext<'a> {
     pub(super) kind: &'static str,
     /// The user that it counts for; `None` if the client is trusted to have checked what its users may do.
     pub(super) user: Option<Credentials>,
+    /// The client makes it for itself, and not for one of its users.
+    pub(super) is_own: bool,
     pub(super) footprint: Footprint<'a>,
     /// The filesystem, which records changes that are made through it as those of this call.
     pub(super) files: Arc<dyn Filesystem>,
     recorder: Option<Arc<Recorder>>,
+    /// What its user may do is not asked.
+    is_unchecked: AtomicBool,
     depends: AtomicBool,
     seen: Mutex<SmallVec<[Ino; 4]>>,
     turns: Mutex<SmallVec<[PageTurn; 1]>>,
@@ -68,9 +72,11 @@ impl<'a> RequestContext<'a> {
             place,
             kind: name_of(request),
             user: acting(session.visitor.squash, user),
+            is_own: user.is_none(),
             footprint,
             files,
             recorder,
+            is_unchecked: AtomicBool::new(false),
             depends: AtomicBool::new(false),
             seen: Mutex::default(),
             turns: Mutex::default(),
@@ -92,6 +98,15 @@ impl<'a> RequestContext<'a> {
 
     pub(super) fn is_replay(&self) -> bool {
         self.recorder.as_ref().is_some_and(|recorder| recorder.call.before.is_some())
+    }
+
+    /// It is carried out whatever its user may do, or not.
+    pub(super) fn set_unchecked(&self, is_unchecked: bool) {
+        self.is_unchecked.store(is_unchecked, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_unchecked(&self) -> bool {
+        self.is_unchecked.load(Ordering::Relaxed)
     }
 
     /// It has seen this inode; `depends` says whether what it saw may not survive a crash.

@@ -1,13 +1,14 @@
 //! Peers that may not do everything, and lie about the users of their calls and about inodes.
 
 use bytes::Bytes;
+use thalweg_cluster::conflicts::DIRECTORY;
 use thalweg_cluster::failure::WireError;
-use thalweg_cluster::protocol::{Answer, Request};
+use thalweg_cluster::protocol::{Answer, JournalMount, Request};
 use thalweg_cluster::server::Visitor;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::{
-    AttributeChange, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Level, LockKind,
-    LockOwner, LockRange, NewNode, Node, OpenFlags, Rename, Timestamp, WriteAt, WriteHow,
+    AttributeChange, Attributes, Caller, Cookie, Credentials, Filesystem, Handle, Ino, Kind, Level,
+    LockKind, LockOwner, LockRange, NewNode, Node, OpenFlags, Rename, Timestamp, WriteAt, WriteHow,
 };
 use thalweg_sim::run;
 
@@ -306,5 +307,155 @@ fn what_lies_outside_of_a_path_is_neither_named_nor_opened_nor_locked() {
         assert_eq!(above.ino, own);
         assert_eq!(admin.locks(outside).len(), 1);
         assert_eq!(admin.attributes(outside).await.unwrap().links, 1);
+    });
+}
+
+/// A peer with a journal, and its session.
+async fn with_journal(scene: &Scene) -> (Peer, uuid::Uuid) {
+    let peer = Peer::new(scene, &scene.admit(squashed("peer")), 1).await;
+    let session = scene.env.uuid();
+    let journal = Some(JournalMount::Incarnation(1));
+    let attach = Request::Attach { session, resumes: false, journal };
+    assert!(matches!(peer.ask(0, attach).await, Answer::Attached { .. }));
+    (peer, session)
+}
+
+/// What a client keeps of conflicts is its own under these names alone, and never a file of another user or with the client's rights.
+#[test]
+fn the_folder_of_conflicts_lets_a_peer_write_nothing_else() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let (peer, _) = with_journal(&scene).await;
+        let mut number = 10;
+        let mut ask = async |user: Option<u32>, request: Request| {
+            number += 1;
+            let user = user.map(|uid| Credentials::new(uid, uid, &[]));
+            peer.ask_for((number, user), request, vec![1]).await
+        };
+        let create = |parent, name: &str, new| {
+            let name = Bytes::copy_from_slice(name.as_bytes());
+            Request::Create { parent, name, new }
+        };
+        // A user makes no folder, and the client's own is the server's, whatever the client says of it.
+        let wrong = node(Node::File, 0o4777, 9);
+        assert_eq!(ask(Some(9), create(Ino::ROOT, DIRECTORY, wrong.clone())).await, DENIED);
+        assert_eq!(ask(None, create(Ino::ROOT, "other", wrong.clone())).await, DENIED);
+        let made = ask(None, create(Ino::ROOT, DIRECTORY, wrong.clone())).await;
+        let Answer::Inode(folder) = made else { panic!("{made:?}") };
+        assert_eq!(
+            (folder.kind, folder.mode, folder.uid, folder.gid),
+            (Kind::Directory, 0o755, 0, 0)
+        );
+        let parent = folder.ino;
+        // Other names there, of other sessions, of root, or of no user.
+        let another = format!("{}.plan.new", env.uuid());
+        for name in [another.as_str(), "set.json", "0", "4294967295", "09", "+9", "9 ", "x"] {
+            for user in [None, Some(0), Some(9)] {
+                assert_eq!(ask(user, create(parent, name, wrong.clone())).await, DENIED, "{name}");
+            }
+        }
+        // That of a user is the user's; a user does not make it.
+        assert_eq!(ask(Some(9), create(parent, "9", wrong.clone())).await, DENIED);
+        let made = ask(None, create(parent, "9", NewNode { gid: 0, ..wrong.clone() })).await;
+        let Answer::Inode(own) = made else { panic!("{made:?}") };
+        assert_eq!((own.kind, own.mode, own.uid, own.gid), (Kind::Directory, 0o700, 9, NOBODY));
+        assert_eq!(ask(None, create(own.ino, "x", wrong.clone())).await, DENIED);
+        assert_eq!(ask(Some(8), create(own.ino, "x", wrong.clone())).await, DENIED);
+        let mode = AttributeChange { mode: Some(0o4777), ..AttributeChange::default() };
+        for ino in [parent, own.ino] {
+            let answer = ask(None, Request::SetAttributes { ino, change: mode }).await;
+            assert_eq!(answer, NOT_PERMITTED);
+        }
+    });
+}
+
+/// The plan is neither a user's to write, nor does it become another file.
+#[test]
+fn the_plan_of_conflicts_is_no_other_file() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let office = scene.client("admin").await;
+        let admin = office.client.clone();
+        let secret = place(&admin, Ino::ROOT, "secret", node(Node::File, 0o600, 0)).await;
+        put(&admin, secret, "secret").await.unwrap();
+        let (peer, session) = with_journal(&scene).await;
+        assert!(matches!(peer.ask(1, lookup(Ino::ROOT, b"secret")).await, Answer::Inode(_)));
+        let mut number = 10;
+        let mut ask = async |user: Option<u32>, request: Request| {
+            number += 1;
+            let user = user.map(|uid| Credentials::new(uid, uid, &[]));
+            peer.ask_for((number, user), request, vec![1]).await
+        };
+        let name = |name: &str| Bytes::copy_from_slice(name.as_bytes());
+        let create = |parent, of: &str, new| Request::Create { parent, name: name(of), new };
+        let wrong = node(Node::File, 0o4777, 9);
+        let made = ask(None, create(Ino::ROOT, DIRECTORY, wrong.clone())).await;
+        let Answer::Inode(Attributes { ino: parent, .. }) = made else { panic!("{made:?}") };
+        ask(None, create(parent, "9", wrong.clone())).await;
+        let plan = format!("{session}.plan");
+        let next = format!("{session}.plan.new");
+        let made = ask(None, create(parent, &next, wrong.clone())).await;
+        let Answer::Inode(written) = made else { panic!("{made:?}") };
+        assert_eq!((written.kind, written.mode, written.uid), (Kind::File, 0o600, 0));
+        let (ino, how, at) = (written.ino, WriteHow::default(), WriteAt::Offset(0));
+        let write = |ino| Request::Write { ino, at, how };
+        assert_eq!(ask(Some(9), write(ino)).await, DENIED);
+        assert_eq!(ask(None, write(ino)).await, Answer::Number(0));
+        assert_eq!(ask(None, write(secret)).await, DENIED);
+        assert_eq!(
+            ask(None, Request::Read { ino: secret, offset: 0, len: 9, pages: false }).await,
+            DENIED
+        );
+        let rename = |from: (Ino, &str), to: (Ino, &str), how| {
+            let (from, to) = ((from.0, name(from.1)), (to.0, name(to.1)));
+            Request::Rename { from, to, how, targets: [None, None] }
+        };
+        for (from, to, how) in [
+            ((parent, &*next), (Ino::ROOT, "secret"), Rename::Replace),
+            ((Ino::ROOT, "secret"), (parent, &*plan), Rename::Replace),
+            ((parent, "9"), (parent, &*plan), Rename::Replace),
+            ((parent, &*next), (parent, "set.json"), Rename::Replace),
+            ((Ino::ROOT, DIRECTORY), (Ino::ROOT, "x"), Rename::Replace),
+            ((Ino::ROOT, "secret"), (parent, &*plan), Rename::Exchange),
+        ] {
+            assert_eq!(ask(None, rename(from, to, how)).await, DENIED, "{from:?} {to:?}");
+        }
+        let link = Request::Link { ino: secret, parent, name: name(&plan) };
+        assert_eq!(ask(None, link).await, DENIED);
+        for (parent, victim) in [(parent, "9"), (Ino::ROOT, DIRECTORY), (Ino::ROOT, "secret")] {
+            let request = Request::Unlink { parent, name: name(victim), target: None };
+            let answer = ask(None, request).await;
+            assert!(matches!(answer, Answer::Failed(_)), "{victim}: {answer:?}");
+        }
+        let mode = AttributeChange { mode: Some(0o4777), ..AttributeChange::default() };
+        let change = Request::SetAttributes { ino, change: mode };
+        assert_eq!(ask(None, change).await, NOT_PERMITTED);
+        let moved = ask(None, rename((parent, &next), (parent, &plan), Rename::Replace)).await;
+        assert_eq!(moved, Answer::Done);
+        assert_eq!(text(&admin, secret).await, "secret");
+    });
+}
+
+/// A folder that a user has made under that name is none: that user could put anything there.
+#[test]
+fn a_folder_of_conflicts_that_a_user_has_made_is_not_used() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let office = scene.client("admin").await;
+        let admin = office.client.clone();
+        let open = place(&admin, Ino::ROOT, "open", node(Node::Directory, 0o777, 0)).await;
+        let theirs = place(&admin, open, DIRECTORY, node(Node::Directory, 0o755, 8)).await;
+        let visit = Visitor { path: "/open".to_owned(), ..squashed("peer") };
+        let peer = Peer::new(&scene, &scene.admit(visit), 1).await;
+        let session = env.uuid();
+        let journal = Some(JournalMount::Incarnation(1));
+        peer.ask(0, Request::Attach { session, resumes: false, journal }).await;
+        let name = Bytes::from_static(DIRECTORY.as_bytes());
+        peer.ask(1, Request::Lookup { parent: open, name }).await;
+        for (number, name) in [(2, format!("{session}.plan.new")), (3, "9".to_owned())] {
+            let new = node(Node::File, 0o600, 9);
+            let request = Request::Create { parent: theirs, name: name.into(), new };
+            assert_eq!(peer.ask(number, request).await, DENIED);
+        }
     });
 }

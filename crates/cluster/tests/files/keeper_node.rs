@@ -137,7 +137,9 @@ impl KeeperNode {
         client: &str,
     ) -> impl Future<Output = Result<Vec<TakenOver>, AttachError>> + Send + 'static + use<> {
         VISITORS.with(|all| {
-            all.borrow_mut().insert(self.host.name(), visitor(client));
+            let mut all = all.borrow_mut();
+            let as_client = all.get(client).cloned().unwrap_or_else(|| visitor(client));
+            all.insert(self.host.name(), as_client);
         });
         let connect = {
             let (host, server) = (self.host.clone(), scene.server.clone());

@@ -5,6 +5,7 @@
 mod absence;
 mod absence_files;
 mod absence_lives;
+mod absence_users;
 mod access;
 mod alone;
 mod answers;
@@ -12,6 +13,7 @@ mod basics;
 mod chained;
 mod closed;
 mod crossing;
+mod damaged;
 mod direct;
 mod footprints;
 mod full;

@@ -1,17 +1,15 @@
 //! `thalweg cluster conflicts`: what a client could not write back that was away, in conflict copies.
 
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use thalweg_cluster::conflicts::{
-    ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, decode_path,
-};
+use serde::Serialize;
+use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind, ConflictSet};
 
+use super::conflict_sets::Sets;
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 
@@ -95,113 +93,36 @@ pub(super) fn run(command: ConflictsCommand) -> Outcome<()> {
     }
 }
 
-/// The sets below a root.
-struct Sets {
-    root: PathBuf,
-}
-
-impl Sets {
-    /// Of the filesystem that a directory is on.
-    fn of(directory: &Path) -> Outcome<Sets> {
-        let failed = |error: io::Error| {
-            Failure::of(&error).while_doing(format!("cannot look at {}", directory.display()))
-        };
-        let mut root = directory.canonicalize().map_err(failed)?;
-        let device = root.metadata().map_err(failed)?.dev();
-        while let Some(above) = root.parent()
-            && above.metadata().map_err(failed)?.dev() == device
-        {
-            root = above.to_path_buf();
-        }
-        Ok(Sets { root })
-    }
-
-    fn list_of(&self, set: &str) -> PathBuf {
-        self.root.join(DIRECTORY).join(format!("{set}.json"))
-    }
-
-    fn names(&self) -> Outcome<Vec<String>> {
-        let own = self.root.join(DIRECTORY);
-        let entries = match fs::read_dir(&own) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => {
-                return Err(
-                    Failure::of(&error).while_doing(format!("cannot read {}", own.display()))
-                );
-            }
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let name = entry?.file_name().into_string().unwrap_or_default();
-            names.extend(name.strip_suffix(".json").map(str::to_owned));
-        }
-        names.sort_unstable();
-        Ok(names)
-    }
-
-    fn read(&self, set: &str) -> Outcome<ConflictSet> {
-        let path = self.list_of(set);
-        if set.contains('/') || !path.exists() {
-            let root = self.root.display();
-            return Err(Failure::new(format!("{root} has no set {set}"))
-                .help(format!("thalweg cluster conflicts list {root} names the sets")));
-        }
-        let failed = || format!("cannot read {}", path.display());
-        let list = fs::read(&path).map_err(|error| Failure::of(&error).while_doing(failed()))?;
-        let list: ConflictSet = serde_json::from_slice(&list)
-            .map_err(|error| Failure::of(&error).while_doing(failed()))?;
-        if list.format != FORMAT {
-            let format = list.format;
-            return Err(Failure::new(format!("the set has the format {format}, not {FORMAT}"))
-                .help("use the version of thalweg that has made it"));
-        }
-        Ok(list)
-    }
-
-    /// Where a path of a list leads. It leads to no place above the root.
-    fn at(&self, path: &str) -> Outcome<PathBuf> {
-        let bytes = decode_path(path).filter(|bytes| {
-            bytes.split(|byte| *byte == b'/').all(|name| !matches!(name, b".." | b"."))
-        });
-        let Some(bytes) = bytes else {
-            return Err(Failure::new(format!("{path} is no path of a set")));
-        };
-        let path = PathBuf::from(OsString::from_vec(bytes));
-        Ok(self.root.join(path.strip_prefix("/").unwrap_or(&path)))
-    }
-
-    /// Removes the list of a set, and the directory of copies that had no other place, if that is empty.
-    fn forget(&self, set: &str) -> Outcome<()> {
-        fs::remove_file(self.list_of(set))?;
-        let own = self.root.join(DIRECTORY);
-        // They stay if something is there.
-        let _ = fs::remove_dir(own.join(set));
-        let _ = fs::remove_dir(own);
-        Ok(())
-    }
+/// A set of a user.
+#[derive(Serialize)]
+struct UserSet<'a> {
+    user: Option<u32>,
+    #[serde(flatten)]
+    set: &'a ConflictSet,
 }
 
 fn list(List { directory, json }: &List) -> Outcome<()> {
     let sets = Sets::of(directory)?;
-    let sets: Vec<ConflictSet> =
-        sets.names()?.iter().map(|name| sets.read(name)).collect::<Outcome<_>>()?;
+    let lists = sets.lists()?;
+    let sets: Vec<ConflictSet> = lists.iter().map(Sets::read).collect::<Outcome<_>>()?;
     if *json {
-        println!("{}", serde_json::to_string(&sets)?);
+        let all: Vec<UserSet> =
+            lists.iter().zip(&sets).map(|(list, set)| UserSet { user: list.user, set }).collect();
+        println!("{}", serde_json::to_string(&all)?);
         return Ok(());
     }
     if sets.is_empty() {
         println!("no conflict copies");
     }
-    for set in sets {
-        let ConflictSet { name, changes, entries, why, .. } = set;
+    for (list, set) in lists.iter().zip(sets) {
+        let (name, ConflictSet { changes, entries, why, .. }) = (list.name(), set);
         println!("{name}: {changes} changes of {} files and directories: {why}", entries.len());
     }
     Ok(())
 }
 
 fn show(Show { directory, set, json }: &Show) -> Outcome<()> {
-    let set = Sets::of(directory)?.read(set)?;
+    let set = Sets::read(&Sets::of(directory)?.find(set)?)?;
     if *json {
         println!("{}", serde_json::to_string(&set)?);
         return Ok(());
@@ -246,8 +167,9 @@ fn show(Show { directory, set, json }: &Show) -> Outcome<()> {
 
 fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
     let sets = Sets::of(directory)?;
-    let mut list = sets.read(set)?;
-    let since = fs::metadata(sets.list_of(set))?;
+    let found = sets.find(set)?;
+    let mut list = Sets::read(&found)?;
+    let since = fs::metadata(found.path())?;
     let made = (since.ctime(), since.ctime_nsec());
     let removed = list.entries.iter().filter(|entry| entry.removed || entry.renamed.is_some());
     let removed: Vec<String> = removed.filter_map(|entry| entry.path.clone()).collect();
@@ -276,13 +198,13 @@ fn apply(Apply { directory, set, force }: &Apply) -> Outcome<()> {
         }
     }
     if left.is_empty() {
-        sets.forget(set)?;
+        sets.forget(&found)?;
         println!("{applied} files and directories have the changes of {set}");
         return Ok(());
     }
     list.entries = left;
     let count = list.entries.len();
-    fs::write(sets.list_of(set), serde_json::to_vec_pretty(&list)?)?;
+    fs::write(found.path(), serde_json::to_vec_pretty(&list)?)?;
     Err(Failure::new(format!("{applied} were applied, {count} are left in {set}")).help(
         "--force applies them also over what was changed since; export and drop take them away",
     ))
@@ -382,7 +304,8 @@ fn apply_bytes(sets: &Sets, entry: &ConflictEntry, when: &Since) -> Outcome<()> 
 
 fn export(Export { directory, set, folder }: &Export) -> Outcome<()> {
     let sets = Sets::of(directory)?;
-    let list = sets.read(set)?;
+    let found = sets.find(set)?;
+    let list = Sets::read(&found)?;
     let failed = |error: io::Error| {
         Failure::of(&error).while_doing(format!("cannot write to {}", folder.display()))
     };
@@ -408,7 +331,7 @@ fn export(Export { directory, set, folder }: &Export) -> Outcome<()> {
         }
         files += 1;
     }
-    let name = format!("{set}.json");
+    let name = format!("{}.json", found.set);
     fs::write(folder.join(name), serde_json::to_vec_pretty(&list)?).map_err(failed)?;
     println!("{} has {files} copies of {set}", folder.display());
     Ok(())
@@ -416,7 +339,8 @@ fn export(Export { directory, set, folder }: &Export) -> Outcome<()> {
 
 fn remove(Drop { directory, set }: &Drop) -> Outcome<()> {
     let sets = Sets::of(directory)?;
-    let list = sets.read(set)?;
+    let found = sets.find(set)?;
+    let list = Sets::read(&found)?;
     let mut removed = 0;
     // What lies in a directory goes before it.
     for copy in list.entries.iter().rev().filter_map(|entry| entry.copy.as_ref()) {
@@ -436,7 +360,7 @@ fn remove(Drop { directory, set }: &Drop) -> Outcome<()> {
             }
         }
     }
-    sets.forget(set)?;
+    sets.forget(&found)?;
     println!("{removed} copies of {set} are removed");
     Ok(())
 }

@@ -1,12 +1,15 @@
 //! `thalweg cluster journal`: the journal of a client, which is not mounted.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use thalweg_cluster::client::inode_changes::Step;
-use thalweg_cluster::client::journal::{self, JournalReport};
+use thalweg_cluster::client::journal::{
+    self, Exported, ExportedInode, JournalDamage, JournalReport,
+};
 use thalweg_env::Env;
 use thalweg_store::device::Access;
 
@@ -16,6 +19,9 @@ use crate::failure::{Failure, Outcome, explain_journal};
 use crate::request::{Answer, Request, unexpected_answer};
 use crate::size::Size;
 use crate::target::Target;
+
+/// Where an export has what lies behind damage.
+const BEHIND: &str = "behind-damage";
 
 /// Make, look at, export and erase the journal of a client, while it is not mounted
 ///
@@ -53,8 +59,11 @@ pub(crate) struct Inspect {
 
 /// Write what a journal has into files of a new folder
 ///
-/// For a journal that cannot be written back, since the server has given it up. Of each file there are the bytes that were
-/// written, at their offsets; journal.json lists them. The journal stays as it is.
+/// For a journal that cannot be written back, since the server has given it up, or it is damaged. Of each file there are the bytes that
+/// were written, at their offsets; journal.json lists them. The journal stays as it is.
+///
+/// Of one that is damaged in its middle damage.json names the changes that cannot be read, and behind-damage has what can be read behind
+/// them, which may rest on these.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
     /// The journal
@@ -104,27 +113,59 @@ async fn export(env: &Env, Export { path, folder }: &Export) -> Outcome<()> {
     let failed = |error: std::io::Error| {
         Failure::of(&error).while_doing(format!("cannot write what the journal has to {shown}"))
     };
-    fs::create_dir(folder).map_err(failed)?;
-    for inode in &found {
-        if inode.is_file {
-            let file = File::create_new(folder.join(inode.file_name())).map_err(failed)?;
-            for step in &inode.steps {
-                let done = match step {
-                    Step::Write(offset, data) => file.write_all_at(data, *offset),
-                    Step::Size(size) => file.set_len(*size),
-                    Step::Grow(end) => {
-                        file.metadata().and_then(|it| file.set_len(it.len().max(*end)))
-                    }
-                };
-                done.map_err(failed)?;
-            }
-            file.sync_all().map_err(failed)?;
-        }
-    }
-    let list = serde_json::to_vec_pretty(&found)?;
-    fs::write(folder.join("journal.json"), list).map_err(failed)?;
-    println!("{shown} has what {} changes: {} files and directories", path.display(), found.len());
+    let Exported { inodes, damage, behind } = found;
+    write_inodes(folder, &inodes).map_err(failed)?;
+    let (place, count) = (path.display(), inodes.len());
+    let Some(damage) = damage else {
+        println!("{shown} has what {place} changes: {count} files and directories");
+        return Ok(());
+    };
+    write_inodes(&folder.join(BEHIND), &behind).map_err(failed)?;
+    let list = serde_json::to_vec_pretty(&damage)?;
+    fs::write(folder.join("damage.json"), list).map_err(failed)?;
+    println!("{shown} has what {place} changes before its damage: {count} files and directories");
+    println!("{}", lost_changes(&damage));
+    println!(
+        "{shown}/{BEHIND} has what can be read behind that, and may rest on it: {} files and directories",
+        behind.len()
+    );
     Ok(())
+}
+
+/// Writes what a journal has of some inodes into a new folder.
+fn write_inodes(folder: &Path, inodes: &[ExportedInode]) -> io::Result<()> {
+    fs::create_dir(folder)?;
+    for inode in inodes.iter().filter(|inode| inode.is_file) {
+        let file = File::create_new(folder.join(inode.file_name()))?;
+        for step in &inode.steps {
+            match step {
+                Step::Write(offset, data) => file.write_all_at(data, *offset)?,
+                Step::Size(size) => file.set_len(*size)?,
+                Step::Grow(end) => file.set_len(file.metadata()?.len().max(*end))?,
+            }
+        }
+        file.sync_all()?;
+    }
+    fs::write(folder.join("journal.json"), serde_json::to_vec_pretty(inodes)?)
+}
+
+/// Which changes of a damaged journal cannot be read.
+fn lost_changes(JournalDamage { lost, .. }: &JournalDamage) -> String {
+    if lost.is_empty() {
+        return "no change is missing".to_owned();
+    }
+    let ranges: Vec<String> = lost
+        .iter()
+        .map(|range| match range {
+            (first, Some(last)) if first == last => first.to_string(),
+            (first, Some(last)) => format!("{first} to {last}"),
+            (first, None) => format!("{first} and all behind it"),
+        })
+        .collect();
+    format!(
+        "missing, since they cannot be read: the changes with the positions {}",
+        ranges.join(", ")
+    )
 }
 
 async fn forget(env: &Env, Forget { volume, client }: Forget) -> Outcome<()> {
@@ -145,15 +186,20 @@ async fn create(env: &Env, Create { path, size }: &Create) -> Outcome<()> {
             return Err(Failure::new(format!("{place} is there already"))
                 .help("leave --size out, or name a new file"));
         }
-        if report(env, path, Access::Exclusive).await.is_ok_and(|it| it.changes > 0) {
+        if report(env, path, Access::Exclusive).await.is_ok_and(|it| has_changes(&it)) {
             return Err(Failure::new(format!("{place} is a journal with changes"))
-                .help(format!("thalweg cluster journal erase {place} gives them up")));
+                .help(format!("thalweg cluster journal erase --force {place} gives them up")));
         }
     }
     let size = size.map_or(USUAL_SIZE, |size| size.0);
     client_journal::create(env, path, size).await?;
     println!("{place} is a journal: mount it with -o journal_dev={place}");
     Ok(())
+}
+
+/// Whether a journal has changes, or had some that cannot be read.
+fn has_changes(report: &JournalReport) -> bool {
+    report.changes > 0 || report.damage.is_some()
 }
 
 async fn report(env: &Env, path: &Path, access: Access) -> Outcome<JournalReport> {
@@ -169,7 +215,7 @@ async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
-    let JournalReport { session, first, changes, taken_over, files, bytes, size } = report;
+    let JournalReport { session, first, changes, taken_over, files, bytes, size, damage } = report;
     match session {
         Some(session) => println!("session      {session}"),
         None => println!("session      none: it is empty"),
@@ -183,6 +229,13 @@ async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
             "changes      {changes} of {files} files and directories, from position {first} on"
         ),
     }
+    if let Some(damage) = &damage {
+        let JournalDamage { behind, behind_files, .. } = damage;
+        println!("damaged      all of the above is before that; {}", lost_changes(damage));
+        println!(
+            "behind it    {behind} changes of {behind_files} files and directories, which may rest on those"
+        );
+    }
     println!("data         {}", Size(bytes));
     println!("journal      {}", Size(size));
     Ok(())
@@ -191,6 +244,15 @@ async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
 async fn erase(env: &Env, Erase { path, force }: &Erase) -> Outcome<()> {
     let place = path.display();
     let report = report(env, path, Access::Exclusive).await?;
+    if report.damage.is_some() && !force {
+        return Err(Failure::new(format!(
+            "{place} is damaged in its middle, and has {} changes before that, which would be lost",
+            report.changes
+        ))
+        .help(format!(
+            "thalweg cluster journal export {place} FOLDER writes what can be read into files; --force erases it all the same"
+        )));
+    }
     if report.changes > 0 && !force {
         return Err(Failure::new(format!(
             "{place} has {} changes, which would be lost",

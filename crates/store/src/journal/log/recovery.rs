@@ -123,6 +123,24 @@ impl LogRecovery {
         read_place(&self.device, (geography, id), place, || self.ring.find(place)).await
     }
 
+    /// The whole records behind the damage at which the scan has ended ([`End::Rotten`]), oldest first, as `decode` understands them. Records
+    /// between them may be missing. All of the ring is read.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn behind_damage<T>(
+        &self,
+        decode: impl Fn(FoundRecord) -> Option<T> + Sync,
+    ) -> Result<Vec<T>, JournalError> {
+        let mut scan = Scan::new(&self.device, &self.superblock);
+        scan.begin_at(self.ring.place().offset, self.ring.next_sequence());
+        let mut records = Vec::new();
+        while let Some(record) = scan.next_whole(&decode).await? {
+            records.push(record);
+        }
+        Ok(records)
+    }
+
     /// Reads a whole block of a record.
     ///
     /// # Errors

@@ -169,6 +169,48 @@ impl<'a> Scan<'a> {
     }
 }
 
+impl Scan<'_> {
+    /// Goes on at this place.
+    pub(super) fn begin_at(&mut self, offset: u64, sequence: u64) {
+        (self.offset, self.sequence) = (offset, sequence);
+    }
+
+    /// The next record that is whole, wherever it begins, as `decode` understands it: for what lies behind damage. `None` if there is
+    /// none.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn next_whole<T>(
+        &mut self,
+        decode: &impl Fn(FoundRecord) -> Option<T>,
+    ) -> Result<Option<T>, JournalError> {
+        let Superblock { geography, tail_offset, oldest_epoch, epoch, kept_before, .. } =
+            *self.superblock;
+        let (end, mut at) = (tail_offset + geography.size, self.offset);
+        while at < end {
+            let (epochs, room) = (oldest_epoch..=epoch, end - at);
+            let found = self.reader.commit(at, &epochs, room).await?;
+            // What a crash has left in flight of an earlier epoch has the number of a later record.
+            let counts =
+                |it: &FoundCommit| (it.commit.sequence.get() < kept_before) == (it.epoch < epoch);
+            let found = found.filter(counts).map(|it| it.commit.sequence.get());
+            if let Some(sequence) = found.filter(|sequence| *sequence >= self.sequence) {
+                let place = RecordPlace { sequence, offset: at };
+                let expected = ExpectedRecord { place, epochs, room };
+                if let Looked::Whole(record, live, len) =
+                    self.reader.record(&expected, decode).await?
+                {
+                    (self.offset, self.sequence) = (at + len, sequence + 1);
+                    self.last = Some(live);
+                    return Ok(Some(record));
+                }
+            }
+            at += u64::from(geography.sector);
+        }
+        Ok(None)
+    }
+}
+
 /// The epochs of a log's records, by their tags.
 struct EpochTags {
     current: (u32, u64),

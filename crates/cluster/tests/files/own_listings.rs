@@ -10,17 +10,8 @@ use thalweg_env::Env;
 use thalweg_fs::{Cookie, Entry, Filesystem, FsError, Ino, Kind, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::{campaign, run};
 
+use crate::own_names::alone;
 use crate::scene::*;
-
-/// A directory of this client alone: two names were made there by calls.
-async fn alone(client: &Client, name: &str) -> Ino {
-    let directory = make(client, Ino::ROOT, name, Node::Directory).await;
-    client.reference(directory);
-    for name in ["one", "two"] {
-        make(client, directory, name, Node::File).await;
-    }
-    directory
-}
 
 /// All entries of a directory, so many at a time.
 async fn list(fs: &dyn Filesystem, directory: Ino, most: usize, attributes: bool) -> Vec<Entry> {

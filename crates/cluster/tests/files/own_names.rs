@@ -19,7 +19,7 @@ async fn open(client: &Client, ino: Ino) -> Handle {
 }
 
 /// A directory of this client alone: two names were made there by calls.
-async fn alone(client: &Client, name: &str) -> Ino {
+pub(crate) async fn alone(client: &Client, name: &str) -> Ino {
     let directory = make(client, Ino::ROOT, name, Node::Directory).await;
     client.reference(directory);
     for name in ["one", "two"] {

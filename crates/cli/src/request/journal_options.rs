@@ -114,7 +114,7 @@ impl JournalOptions {
         }
     }
 
-    /// The options that are given, as text that [`MountOptions::parse`] reads.
+    /// The options that are given, as text that is read as such options.
     pub(crate) fn words(&self) -> Vec<String> {
         let seconds = |name: &str, span: Option<Duration>| {
             span.map(|span| format!("{name}={}", span.as_secs()))

@@ -18,7 +18,7 @@ pub struct Options {
     /// Other clients wait for so long at most for one that sends what it has made, batch after batch. One that sends none for the time
     /// of a lease is not waited for.
     pub recall: Duration,
-    /// A client that is silent for so long has lost its session.
+    /// A client that is silent for so long has lost its session; one with a journal after `hold` more.
     pub expire: Duration,
     /// Most sessions.
     pub sessions: usize,

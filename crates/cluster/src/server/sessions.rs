@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::base::{Base, resolve};
 use super::counters::add;
-use super::options::Visitor;
+use super::options::{Options, Visitor};
 use super::session::{Identity, JournalInfo, Presence, Session, SessionJournal, SessionResources};
 use super::session_record::encode;
 use crate::protocol::{BATCH_SLOT, Changed, Grants};
@@ -435,8 +435,10 @@ impl Sessions {
     /// Ends the sessions of clients that are silent for too long.
     pub(super) fn expire(self: &Arc<Self>) {
         let now = self.base.env.now();
+        let Options { expire, hold, .. } = *self.base.options;
         let is_lost = |it: &Session| {
-            !it.journal.has_lapsed() && now.since(it.lock().heard) > self.base.options.expire
+            let patience = if it.journal.is_kept() { expire + hold } else { expire };
+            !it.journal.has_lapsed() && now.since(it.lock().heard) > patience
         };
         let lost = self.matching(is_lost);
         for session in &lost {

@@ -11,7 +11,7 @@ use thalweg_store::pool::PoolError;
 
 use crate::devices;
 use crate::failure::{Failure, Outcome, explain_journal};
-use crate::request::mount_options::JournalOptions;
+use crate::request::journal_options::JournalOptions;
 
 /// Bytes of a new journal.
 pub(crate) const USUAL_SIZE: u64 = 2 << 30;

@@ -2,8 +2,10 @@
 
 pub(crate) mod away_options;
 pub(crate) mod devices;
+pub(crate) mod journal_options;
 pub(crate) mod keepers;
 pub(crate) mod mount_options;
+mod option_values;
 pub(crate) mod sizes;
 
 use std::path::PathBuf;

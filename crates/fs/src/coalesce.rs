@@ -1,7 +1,7 @@
 //! Coalescing: what is left of mutations that are applied as one transaction.
 //!
-//! Nothing sees the states between. So bytes that a later mutation replaces are left out, and a file that is made and removed again is
-//! not made. All attributes become what they would without this, also the times: an inode whose last change is left out is touched
+//! Nothing sees the states between. So bytes and extended attributes that a later mutation replaces are left out, and a file that is
+//! made and removed again is not made. All attributes become what they would without this, also the times: an inode whose last change is left out is touched
 //! instead.
 
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl Coalesced {
     ) -> Coalesced {
         let gone = made_and_removed(mutations.clone().map(|(mutation, _)| &mutation.kind));
         let mut rests = vec![Rest::Whole; mutations.len()];
-        let mut covered = HashMap::<Ino, Ranges>::default();
+        let mut covered = Covered::default();
         for ((Mutation { kind, .. }, len), rest) in mutations.clone().zip(&mut rests).rev() {
             if is_about(kind, &gone) {
                 let mut directories = Vec::new();
@@ -89,10 +89,8 @@ impl Coalesced {
                     );
                 }
                 Rest::Times(inodes) => {
-                    let change = AttributeChange {
-                        modified: Some(TimeChange::Now),
-                        ..AttributeChange::default()
-                    };
+                    let modified = (!is_xattr(&mutation.kind)).then_some(TimeChange::Now);
+                    let change = AttributeChange { modified, ..AttributeChange::default() };
                     let touch = |ino: &Ino| MutationKind::SetAttributes { ino: *ino, change };
                     left.extend(inodes.iter().map(|ino| Mutation { time, kind: touch(ino) }));
                 }
@@ -119,7 +117,11 @@ fn made_and_removed<'a>(kinds: impl Iterator<Item = &'a MutationKind>) -> HashSe
             MutationKind::Create { new, number, .. } => {
                 made.insert(*number, (new.node != Node::Directory).then_some(1));
             }
-            MutationKind::SetAttributes { .. } | MutationKind::Write { .. } => {}
+            MutationKind::SetAttributes { .. }
+            | MutationKind::Write { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. } => {}
             MutationKind::Link { ino, .. } => {
                 made.entry(*ino).and_modify(|names| *names = names.map(|it| it + 1));
             }
@@ -147,18 +149,36 @@ fn is_about(kind: &MutationKind, gone: &HashSet<Ino>) -> bool {
     !gone.is_empty() && kind.inodes().any(|ino| gone.contains(&ino))
 }
 
+/// What later mutations write.
+#[derive(Default)]
+struct Covered {
+    /// Bytes of files.
+    bytes: HashMap<Ino, Ranges>,
+    /// Extended attributes of inodes.
+    xattrs: HashSet<(Ino, Bytes)>,
+}
+
 /// What is left of a mutation of an inode that stays, of which later ones write what is covered.
-fn rest_of(kind: &MutationKind, len: u64, covered: &mut HashMap<Ino, Ranges>) -> Rest {
+fn rest_of(kind: &MutationKind, len: u64, covered: &mut Covered) -> Rest {
     let (ino, offset, clear_suid) = match kind {
         MutationKind::Write { ino, offset, clear_suid, .. } => (*ino, *offset, *clear_suid),
         // A later write of the same bytes leaves nothing of them, whatever size the file has between.
         MutationKind::Stored { ino, .. } => {
-            covered.remove(ino);
+            covered.bytes.remove(ino);
+            return Rest::Whole;
+        }
+        MutationKind::SetXattr { ino, name, .. } => {
+            let is_new = covered.xattrs.insert((*ino, name.clone()));
+            return if is_new { Rest::Whole } else { Rest::Times(vec![*ino]) };
+        }
+        // It finds what is set before.
+        MutationKind::RemoveXattr { ino, name } => {
+            covered.xattrs.remove(&(*ino, name.clone()));
             return Rest::Whole;
         }
         _ => return Rest::Whole,
     };
-    let (end, later) = (offset.saturating_add(len), covered.entry(ino).or_default());
+    let (end, later) = (offset.saturating_add(len), covered.bytes.entry(ino).or_default());
     let gaps = later.gaps(offset..end);
     let left: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
     later.add(offset..end);
@@ -181,7 +201,10 @@ fn sets_modified(kind: &MutationKind, ino: Ino) -> bool {
         MutationKind::SetAttributes { change, .. } => {
             change.modified.is_some() || change.size.is_some()
         }
-        MutationKind::Write { .. } | MutationKind::Stored { .. } => true,
+        MutationKind::Write { .. } | MutationKind::Stored { .. } | MutationKind::Reserve { .. } => {
+            true
+        }
+        MutationKind::SetXattr { .. } | MutationKind::RemoveXattr { .. } => false,
         MutationKind::Create { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
@@ -190,11 +213,16 @@ fn sets_modified(kind: &MutationKind, ino: Ino) -> bool {
     }
 }
 
+/// Whether a mutation changes an extended attribute, and so no other time than that of the last change.
+fn is_xattr(kind: &MutationKind) -> bool {
+    matches!(kind, MutationKind::SetXattr { .. } | MutationKind::RemoveXattr { .. })
+}
+
 /// Leaves out times that later mutations set. A change of an inode is later than the one before, whatever the clock says: so each that is
 /// left out, or made in several parts, is one more or less, unless the next one is later by the clock.
 fn drop_times<'a>(mutations: impl Iterator<Item = &'a Mutation>, rests: &mut [Rest]) {
-    // The last change of each inode, and the mutation that made it.
-    let mut last = HashMap::<Ino, (Timestamp, usize)>::default();
+    // The last change of each inode, and the mutation that made it; whether that was of an extended attribute.
+    let mut last = HashMap::<Ino, (Timestamp, usize, bool)>::default();
     for (index, Mutation { time, kind }) in mutations.enumerate() {
         let touched: Vec<Ino> = match &rests[index] {
             Rest::Times(inodes) => inodes.clone(),
@@ -202,11 +230,11 @@ fn drop_times<'a>(mutations: impl Iterator<Item = &'a Mutation>, rests: &mut [Re
         };
         for ino in touched {
             let mut changed = *time;
-            if let Some((before, earlier)) = last.get(&ino) {
+            if let Some((before, earlier, was_xattr)) = last.get(&ino) {
                 changed = changed.max(before.next());
                 let is_later = *time > *before;
                 match &mut rests[*earlier] {
-                    Rest::Times(inodes) if is_later && sets_modified(kind, ino) => {
+                    Rest::Times(inodes) if is_later && (*was_xattr || sets_modified(kind, ino)) => {
                         inodes.retain(|it| *it != ino);
                     }
                     parts @ Rest::Parts(_) if !is_later => *parts = Rest::Whole,
@@ -216,7 +244,7 @@ fn drop_times<'a>(mutations: impl Iterator<Item = &'a Mutation>, rests: &mut [Re
             if let Rest::Parts(parts) = &rests[index] {
                 changed = parts[1..].iter().fold(changed, |changed, _| changed.next());
             }
-            last.insert(ino, (changed, index));
+            last.insert(ino, (changed, index, is_xattr(kind)));
         }
     }
 }

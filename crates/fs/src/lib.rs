@@ -12,6 +12,7 @@
 //! - [`contents`]: contents of files that are kept outside of the filesystem; [`direct`]: clients that reach them themselves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
 //! - [`access`]: what a user may do; [`acl`]: access control lists; [`payload`]: bytes of writes;
+//! - [`xattr_name`]: names of extended attributes;
 //! - [`local`]: files and directories in two partitions of a volume.
 
 pub mod access;
@@ -37,6 +38,7 @@ pub mod payload;
 pub mod ranges;
 pub mod room;
 pub mod session_table;
+pub mod xattr_name;
 
 pub use local::check;
 pub use local::is_quota_attribute;

@@ -120,7 +120,37 @@ pub enum MutationKind {
         /// The inode.
         ino: Ino,
     },
+    /// A range of a file has storage; its bytes stay. Not where contents are kept elsewhere.
+    Reserve {
+        /// The file.
+        ino: Ino,
+        /// The first byte.
+        offset: u64,
+        /// Bytes: at least one, at most [`MAX_RESERVED`].
+        len: u64,
+        /// Whether the file may not grow by it.
+        keep_size: bool,
+    },
+    /// An extended attribute has a value, whether it had another one or none.
+    SetXattr {
+        /// The inode.
+        ino: Ino,
+        /// Its name.
+        name: Bytes,
+        /// Its value.
+        value: Bytes,
+    },
+    /// An extended attribute is removed.
+    RemoveXattr {
+        /// The inode.
+        ino: Ino,
+        /// Its name.
+        name: Bytes,
+    },
 }
+
+/// Most bytes of a [`MutationKind::Reserve`]: a batch of many mutations is one transaction, and each block may have a record of its own.
+pub const MAX_RESERVED: u64 = 16 << 20;
 
 impl MutationKind {
     /// The inode that it changes beside others: the directory of a name.
@@ -133,7 +163,19 @@ impl MutationKind {
             | MutationKind::Rename { from: (parent, _), .. } => *parent,
             MutationKind::SetAttributes { ino, .. }
             | MutationKind::Write { ino, .. }
-            | MutationKind::Stored { ino, .. } => *ino,
+            | MutationKind::Stored { ino, .. }
+            | MutationKind::Reserve { ino, .. }
+            | MutationKind::SetXattr { ino, .. }
+            | MutationKind::RemoveXattr { ino, .. } => *ino,
+        }
+    }
+
+    /// Bytes of an extended attribute that it has.
+    pub fn xattr_len(&self) -> usize {
+        match self {
+            MutationKind::SetXattr { name, value, .. } => name.len() + value.len(),
+            MutationKind::RemoveXattr { name, .. } => name.len(),
+            _ => 0,
         }
     }
 
@@ -157,7 +199,10 @@ impl MutationKind {
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
             | MutationKind::Rename { .. }
-            | MutationKind::Link { .. } => None,
+            | MutationKind::Link { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. } => None,
         }
     }
 
@@ -171,7 +216,10 @@ impl MutationKind {
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
             | MutationKind::Link { .. }
-            | MutationKind::Rename { .. } => None,
+            | MutationKind::Rename { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. } => None,
         }
     }
 
@@ -197,7 +245,10 @@ impl MutationKind {
             | MutationKind::Write { .. }
             | MutationKind::Stored { .. }
             | MutationKind::Link { .. }
-            | MutationKind::Rename { .. } => None,
+            | MutationKind::Rename { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. } => None,
         }
     }
 
@@ -211,7 +262,10 @@ impl MutationKind {
             MutationKind::Rename { from, to, .. } => [Some((from.0, &from.1)), Some((to.0, &to.1))],
             MutationKind::SetAttributes { .. }
             | MutationKind::Write { .. }
-            | MutationKind::Stored { .. } => [None, None],
+            | MutationKind::Stored { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. } => [None, None],
         };
         names.into_iter().flatten()
     }
@@ -223,6 +277,9 @@ impl MutationKind {
             MutationKind::SetAttributes { ino, .. }
             | MutationKind::Write { ino, .. }
             | MutationKind::Stored { ino, .. }
+            | MutationKind::Reserve { ino, .. }
+            | MutationKind::SetXattr { ino, .. }
+            | MutationKind::RemoveXattr { ino, .. }
             | MutationKind::Unlink { ino, .. }
             | MutationKind::RemoveDirectory { ino, .. }
             | MutationKind::Link { ino, .. } => [Some(*ino), None],
@@ -357,6 +414,20 @@ impl Attributes {
             self.clear_suid();
         }
         self.modified = time;
+        self.touch(time);
+    }
+
+    /// A range of the file got storage, up to this byte.
+    pub fn reserved(&mut self, end: u64, keep_size: bool, time: Timestamp) {
+        if !keep_size {
+            self.size = self.size.max(end);
+        }
+        self.modified = time;
+        self.touch(time);
+    }
+
+    /// An extended attribute of the inode was set or removed, which is no access control list.
+    pub fn changed_xattr(&mut self, time: Timestamp) {
         self.touch(time);
     }
 

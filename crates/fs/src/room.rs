@@ -63,6 +63,16 @@ impl Room {
         Room { blocks, inodes: 0, places: blocks.min(1), bytes: blocks * BYTES_OF_A_RUN }
     }
 
+    /// The most that an extended attribute takes that gets a value of so many bytes. One before it may be freed later.
+    pub fn of_xattr(name: &[u8], value: usize) -> Room {
+        Room {
+            blocks: 0,
+            inodes: 0,
+            places: 1,
+            bytes: BYTES_OF_A_NAME + (name.len() + value) as u64,
+        }
+    }
+
     /// Whether nothing fits.
     pub fn is_none(self) -> bool {
         self == Room::NONE

@@ -27,7 +27,8 @@ use crate::listen::ListenAddress;
 use crate::places::{MOUNT_KIND, MOUNT_LOG};
 use crate::progress::Silent;
 use crate::request::away_options::AwayOptions;
-use crate::request::mount_options::{JournalOptions, MountOptions, Unknown};
+use crate::request::journal_options::JournalOptions;
+use crate::request::mount_options::{MountOptions, Unknown};
 use crate::request::{Answer, MountRequest, Request, unexpected_answer};
 use crate::target::{Target, export};
 use crate::volume::opened::Opened;
@@ -152,6 +153,35 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
     if args.token.is_some() || args.keys.is_some() {
         return Err(Failure::new("--token and --keys are for shared filesystems: SERVER:/PATH"));
     }
+    refuse_shared(&options)?;
+    let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
+    let options = match (&target.snapshot, options.read_only) {
+        (Some(_), Some(false)) => {
+            return Err(Failure::new(format!("{volume} is a snapshot, which is read-only"))
+                .help("mount it with -o ro"));
+        }
+        (Some(_), _) => MountOptions { read_only: Some(true), ..options },
+        (None, _) => options,
+    };
+    let directory = usable(directory)?;
+    if args.fake {
+        return Ok(());
+    }
+    let request = MountRequest { snapshot: target.snapshot.clone(), directory, options };
+    match args.foreground {
+        true => foreground(env, &args, target, request).await,
+        false => {
+            if !through_server(env, &target, &request).await? {
+                in_background(&args, &target, &request)?;
+            }
+            warn_if_degraded(&target).await;
+            Ok(())
+        }
+    }
+}
+
+/// A filesystem that is not shared has no options of shared ones.
+fn refuse_shared(options: &MountOptions) -> Outcome<()> {
     if options.contents.is_some() {
         return Err(Failure::new("contents= is an option of shared filesystems: SERVER:/PATH"));
     }
@@ -182,30 +212,7 @@ pub(crate) async fn mount(env: &Env, mut args: Mount) -> Outcome<()> {
             "journal_size=, conflict=, on_conflict=, recall=, sync=, replicate= and receive are for shared filesystems: SERVER:/PATH",
         ));
     }
-    let target = Target::find(volume)?.with_journal(options.journal.journal_dev.as_deref());
-    let options = match (&target.snapshot, options.read_only) {
-        (Some(_), Some(false)) => {
-            return Err(Failure::new(format!("{volume} is a snapshot, which is read-only"))
-                .help("mount it with -o ro"));
-        }
-        (Some(_), _) => MountOptions { read_only: Some(true), ..options },
-        (None, _) => options,
-    };
-    let directory = usable(directory)?;
-    if args.fake {
-        return Ok(());
-    }
-    let request = MountRequest { snapshot: target.snapshot.clone(), directory, options };
-    match args.foreground {
-        true => foreground(env, &args, target, request).await,
-        false => {
-            if !through_server(env, &target, &request).await? {
-                in_background(&args, &target, &request)?;
-            }
-            warn_if_degraded(&target).await;
-            Ok(())
-        }
-    }
+    Ok(())
 }
 
 /// Mounts a filesystem that another machine shares.

@@ -9,7 +9,8 @@ use thalweg_fs::Filesystem;
 
 use crate::failure::{Failure, Outcome};
 use crate::request::away_options::AwayOptions;
-use crate::request::mount_options::{JournalOptions, MountOptions};
+use crate::request::journal_options::JournalOptions;
+use crate::request::mount_options::MountOptions;
 use crate::request::sizes::Grown;
 use crate::volume::files::Files;
 use crate::volume::opened::Opened;

@@ -1,27 +1,19 @@
 //! The options behind `-o` of a mount.
 
-use std::fmt::Display;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thalweg_cluster::client::Recover;
 use thalweg_cluster::client::address::MOVE_PORT;
-use thalweg_cluster::client::{
-    ConflictScope, OnConflict, Recover, SyncTo, UnknownConflictScope, UnknownOnConflict,
-    UnknownSyncTo,
-};
 use thalweg_fs::local::Atime;
 use thalweg_fuse::mounted;
-use thalweg_store::inplace::{self, Mode};
+use thalweg_store::inplace::Mode;
 
 use super::away_options::AwayOptions;
-use super::keepers::KeeperHosts;
+use super::journal_options::JournalOptions;
+use super::option_values::{Setting, bytes, seconds, size, yes_or_no};
 use crate::failure::{Failure, Outcome};
-use crate::listen::ListenAddress;
-use crate::size::Size;
 
-/// A server waits 60 s at most for a client that is sending, and batches may be slower than the last ones were.
-const LONGEST_RECALL: Duration = Duration::from_secs(40);
 /// Bytes that the kernel reads ahead unless told otherwise.
 const READ_AHEAD: u32 = 1 << 20;
 
@@ -79,77 +71,6 @@ pub(crate) enum AtimeWord {
     Relative,
     Strict,
     Never,
-}
-
-/// An option with a value `auto`, which resets it to the program's choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Setting<T> {
-    Auto,
-    Is(T),
-}
-
-impl<T: Copy> Setting<T> {
-    fn parse(value: &str, read: impl FnOnce(&str) -> Outcome<T>) -> Outcome<Setting<T>> {
-        match value {
-            "auto" => Ok(Setting::Auto),
-            value => read(value).map(Setting::Is),
-        }
-    }
-
-    /// The value after this option was given, or `now` if it was not.
-    fn over(said: Option<Setting<T>>, now: Option<T>) -> Option<T> {
-        match said {
-            None => now,
-            Some(Setting::Auto) => None,
-            Some(Setting::Is(value)) => Some(value),
-        }
-    }
-
-    fn word<W: std::fmt::Display>(self, name: &str, show: impl FnOnce(T) -> W) -> String {
-        match self {
-            Setting::Auto => format!("{name}=auto"),
-            Setting::Is(value) => format!("{name}={}", show(value)),
-        }
-    }
-}
-
-/// How an in-place volume keeps its journal.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct JournalOptions {
-    /// Which writes go through the journal.
-    pub(crate) data: Option<Mode>,
-    /// The device of the journal; by default a part of the volume.
-    pub(crate) journal_dev: Option<PathBuf>,
-    /// Bytes of a new journal of a client of a shared filesystem.
-    pub(crate) journal_size: Option<u64>,
-    /// What a client of a shared filesystem does with changes of its journal that other clients have made impossible.
-    pub(crate) on_conflict: Option<OnConflict>,
-    /// Which changes these are.
-    pub(crate) conflict: Option<ConflictScope>,
-    /// How long another client may wait for what one with a journal has not sent.
-    pub(crate) recall: Option<Duration>,
-    /// Where a client with a journal has changes when a sync of them returns.
-    pub(crate) sync: Option<SyncTo>,
-    /// Where a client of a shared filesystem has copies of its journal.
-    pub(crate) replicate: Option<KeeperHosts>,
-    /// Where a client of a shared filesystem waits for a mount that moves here.
-    pub(crate) receive: Option<String>,
-    /// Writes of fewer bytes go through the journal.
-    pub(crate) threshold: Option<u32>,
-    /// The maximum age of the running transaction.
-    pub(crate) commit: Option<Duration>,
-    /// Whether the device is flushed where order matters.
-    pub(crate) barrier: Option<bool>,
-    /// How often dirty blocks are written back.
-    pub(crate) writeback: Option<Duration>,
-    /// The maximum age of a dirty block.
-    pub(crate) expire: Option<Duration>,
-    /// The longest gap, in bytes, that a writeback batch writes over.
-    pub(crate) gap: Option<Setting<u32>>,
-    /// Whether the device is a rotational disk.
-    pub(crate) rotational: Option<Setting<bool>>,
-    /// Whether the device is told to discard blocks that are not needed any more.
-    pub(crate) discard: Option<bool>,
 }
 
 /// What to do about unknown options.
@@ -328,120 +249,10 @@ impl MountOptions {
     }
 }
 
-impl JournalOptions {
-    /// Takes an option of a client's journal of a shared filesystem.
-    fn take_shared(&mut self, name: &str, value: &str) -> Outcome<()> {
-        let wrong = |error: &dyn Display| Failure::new(format!("{name}={value} is {error}"));
-        let parsed = value.parse();
-        match name {
-            "on_conflict" => {
-                self.on_conflict = Some(parsed.map_err(|it: UnknownOnConflict| wrong(&it))?);
-            }
-            "conflict" => {
-                let parsed = value.parse().map_err(|error: UnknownConflictScope| wrong(&error));
-                self.conflict = Some(parsed?);
-            }
-            "replicate" => self.replicate = Some(value.parse()?),
-            "sync" => {
-                self.sync = Some(value.parse().map_err(|error: UnknownSyncTo| wrong(&error))?)
-            }
-            "recall" => {
-                let recall = seconds(name, value)?;
-                if !(Duration::from_secs(1)..=LONGEST_RECALL).contains(&recall) {
-                    let most = LONGEST_RECALL.as_secs();
-                    return Err(Failure::new(format!("recall={value} is not from 1 to {most}")));
-                }
-                self.recall = Some(recall);
-            }
-            _ => {
-                let place = match value.parse::<u16>() {
-                    Ok(port) => format!("0.0.0.0:{port}"),
-                    Err(_) => value.to_owned(),
-                };
-                // As for what is listened on elsewhere.
-                place.parse::<ListenAddress>().map_err(|why| {
-                    Failure::new(format!("receive={value}: {why}"))
-                        .help("write receive, receive=PORT or receive=HOST:PORT")
-                })?;
-                self.receive = Some(place);
-            }
-        }
-        Ok(())
-    }
-
-    /// The options of a store that ran with `now`: options that are not given keep their values.
-    pub(crate) fn over(&self, now: inplace::Options) -> inplace::Options {
-        inplace::Options {
-            mode: self.data.unwrap_or(now.mode),
-            threshold: self.threshold.unwrap_or(now.threshold),
-            commit: self.commit.unwrap_or(now.commit),
-            barrier: self.barrier.unwrap_or(now.barrier),
-            writeback: self.writeback.unwrap_or(now.writeback),
-            expire: self.expire.unwrap_or(now.expire),
-            gap: Setting::over(self.gap, now.gap),
-            rotational: Setting::over(self.rotational, now.rotational),
-            discard: self.discard.unwrap_or(now.discard),
-            ..now
-        }
-    }
-
-    /// The options that are given, as text that [`MountOptions::parse`] reads.
-    pub(crate) fn words(&self) -> Vec<String> {
-        let seconds = |name: &str, span: Option<Duration>| {
-            span.map(|span| format!("{name}={}", span.as_secs()))
-        };
-        let words = [
-            self.data.map(|data| format!("data={data}")),
-            self.journal_dev.as_ref().map(|path| format!("journal_dev={}", path.display())),
-            self.journal_size.map(|bytes| format!("journal_size={bytes}")),
-            self.on_conflict.map(|what| format!("on_conflict={what}")),
-            self.conflict.map(|scope| format!("conflict={scope}")),
-            seconds("recall", self.recall),
-            self.sync.map(|place| format!("sync={place}")),
-            self.replicate.as_ref().map(|keepers| format!("replicate={keepers}")),
-            self.receive.as_ref().map(|place| format!("receive={place}")),
-            self.threshold.map(|bytes| format!("threshold={bytes}")),
-            seconds("commit", self.commit),
-            self.barrier.map(|barrier| format!("barrier={}", u8::from(barrier))),
-            seconds("writeback", self.writeback),
-            seconds("expire", self.expire),
-            self.gap.map(|gap| gap.word("gap", |bytes| bytes)),
-            self.rotational.map(|it| it.word("rotational", u8::from)),
-            self.discard.map(|discard| if discard { "discard" } else { "nodiscard" }.to_owned()),
-        ];
-        words.into_iter().flatten().collect()
-    }
-}
-
-fn size(name: &str, value: &str) -> Outcome<Size> {
-    value.parse().map_err(|_| {
-        Failure::new(format!("{name}={value} is not a size"))
-            .help("write a number of bytes, or for example 64K")
-    })
-}
-
-fn bytes(name: &str, value: &str) -> Outcome<u32> {
-    u32::try_from(size(name, value)?.0)
-        .map_err(|_| Failure::new(format!("{name}={value} is too large")))
-}
-
-fn yes_or_no(name: &str, value: &str) -> Outcome<bool> {
-    match value {
-        "0" => Ok(false),
-        "1" => Ok(true),
-        _ => Err(Failure::new(format!("{name}={value} is neither 0 nor 1"))),
-    }
-}
-
-fn seconds(name: &str, value: &str) -> Outcome<Duration> {
-    let seconds = value.parse().ok().filter(|seconds| *seconds < 1 << 32);
-    seconds
-        .map(Duration::from_secs)
-        .ok_or_else(|| Failure::new(format!("{name}={value} is not a number of seconds")))
-}
-
 #[cfg(test)]
 mod tests {
+    use thalweg_store::inplace;
+
     use super::*;
 
     fn parse(list: &str) -> Outcome<MountOptions> {

@@ -22,7 +22,7 @@ use crate::failure::{Failure, Outcome};
 use crate::progress::{Report, share_done};
 use crate::request::Change;
 use crate::request::devices::LinkArg;
-use crate::request::mount_options::JournalOptions;
+use crate::request::journal_options::JournalOptions;
 use crate::target::{Target, no_snapshots};
 
 /// One volume that this process has open.

@@ -83,7 +83,7 @@ impl Taking {
         if self.bytes > 0 && self.sent >= limit.bytes {
             return false;
         }
-        let all = record.sent_bytes();
+        let all = record.batch_bytes();
         let sent = match record.write_range().filter(|_| limit.is_coalesced) {
             Some((ino, range)) => match self.written.entry(ino).or_default().add(range) {
                 0 => 0,

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::{
-    AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node, TimeChange,
-    WriteAt, WriteHow,
+    Allocation, AttributeChange, Attributes, Filesystem, FsError, Ino, Kind, NewNode, Node,
+    SetXattr, TimeChange, WriteAt, WriteHow,
 };
 
 use super::filesystem::Client;
@@ -170,6 +170,7 @@ impl<'a> Keeper<'a> {
         let copy = self.make(&place, new).await?;
         self.apply(copy.ino, &changes.steps).await?;
         self.attribute(copy.ino, &changes.attributes).await?;
+        self.set_xattrs(copy.ino, changes).await?;
         let (ranges, size) = extent(&changes.steps);
         let entry = ConflictEntry {
             path: path.map(|path| encode_path(&path)),
@@ -235,6 +236,7 @@ impl<'a> Keeper<'a> {
         }
         self.apply(copy.ino, &changes.steps).await?;
         self.attribute(copy.ino, &changes.attributes).await?;
+        self.set_xattrs(copy.ino, changes).await?;
         entry.copy = Some(encode_path(&copy.path));
         Ok(entry)
     }
@@ -356,6 +358,13 @@ impl<'a> Keeper<'a> {
                         AttributeChange { size: Some(*size), ..AttributeChange::default() };
                     self.client.set_attributes(ino, &change).await?;
                 }
+                Step::Grow(end) => {
+                    let how = Allocation::Reserve { keep_size: false };
+                    let size = self.client.attributes(ino).await?.attributes.size;
+                    if size < *end {
+                        self.client.allocate(ino, size, end - size, how).await?;
+                    }
+                }
             }
         }
         Ok(())
@@ -368,6 +377,18 @@ impl<'a> Keeper<'a> {
             let len = some.len() as u64;
             self.client.write(ino, WriteAt::Offset(at), vec![some], WriteHow::default()).await?;
             at += len;
+        }
+        Ok(())
+    }
+
+    /// Gives a copy the extended attributes that its file has got, as far as this client may.
+    async fn set_xattrs(&self, ino: Ino, changes: &Changes) -> Result<(), FsError> {
+        for (name, value) in &changes.xattrs {
+            let Some(value) = value else { continue };
+            match self.client.set_xattr(ino, name, value.clone(), SetXattr::Any).await {
+                Ok(()) | Err(FsError::NotPermitted | FsError::Denied) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thalweg_env::Time;
 use thalweg_fs::Ino;
 
+use super::known_xattrs::KnownXattrs;
+
 /// The number of a grant of a delegation, from 1 on.
 pub(super) type GrantNumber = NonZeroU64;
 
@@ -40,7 +42,7 @@ impl Grant {
 pub(super) struct Delegation {
     /// The grant by which it is this client's alone: its own, or that of the directory in which the client has made it.
     grant: Option<Arc<Grant>>,
-    extra: Option<Box<Extra>>,
+    rare: Option<Box<Rare>>,
     /// Mutations that concern it, and that the server does not have.
     unsent: u32,
     /// Its bytes follow one another from the start, without holes.
@@ -72,6 +74,14 @@ pub(super) enum SizeRecordState {
 }
 
 /// What few inodes have.
+#[derive(Default)]
+struct Rare {
+    extra: Extra,
+    /// Its extended attributes, if this client has made it.
+    xattrs: KnownXattrs,
+}
+
+/// What few inodes have of the server's answers, and of what was asked.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Extra {
     /// Bytes of the file below this one may be stored without the server; 0: none.
@@ -93,12 +103,18 @@ pub(super) struct Extra {
     pub(super) holes_asked: Option<GrantNumber>,
 }
 
+impl Rare {
+    fn of(extra: Extra) -> Box<Rare> {
+        Box::new(Rare { extra, xattrs: KnownXattrs::default() })
+    }
+}
+
 impl Delegation {
     /// Of an inode that this client is about to make, with one mutation; of a directory, that is in this one.
     pub(super) fn of_new(grant: Arc<Grant>, write_bound: u64, parent: Option<Ino>) -> Delegation {
-        let extra = Box::new(Extra { write_bound, parent, ..Extra::default() });
-        let extra = (write_bound > 0 || parent.is_some()).then_some(extra);
-        Delegation { grant: Some(grant), extra, unsent: 1, is_dense: true, ..Delegation::default() }
+        let extra = Extra { write_bound, parent, ..Extra::default() };
+        let rare = (write_bound > 0 || parent.is_some()).then(|| Rare::of(extra));
+        Delegation { grant: Some(grant), rare, unsent: 1, is_dense: true, ..Delegation::default() }
     }
 
     /// The grant by which the inode is this client's alone now.
@@ -134,8 +150,8 @@ impl Delegation {
     /// The inode, which this client has made, is in a directory with this grant from now on.
     pub(super) fn move_to(&mut self, directory: Ino, grant: Arc<Grant>) {
         self.grant = Some(grant);
-        if let Some(extra) = self.extra.as_mut().filter(|extra| extra.parent.is_some()) {
-            extra.parent = Some(directory);
+        if let Some(rare) = self.rare.as_mut().filter(|rare| rare.extra.parent.is_some()) {
+            rare.extra.parent = Some(directory);
         }
     }
 
@@ -148,6 +164,7 @@ impl Delegation {
     /// Returns what was granted.
     pub(super) fn revoke(&mut self, ino: Ino, whole: bool) -> Option<Ino> {
         self.forget_creates();
+        self.forget_xattrs();
         let grant = self.grant.take()?;
         if whole || grant.root == ino {
             grant.is_over.store(true, Ordering::Release);
@@ -159,19 +176,27 @@ impl Delegation {
     pub(super) fn end_session(&mut self) {
         // What is under way was asked of the server before.
         let by_server = self.extra().by_server;
-        let extra = (by_server > 0).then(|| Box::new(Extra { by_server, ..Extra::default() }));
+        let rare = (by_server > 0).then(|| Rare::of(Extra { by_server, ..Extra::default() }));
         // An inode that is made at this moment has the same grant.
         if let Some(grant) = &self.grant {
             grant.is_over.store(true, Ordering::Release);
         }
         let Delegation { unsent, is_ended, .. } = *self;
-        *self = Delegation { unsent, extra, is_ended, ..Delegation::default() };
+        *self = Delegation { unsent, rare, is_ended, ..Delegation::default() };
     }
 
     /// The session goes on here, where the inode has this grant. Its unsent mutations are counted already.
-    pub(super) fn import(&mut self, grant: Arc<Grant>, is_dense: bool, is_estimate: bool) {
+    pub(super) fn import(
+        &mut self,
+        grant: Arc<Grant>,
+        (is_dense, is_estimate): (bool, bool),
+        xattrs: KnownXattrs,
+    ) {
         assert!(self.grant.is_none(), "a client that begins has no grants");
         (self.grant, self.is_dense, self.is_estimate) = (Some(grant), is_dense, is_estimate);
+        if xattrs != KnownXattrs::default() {
+            *self.xattrs_mut() = xattrs;
+        }
     }
 
     /// Mutations that concern it, and that the server does not have.
@@ -205,11 +230,26 @@ impl Delegation {
 
     /// What few inodes have; nothing of this one, if it does not.
     pub(super) fn extra(&self) -> Extra {
-        self.extra.as_deref().copied().unwrap_or_default()
+        self.rare.as_ref().map(|rare| rare.extra).unwrap_or_default()
     }
 
     pub(super) fn extra_mut(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
+        &mut self.rare.get_or_insert_default().extra
+    }
+
+    /// The extended attributes that this client has set. There are no other ones of an inode that it [has made](Self::is_made_here).
+    pub(super) fn xattrs(&self) -> &KnownXattrs {
+        self.rare.as_ref().map_or(KnownXattrs::NONE, |rare| &rare.xattrs)
+    }
+
+    pub(super) fn xattrs_mut(&mut self) -> &mut KnownXattrs {
+        &mut self.rare.get_or_insert_default().xattrs
+    }
+
+    fn forget_xattrs(&mut self) {
+        if let Some(rare) = &mut self.rare {
+            rare.xattrs = KnownXattrs::default();
+        }
     }
 
     /// No bytes may be stored until the server is asked again.
@@ -220,8 +260,8 @@ impl Delegation {
 
     /// The next names do not count as further ones.
     pub(super) fn forget_creates(&mut self) {
-        if let Some(extra) = &mut self.extra {
-            extra.creates = 0;
+        if let Some(rare) = &mut self.rare {
+            rare.extra.creates = 0;
         }
     }
 }

@@ -28,7 +28,7 @@ use super::user;
 /// Most bytes of a mutation.
 pub(super) const MAX_WRITE: usize = 512 << 10;
 /// What is stored of a file is a multiple of this.
-const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
 
 /// What has become of a change that was tried without the server.
 pub(super) enum Local<T> {
@@ -39,7 +39,7 @@ pub(super) enum Local<T> {
 }
 
 /// Whether an inode is a user's own, so that the server will not refuse to that user what is made of it here.
-fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
+pub(super) fn is_owned_by(it: &Attributes, user: &Credentials) -> bool {
     it.uid == user.uid && (it.kind != Kind::Directory || it.mode & 0o300 == 0o300)
 }
 
@@ -172,11 +172,6 @@ impl ClientBase {
             // There may be room for more behind the end.
             own.is_dense = hole == found.size && found.stored == found.size.next_multiple_of(BLOCK);
         });
-    }
-
-    /// An inode of which nothing but what this client has made can be there: it has no extended attributes.
-    pub(super) fn is_bare(&self, ino: Ino) -> bool {
-        self.session.is_leased() && self.inodes.is(ino, |node| node.delegation.is_made_here(ino))
     }
 
     /// The directory that a directory is in, if this client has made that and moves it alone.
@@ -359,7 +354,8 @@ impl ClientBase {
         attributes.wrote(end, clear_suid, time);
         let most = attributes.size.next_multiple_of(BLOCK);
         let stored = most.min(attributes.stored + len.next_multiple_of(BLOCK));
-        attributes.stored = if own.is_dense { most } else { stored.max(attributes.stored) };
+        // Blocks may be reserved behind the end.
+        attributes.stored = if own.is_dense { most } else { stored }.max(attributes.stored);
         own.changed();
         node.cached.set_attributes(attributes);
         let data = data();

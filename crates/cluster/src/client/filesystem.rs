@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_fs::access::{Actor, Rules};
-use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET, MAX_XATTR_NAME, MAX_XATTR_VALUE};
+use thalweg_fs::filesystem::{MAX_NAME, MAX_TARGET};
 use thalweg_fs::{
     Allocation, Answer as FileAnswer, AttributeChange, Caller, Cookie, Credentials, Entry,
     Filesystem, FsError, Handle, Ino, Level, Lock, LockKind, LockOwner, LockRange, Lookup, NewNode,
@@ -20,24 +20,19 @@ use thalweg_net::Traffic;
 use thalweg_net::keys::Squash;
 
 use super::delegation::Local;
-use super::error::{LinkError, expect_answer};
+use super::error::expect_answer;
 use super::journaling::Committed;
 use super::link::Link;
 use super::pending::PendingReport;
 use super::stages::Stages;
 use super::user::{self, User};
-use super::{content, durability, names};
-use crate::protocol::{Answer, MAX_PAYLOAD, Request, decode_list};
+use super::{content, durability, names, reservations, xattrs};
+use crate::protocol::{Answer, Request};
 use crate::squash::acting;
 
 /// The server would refuse a longer name; one that exceeds a message would end the connection, again and again.
 fn check_name(name: &[u8]) -> Result<(), FsError> {
     if name.len() > MAX_NAME { Err(FsError::NameTooLong) } else { Ok(()) }
-}
-
-/// The same for the name of an extended attribute.
-fn check_xattr_name(name: &[u8]) -> Result<(), FsError> {
-    if name.len() > MAX_XATTR_NAME { Err(FsError::AttributeTooLarge) } else { Ok(()) }
 }
 
 /// What a client knows of itself.
@@ -320,9 +315,7 @@ impl Filesystem for Client {
         len: u64,
         how: Allocation,
     ) -> Result<(), FsError> {
-        let ino = self.theirs(ino);
-        let request = Request::Allocate { ino, offset, len, how };
-        self.act(content::change(&self.stages, ino, request, Vec::new())).await.map(drop)
+        self.act(reservations::allocate(&self.stages, self.theirs(ino), (offset, len), how)).await
     }
 
     async fn seek(&self, ino: Ino, offset: u64, what: Seek) -> Result<u64, FsError> {
@@ -354,14 +347,7 @@ impl Filesystem for Client {
     }
 
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
-        check_xattr_name(name)?;
-        let ino = self.theirs(ino);
-        if self.stages.base.is_bare(ino) {
-            return Err(FsError::NoAttribute);
-        }
-        let request = Request::Xattr { ino, name: Bytes::copy_from_slice(name) };
-        let (answer, value) = self.request(request).await?;
-        expect_answer!(answer, Answer::Bytes => value)
+        self.act(xattrs::get(&self.stages, self.theirs(ino), name)).await
     }
 
     async fn set_xattr(
@@ -371,28 +357,15 @@ impl Filesystem for Client {
         value: Bytes,
         how: SetXattr,
     ) -> Result<(), FsError> {
-        check_xattr_name(name)?;
-        if value.len() > MAX_XATTR_VALUE {
-            return Err(FsError::AttributeTooLarge);
-        }
-        let ino = self.theirs(ino);
-        let request = Request::SetXattr { ino, name: Bytes::copy_from_slice(name), how };
-        self.stages.base.revoke_all_of(ino);
-        self.act(content::change(&self.stages, ino, request, vec![value])).await.map(drop)
+        self.act(xattrs::set(&self.stages, self.theirs(ino), (name, value), how)).await
     }
 
     async fn xattrs(&self, ino: Ino) -> Result<Vec<Bytes>, FsError> {
-        let (answer, names) = self.request(Request::Xattrs { ino: self.theirs(ino) }).await?;
-        let names = expect_answer!(answer, Answer::Names => names)?;
-        decode_list(&names, MAX_PAYLOAD).map_err(|_| LinkError::Unexpected.into())
+        self.act(xattrs::list(&self.stages, self.theirs(ino))).await
     }
 
     async fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), FsError> {
-        check_xattr_name(name)?;
-        let ino = self.theirs(ino);
-        let request = Request::RemoveXattr { ino, name: Bytes::copy_from_slice(name) };
-        self.stages.base.revoke_all_of(ino);
-        self.act(content::change(&self.stages, ino, request, Vec::new())).await.map(drop)
+        self.act(xattrs::remove(&self.stages, self.theirs(ino), name)).await
     }
 
     async fn statistics(&self) -> Result<Statistics, FsError> {

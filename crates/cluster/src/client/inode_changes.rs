@@ -1,5 +1,7 @@
 //! What the mutations of a journal come to, inode by inode.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use thalweg_env::HashMap;
 use thalweg_fs::mutation::MutationKind;
@@ -15,6 +17,8 @@ pub enum Step {
     Write(u64, Bytes),
     /// The size is set.
     Size(u64),
+    /// The file has at least this size.
+    Grow(u64),
 }
 
 /// The changes of one inode.
@@ -32,6 +36,8 @@ pub(super) struct Changes {
     pub(super) is_gone: bool,
     /// The attributes that they leave it with.
     pub(super) attributes: AttributeChange,
+    /// The extended attributes that they set, or remove.
+    pub(super) xattrs: BTreeMap<Bytes, Option<Bytes>>,
 }
 
 /// A directory, and a name there.
@@ -47,6 +53,11 @@ impl Changes {
         last.gid = change.gid.or(last.gid);
         last.modified = change.modified.or(last.modified);
         last.accessed = change.accessed.or(last.accessed);
+    }
+
+    fn set_xattr(&mut self, name: Bytes, value: Option<Bytes>) {
+        self.sets_attributes = true;
+        self.xattrs.insert(name, value);
     }
 
     fn is_made_as(&self, name: &Name) -> bool {
@@ -125,6 +136,14 @@ impl Rest {
                 self.of_inode(ino).steps.push(Step::Write(offset, data));
             }
             MutationKind::SetAttributes { ino, change } => self.of_inode(ino).set(&change),
+            MutationKind::Reserve { ino, offset, len, keep_size } => {
+                let end = (!keep_size).then(|| offset.saturating_add(len));
+                self.of_inode(ino).steps.extend(end.map(Step::Grow));
+            }
+            MutationKind::SetXattr { ino, name, value } => {
+                self.of_inode(ino).set_xattr(name, Some(value));
+            }
+            MutationKind::RemoveXattr { ino, name } => self.of_inode(ino).set_xattr(name, None),
             // With a journal the server alone stores bytes.
             MutationKind::Stored { ino, .. } => self.of_inode(ino).sets_attributes = true,
             MutationKind::Unlink { parent, name, ino }
@@ -185,6 +204,7 @@ pub(super) fn extent(steps: &[Step]) -> (Vec<(u64, u64)>, Option<u64>) {
                 size = Some(*cut);
                 ranges.cut(*cut);
             }
+            Step::Grow(end) => size = size.max(Some(*end)),
         }
     }
     (ranges.iter().map(|it| (it.start, it.end - it.start)).collect(), size)
@@ -204,6 +224,8 @@ mod tests {
         assert_eq!(extent(&steps), (vec![(0, 15), (30, 10)], Some(40)));
         let cut = [write(0, 10), Step::Size(4), write(20, 1), Step::Size(100)];
         assert_eq!(extent(&cut), (vec![(0, 4), (20, 1)], Some(100)));
+        let grown = [write(0, 10), Step::Grow(4), Step::Grow(50), Step::Grow(20)];
+        assert_eq!(extent(&grown), (vec![(0, 10)], Some(50)));
         assert_eq!(extent(&[]), (vec![], None));
     }
 }

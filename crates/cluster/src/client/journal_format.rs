@@ -27,9 +27,9 @@ use uuid::{Uuid, uuid};
 pub const OWNER: Uuid = uuid!("5ac1e4d0-93f5-4be2-8f5e-2d6a7c0b91aa");
 
 /// The version of the format.
-pub(super) const FORMAT: u8 = 3;
+pub(super) const FORMAT: u8 = 6;
 /// The same of a body with whole pages ([`journal_pages`](super::journal_pages)).
-pub(super) const FORMAT_OF_PAGES: u8 = 5;
+pub(super) const FORMAT_OF_PAGES: u8 = 7;
 /// The same of marks.
 const FORMAT_OF_MARKS: u8 = 4;
 
@@ -309,8 +309,8 @@ mod tests {
             assert_eq!(entry(&record), Some(Entry { head, last: 8, mark: Some(mark) }));
             assert_eq!(unknown_format(&record.header), None);
         }
-        // Those of the release before.
-        for old in [1, 2, 6] {
+        // Those of releases before, and of a later one.
+        for old in [1, 2, 3, 5, 8] {
             assert_eq!(unknown_format(&[old, 16, 0]), Some(old));
         }
     }

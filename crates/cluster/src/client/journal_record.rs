@@ -117,14 +117,14 @@ mod tests {
         let record = write().encode(false);
         let hex = |bytes: &[u8]| bytes.iter().map(|it| format!("{it:02x}")).collect::<String>();
         assert_eq!(record.stamp, 9);
-        let head = "031000000000000000000000000000000007 09 0201000000000000 068032f9408b778b 05";
+        let head = "061000000000000000000000000000000007 09 0201000000000000 068032f9408b778b 05";
         assert_eq!(hex(&record.header), head.replace(' ', ""));
         assert_eq!(hex(&record.body.concat()), "01000180c49fd50c0502ac0280200464617461000102");
         assert_eq!(JournalRecord::decode(&found(record)), Some(write()));
     }
 
     #[test]
-    fn the_layout_of_names_stays() {
+    fn the_layout_of_the_others_stays() {
         let (parent, name, ino) = (Ino(300), Bytes::from_static(b"a"), Ino(301));
         let (from, to) = ((parent, name.clone()), (parent, Bytes::from_static(b"b")));
         let (how, there) = (Rename::Replace, Some(Ino(302)));
@@ -132,7 +132,16 @@ mod tests {
             (MutationKind::Unlink { parent, name: name.clone(), ino }, "04ac020161ad02"),
             (MutationKind::RemoveDirectory { parent, name: name.clone(), ino }, "05ac020161ad02"),
             (MutationKind::Rename { from, to, how, ino, there }, "06ac020161ac02016200ad0201ae02"),
-            (MutationKind::Link { parent, name, ino }, "07ac020161ad02"),
+            (MutationKind::Link { parent, name: name.clone(), ino }, "07ac020161ad02"),
+            (
+                MutationKind::Reserve { ino, offset: 4096, len: 300, keep_size: true },
+                "08ad028020ac0201",
+            ),
+            (
+                MutationKind::SetXattr { ino, name: name.clone(), value: "v".into() },
+                "09ad0201610176",
+            ),
+            (MutationKind::RemoveXattr { ino, name }, "0aad020161"),
         ];
         for (kind, expected) in kinds {
             let body = of(kind).encode(false).body.concat();

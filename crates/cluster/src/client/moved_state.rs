@@ -11,6 +11,7 @@ use thalweg_fs::{Attributes, Ino};
 use super::base::ClientBase;
 use super::cached::{MovedNames, Names};
 use super::inodes::{Inodes, Node};
+use super::known_xattrs::KnownXattrs;
 use super::numbers::ReservedNumbers;
 use crate::protocol::RoomGrant;
 
@@ -41,6 +42,7 @@ struct OwnInode {
     names: Option<MovedNames>,
     is_dense: bool,
     is_estimate: bool,
+    xattrs: KnownXattrs,
 }
 
 impl MovedState {
@@ -62,6 +64,7 @@ impl MovedState {
                         names: node.cached.names.as_ref().map(|names| names.export()),
                         is_dense: node.delegation.is_dense,
                         is_estimate: node.delegation.is_estimate,
+                        xattrs: node.delegation.xattrs().clone(),
                     }
                 });
                 let (stamp, inode_token) = (node.cached.stamp, node.cached.inode_token);
@@ -79,8 +82,9 @@ impl MovedState {
     /// `None` for one that no client has sent.
     pub(super) fn decode(encoded: &[u8]) -> Option<MovedState> {
         let state: MovedState = postcard::from_bytes(encoded).ok()?;
-        let has_grant = |own: &OwnInode| (own.grant as usize) < state.grants.len();
-        let are_whole = state.inodes.iter().filter_map(|it| it.own.as_ref()).all(has_grant);
+        let is_whole =
+            |own: &OwnInode| (own.grant as usize) < state.grants.len() && own.xattrs.is_valid();
+        let are_whole = state.inodes.iter().filter_map(|it| it.own.as_ref()).all(is_whole);
         let mut inodes = HashSet::default();
         let are_once = state.inodes.iter().all(|it| inodes.insert(it.ino));
         (are_whole && are_once).then_some(state)
@@ -101,7 +105,7 @@ impl MovedState {
                 node.cached.is_removed = is_removed;
                 let Some(own) = own else { return };
                 let grant = grants[own.grant as usize].clone();
-                node.delegation.import(grant, own.is_dense, own.is_estimate);
+                node.delegation.import(grant, (own.is_dense, own.is_estimate), own.xattrs);
                 node.cached.attributes = own.attributes;
                 node.cached.names = own.names.map(|names| Box::new(Names::import(names)));
             };
@@ -130,6 +134,7 @@ mod tests {
                 names: None,
                 is_dense: true,
                 is_estimate: false,
+                xattrs: KnownXattrs::default(),
             }),
         });
         let (grants, inodes) = (vec![(Ino(1), 0)], inodes.collect());
@@ -140,7 +145,7 @@ mod tests {
     fn the_layout_stays_and_what_no_client_sends_is_refused() {
         let encoded = state(&[(1, Some(0)), (300, None)]);
         let hex = encoded.iter().map(|it| format!("{it:02x}")).collect::<String>();
-        assert_eq!(hex, "0101000201070900010000000100ac0207090000000000");
+        assert_eq!(hex, "010100020107090001000000010000ac0207090000000000");
         assert!(MovedState::decode(&encoded).is_some());
         for wrong in [&[(1, Some(1))][..], &[(1, None), (1, Some(0))]] {
             assert!(MovedState::decode(&state(wrong)).is_none(), "{wrong:?}");

@@ -11,9 +11,9 @@ use thalweg_net::keys::Squash;
 
 use super::cached::NewName;
 use super::error::{LinkError, unexpected};
-use super::listings;
 use super::stages::Stages;
 use super::user;
+use super::{listings, own_listing};
 use crate::protocol::{Answer, ListedEntry, MAX_ENTRIES, Reply, Request, decode_entries};
 
 /// Whether a mode has set-user-id or set-group-id.
@@ -264,7 +264,7 @@ pub(super) async fn list(
     most: usize,
     attributes: bool,
 ) -> Result<Vec<Entry>, FsError> {
-    if let Some(listed) = stages.base.list_delegated(ino, from, most, attributes) {
+    if let Some(listed) = own_listing::list(&stages.base, ino, from, most, attributes) {
         return Ok(listed);
     }
     if listings::is_own(from) {

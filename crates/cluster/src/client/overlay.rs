@@ -56,7 +56,7 @@ impl OwnSteps {
                     own.steps.extend(change.size.map(|size| OwnStep::Here(Step::Size(size))));
                 }
                 (MutationKind::Stored { .. }, _) => return None,
-                // Names in it, if it is a directory.
+                // Names in it, if it is a directory; what changes no bytes, if it is a file.
                 _ => {}
             }
         }
@@ -72,6 +72,7 @@ impl OwnSteps {
                 OwnStep::Spilled { offset, len, .. } => (*offset, offset + len),
                 // Zeros, or what was written later.
                 OwnStep::Here(Step::Size(size)) => (*size, u64::MAX),
+                OwnStep::Here(Step::Grow(_)) => continue,
             };
             let (start, end) = (start.max(bytes.start), end.min(bytes.end));
             if start < end {
@@ -94,7 +95,7 @@ pub(super) fn lay(step: &Step, offset: u64, bytes: &mut [u8]) {
             }
         }
         Step::Size(size) if *size < end => bytes[size.saturating_sub(offset) as usize..].fill(0),
-        Step::Size(_) => {}
+        Step::Size(_) | Step::Grow(_) => {}
     }
 }
 
@@ -113,6 +114,7 @@ mod tests {
                     file[*at as usize..end].copy_from_slice(data);
                 }
                 Step::Size(size) => file.resize(*size as usize, 0),
+                Step::Grow(size) => file.resize(file.len().max(*size as usize), 0),
             }
         }
     }
@@ -121,7 +123,8 @@ mod tests {
         let write = (0..60_u64, proptest::collection::vec(1..=255_u8, 1..20))
             .prop_map(|(at, data)| Step::Write(at, data.into()));
         let size = (0..80_u64).prop_map(Step::Size);
-        proptest::collection::vec(prop_oneof![3 => write, 1 => size], 0..12)
+        let grow = (0..80_u64).prop_map(Step::Grow);
+        proptest::collection::vec(prop_oneof![3 => write, 1 => size, 1 => grow], 0..12)
     }
 
     proptest! {

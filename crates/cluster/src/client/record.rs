@@ -13,6 +13,8 @@ use super::user::User;
 
 /// Bytes that a mutation takes beside names and data, about.
 pub(super) const MUTATION_BYTES: usize = 128;
+/// Bytes of records that a block takes at the server which is reserved, at most.
+const BYTES_OF_A_BLOCK: usize = 48;
 /// A write of fewer bytes keeps them in memory.
 const LEAST_SPILLED: usize = 256;
 
@@ -49,7 +51,7 @@ impl Waiting {
     }
 }
 
-/// A mutation. Many wait, and most are small: so those without bytes of a file are encoded, and of what one takes there is only what
+/// A mutation. Many wait, and most are small: so those by which no file gets blocks are encoded, and of what one takes there is only what
 /// does not follow from the mutation.
 pub(super) enum Record {
     /// One by which no file gets blocks and none becomes longer.
@@ -204,7 +206,17 @@ impl Record {
         MUTATION_BYTES + own
     }
 
-    /// Bytes that it counts for in a batch.
+    /// Bytes that it counts for in a batch, which is one transaction at the server.
+    pub(super) fn batch_bytes(&self) -> usize {
+        match self {
+            Record::Bytes(record) => {
+                self.sent_bytes() + reserved_bytes(&record.mutation.kind, record.blocks)
+            }
+            Record::Small(_) | Record::Spilled(_) => self.sent_bytes(),
+        }
+    }
+
+    /// Bytes that are sent of it, about.
     pub(super) fn sent_bytes(&self) -> usize {
         match self {
             Record::Spilled(record) => MUTATION_BYTES + record.len as usize,
@@ -213,15 +225,32 @@ impl Record {
     }
 }
 
+/// Bytes of the records of blocks that a mutation reserves: it sends none of them.
+fn reserved_bytes(kind: &MutationKind, blocks: u64) -> usize {
+    match kind {
+        MutationKind::Reserve { .. } => blocks as usize * BYTES_OF_A_BLOCK,
+        _ => 0,
+    }
+}
+
+/// Bytes that a mutation counts for in a batch, by which a file gets so many blocks.
+pub(super) fn batch_bytes_of(kind: &MutationKind, blocks: u64) -> usize {
+    MUTATION_BYTES + kind.data_len() + kind.xattr_len() + reserved_bytes(kind, blocks)
+}
+
 /// What a mutation takes by which a file gets so many blocks.
 pub(super) fn room_of(kind: &MutationKind, blocks: u64) -> Room {
     match kind {
         MutationKind::Create { name, new, .. } => Room::of_new(name, &new.node),
-        MutationKind::Write { .. } | MutationKind::Stored { .. } => Room::of_bytes(blocks),
+        MutationKind::Write { .. } | MutationKind::Stored { .. } | MutationKind::Reserve { .. } => {
+            Room::of_bytes(blocks)
+        }
+        MutationKind::SetXattr { name, value, .. } => Room::of_xattr(name, value.len()),
         // Without an inode that has the name it is a further one.
         MutationKind::Rename { to, there: None, .. } => Room::of_name(&to.1),
         MutationKind::Link { name, .. } => Room::of_name(name),
         MutationKind::SetAttributes { .. }
+        | MutationKind::RemoveXattr { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
         | MutationKind::Rename { .. } => Room::NONE,

@@ -336,7 +336,7 @@ impl ClientBase {
         self.inodes.is(ino, |node| node.cached.attributes.is_some_and(is_one))
     }
 
-    /// Whether a directory is neither another one nor below it, which this client has made with all that is below it.
+    /// Whether a directory is neither another one nor below it, which this client has made, and everything below it.
     fn is_apart(&self, mut directory: Ino, other: Ino) -> bool {
         while directory != other {
             let up = self.inodes.with(directory, |node| {

@@ -9,7 +9,7 @@ use thalweg_fs::{Action, Failure, FsError};
 use super::batch::BATCH_BYTES;
 use super::found_journal::FoundJournal;
 use super::journal_runs::{JournaledMutation, Run, hashes};
-use super::record::{MUTATION_BYTES, room_of};
+use super::record::{batch_bytes_of, room_of};
 use super::room::Charge;
 use super::stages::Stages;
 use super::user::User;
@@ -65,7 +65,7 @@ fn parts<'a>(
             if position <= reached || skipped.contains(position) {
                 continue;
             }
-            let size = MUTATION_BYTES + mutation.kind.data_len();
+            let size = batch_bytes_of(&mutation.kind, *blocks);
             let is_new = !quotas.contains(quota);
             // One share is the volume's.
             let fits = parts.last().is_some_and(|part| {

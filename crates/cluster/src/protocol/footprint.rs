@@ -206,6 +206,11 @@ fn range_of(offset: u64, len: u64) -> Range<u64> {
     offset..offset.saturating_add(len)
 }
 
+/// A change of any bytes of a file.
+fn rest_of<'a>(ino: Ino) -> Footprint<'a> {
+    Footprint::changes_bytes(ino, 0..u64::MAX, None)
+}
+
 impl Request {
     /// What it reads and writes; its payload has so many bytes. Each kind is named, so that a new one is told of here first.
     pub fn footprint(&self, payload: usize) -> Footprint<'_> {
@@ -215,6 +220,7 @@ impl Request {
                 Footprint::reads(&[])
             }
             Request::Reserve | Request::Room { .. } => Footprint::once(&[]).needs(Needs::Nothing),
+            Request::Stage { .. } => Footprint::reads(&[]).needs(Needs::Nothing),
             Request::SyncAll => Footprint::of_all(&[]),
             Request::Statistics => Footprint::reads(&[]).needs(Needs::Freed),
             Request::Sync { ino, .. } => Footprint::of_all(&[*ino]),
@@ -240,12 +246,9 @@ impl Request {
             Request::Flush { ino, .. }
             | Request::Lock { ino, .. }
             | Request::Unlock { ino, .. } => Footprint::once(&[*ino]),
-            Request::Stage { .. } => Footprint::reads(&[]).needs(Needs::Nothing),
             Request::Batch { .. } => Footprint::changes(&[]),
             // Zeros may follow, and the last page has other bytes behind its end.
-            Request::SetAttributes { ino, change } if change.size.is_some() => {
-                Footprint::changes_bytes(*ino, 0..u64::MAX, None)
-            }
+            Request::SetAttributes { ino, change } if change.size.is_some() => rest_of(*ino),
             Request::SetAttributes { ino, .. }
             | Request::SetXattr { ino, .. }
             | Request::RemoveXattr { ino, .. } => Footprint::changes_attributes(*ino),
@@ -254,9 +257,7 @@ impl Request {
             }
             // Where the end is, is not known before; pages behind it hold zeros. Appended bytes are no part of the
             // file before the call is recorded.
-            Request::Write { ino, at: WriteAt::End, .. } => {
-                Footprint::changes_bytes(*ino, 0..u64::MAX, None)
-            }
+            Request::Write { ino, at: WriteAt::End, .. } => rest_of(*ino),
             Request::Allocate { ino, offset, len, .. } => {
                 Footprint::replaces(*ino, *offset, *len, 0)
             }
@@ -295,9 +296,12 @@ pub fn changed_by_mutations(mutations: &[Mutation]) -> Vec<Changed> {
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
             | MutationKind::Link { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. }
             | MutationKind::Rename { .. } => continue,
             MutationKind::Write { offset, data, .. } => range_of(*offset, data.len() as u64),
-            MutationKind::Stored { offset, len, .. } => range_of(*offset, *len),
+            MutationKind::Stored { offset, len, .. }
+            | MutationKind::Reserve { offset, len, .. } => range_of(*offset, *len),
             MutationKind::SetAttributes { change, .. } if change.size.is_some() => 0..u64::MAX,
             MutationKind::SetAttributes { .. } => continue,
         };

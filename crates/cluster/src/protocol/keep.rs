@@ -10,7 +10,7 @@ use thalweg_net::hello::Hello;
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-kep", version: 2 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-kep", version: 3 };
 /// Longest body of a record in bytes.
 pub const MAX_BODY: usize = 8 << 20;
 /// Longest header of a record in bytes.

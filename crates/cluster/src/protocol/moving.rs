@@ -12,7 +12,7 @@ use thalweg_net::keys::Squash;
 use uuid::Uuid;
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-mov", version: 2 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-mov", version: 3 };
 /// Longest payload of a call in bytes.
 pub const MAX_PAYLOAD: usize = 8 << 20;
 /// Longest [`MoveCall::State`] in bytes, all of it.

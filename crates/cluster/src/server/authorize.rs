@@ -314,8 +314,13 @@ fn is_unprivileged(kind: &MutationKind, user: &Actor<'_>) -> bool {
             let keeps_owner = change.uid.is_none() && change.gid.is_none();
             keeps_owner && change.mode.is_none_or(|mode| mode & PRIVILEGES == 0)
         }
+        // The others are root's, or access control lists.
+        MutationKind::SetXattr { name, .. } | MutationKind::RemoveXattr { name, .. } => {
+            name.starts_with(b"user.")
+        }
         MutationKind::Write { .. }
         | MutationKind::Stored { .. }
+        | MutationKind::Reserve { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
         | MutationKind::Link { .. }

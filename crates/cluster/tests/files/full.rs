@@ -8,8 +8,8 @@ use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
 use thalweg_env::{Env, Rng};
 use thalweg_fs::{
-    AttributeChange, Caller, Change, Cookie, Filesystem, FsError, Ino, Invalidation, LockOwner,
-    Node, Rename, SetXattr, WriteAt, WriteHow,
+    Allocation, AttributeChange, Caller, Change, Cookie, Filesystem, FsError, Ino, Invalidation,
+    LockOwner, Node, Rename, SetXattr, WriteAt, WriteHow,
 };
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
@@ -34,6 +34,7 @@ struct Program {
     directory: Ino,
     /// What each name leads to.
     names: BTreeMap<String, (Ino, Vec<u8>)>,
+    xattrs: BTreeMap<Ino, Bytes>,
     made: u64,
     /// Calls that found no room.
     refused: u64,
@@ -100,6 +101,32 @@ impl Program {
         done
     }
 
+    /// Reserves storage, and writes to some of it.
+    async fn reserve(&mut self, name: &str) {
+        let (ino, size) = (self.names[name].0, self.names[name].1.len());
+        let (len, keep_size) = (self.rng.random_range(1..200_000), self.rng.random_bool(0.4));
+        let how = Allocation::Reserve { keep_size };
+        if is_refused(&self.client.allocate(ino, size as u64, len as u64, how).await) {
+            self.refused += 1;
+            // A part of it may be there.
+            let size = self.client.attributes(ino).await.unwrap().attributes.size;
+            self.names.get_mut(name).unwrap().1.resize(size as usize, 0);
+        } else if !keep_size {
+            self.names.get_mut(name).unwrap().1.resize(size + len, 0);
+        }
+    }
+
+    async fn set_xattr(&mut self, name: &str) {
+        let value = vec![self.rng.random_range(1..=255); self.rng.random_range(0..9_000)];
+        let (ino, value) = (self.names[name].0, Bytes::from(value));
+        let set = self.client.set_xattr(ino, b"user.a", value.clone(), SetXattr::Any).await;
+        if is_refused(&set) {
+            self.refused += 1;
+        } else {
+            self.xattrs.insert(ino, value);
+        }
+    }
+
     async fn remove(&mut self, name: &str) {
         self.client.unlink(self.directory, name.as_bytes()).await.unwrap();
         let (ino, _) = self.names.remove(name).unwrap();
@@ -107,7 +134,7 @@ impl Program {
     }
 
     async fn step(&mut self) {
-        let chosen = self.rng.random_range(0..20);
+        let chosen = self.rng.random_range(0..22);
         match (chosen, self.some()) {
             (0..6, _) | (_, None) => {
                 if let Some(name) = self.create().await {
@@ -140,6 +167,8 @@ impl Program {
                 }
             }
             (17, Some(name)) => self.client.sync(self.names[&name].0, false).await.unwrap(),
+            (18, Some(name)) => self.reserve(&name).await,
+            (19, Some(name)) => self.set_xattr(&name).await,
             _ => self.env.sleep(Duration::from_millis(self.rng.random_range(0..1500))).await,
         }
     }
@@ -150,11 +179,14 @@ impl Program {
         let directory = format!("c{}", self.number);
         let directory = other.find(top, directory.as_bytes()).await.unwrap().ino;
         other.reference(directory);
-        for (name, (_, bytes)) in &self.names {
+        for (name, (ino, bytes)) in &self.names {
             let found = other.find(directory, name.as_bytes()).await.unwrap();
             other.reference(found.ino);
             let what = format!("seed {seed}: client {}, {name}", self.number);
             assert_eq!(found.size, bytes.len() as u64, "{what}");
+            if let Some(value) = self.xattrs.get(ino) {
+                assert!(other.xattr(found.ino, b"user.a").await.unwrap() == value, "{what}");
+            }
             let mut read = Vec::with_capacity(bytes.len());
             while read.len() < bytes.len() {
                 let some = other.read(found.ino, read.len() as u64, 1 << 20).await.unwrap();
@@ -200,9 +232,10 @@ fn live(seed: u64, limit: Limit, steps: usize) -> Tally {
             let directory = make(&client, top, &name, Node::Directory).await;
             client.reference(directory);
             machines.push(machine);
-            let (env, rng, names) = (env.clone(), env.rng(), BTreeMap::new());
+            let (env, rng) = (env.clone(), env.rng());
+            let (names, xattrs, made, refused) = Default::default();
             let mut program =
-                Program { env, rng, number, client, directory, names, made: 0, refused: 0 };
+                Program { env, rng, number, client, directory, names, xattrs, made, refused };
             working.push(scene.env.spawn(async move {
                 for _ in 0..steps {
                     program.step().await;

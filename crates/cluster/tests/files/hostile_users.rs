@@ -137,7 +137,23 @@ fn refused_batches(first: u64, own: Ino, other: Ino, file: Ino) -> Vec<Vec<Mutat
         vec![set(other, AttributeChange { mode: Some(0o777), ..any })],
         vec![Mutation { time: Timestamp::of_nanos(1), kind: write }],
     ];
-    others.into_iter().chain(names).chain(changed).collect()
+    // Attributes of users alone, and those of what is the user's own.
+    let set_xattr =
+        |ino, name: Bytes| of_name(MutationKind::SetXattr { ino, name, value: Bytes::new() });
+    let xattrs = [
+        vec![set_xattr(own, Bytes::from_static(b"trusted.a"))],
+        vec![set_xattr(own, Bytes::from_static(b"security.capability"))],
+        vec![set_xattr(own, Bytes::from_static(b"system.posix_acl_access"))],
+        vec![set_xattr(own, Bytes::from_static(b"thalweg.quota.max_bytes"))],
+        vec![set_xattr(file, Bytes::from_static(b"user.a"))],
+        vec![of_name(MutationKind::RemoveXattr { ino: file, name: Bytes::from_static(b"user.a") })],
+        vec![of_name(MutationKind::RemoveXattr {
+            ino: own,
+            name: Bytes::from_static(b"trusted.a"),
+        })],
+        vec![of_name(MutationKind::Reserve { ino: file, offset: 0, len: 1, keep_size: false })],
+    ];
+    others.into_iter().chain(names).chain(changed).chain(xattrs).collect()
 }
 
 fn to_name(there: Option<Ino>) -> Bytes {

@@ -19,22 +19,25 @@ use thalweg_sim::{campaign, run};
 use crate::journal::Journaled;
 use crate::scene::*;
 pub(crate) use crate::states::{History, State, len_of};
+use crate::states::{XATTR, move_xattr, xattr_of};
 
 /// A program that changes files of a directory.
 pub(crate) struct Program {
     env: Env,
-    rng: Rng,
-    client: Client,
+    pub(crate) rng: Rng,
+    pub(crate) client: Client,
     directory: Ino,
     inodes: BTreeMap<String, Ino>,
     /// Directories, which are empty.
     below: BTreeMap<String, Ino>,
     /// An open file that was removed.
     removed: Option<Ino>,
-    state: State,
+    pub(crate) state: State,
     pub(crate) history: Arc<Mutex<History>>,
     /// Whether names change otherwise than by a create.
     pub(crate) renames: bool,
+    /// Whether files have extended attributes.
+    pub(crate) sets_xattrs: bool,
     /// Of each inode, the state after its last change.
     changed: BTreeMap<Ino, usize>,
 }
@@ -49,7 +52,7 @@ pub(crate) fn left(rng: &mut Rng) -> Shape {
 }
 
 impl Program {
-    fn begins(&mut self, ino: Option<Ino>) {
+    pub(crate) fn begins(&mut self, ino: Option<Ino>) {
         let mut history = self.history.lock();
         history.states.push(self.state.clone());
         if let Some(ino) = ino {
@@ -138,6 +141,7 @@ impl Program {
             false => None,
         };
         self.state.remove(name);
+        self.state.remove(&xattr_of(name));
         self.names_begin();
         self.client.unlink(self.directory, name.as_bytes()).await.unwrap();
         if let Some(handle) = handle {
@@ -157,6 +161,7 @@ impl Program {
         let bytes = self.state.remove(name).unwrap();
         let other = self.state.insert(to.clone(), bytes).filter(|_| how == Rename::Exchange);
         other.into_iter().for_each(|bytes| drop(self.state.insert(name.to_owned(), bytes)));
+        move_xattr(&mut self.state, (name, &to), how == Rename::Exchange);
         self.names_begin();
         let names = ((self.directory, name.as_bytes()), (self.directory, to.as_bytes()));
         self.client.rename(names.0, names.1, how).await.unwrap();
@@ -214,7 +219,7 @@ impl Program {
     }
 
     pub(crate) async fn step(&mut self) {
-        let chosen = if self.is_large() { 16 } else { self.rng.random_range(0..24) };
+        let chosen = if self.is_large() { 16 } else { self.rng.random_range(0..27) };
         match (chosen, self.some()) {
             (0..4, _) | (_, None) => self.create().await,
             (4..12, Some((name, ino))) => self.write(&name, ino, false).await,
@@ -250,6 +255,8 @@ impl Program {
                 self.client.sync(self.directory, false).await.unwrap();
                 self.synced(Some(self.directory));
             }
+            (24, Some((name, ino))) => self.reserve(&name, ino).await,
+            (25 | 26, Some((name, ino))) if self.sets_xattrs => self.use_xattr(&name, ino).await,
             (17, _) => {
                 self.client.sync_all().await.unwrap();
                 self.synced(None);
@@ -276,6 +283,9 @@ pub(crate) async fn found(other: &Client, directory: Ino) -> State {
             let some = other.read(found.ino, bytes.len() as u64, 1 << 20).await.unwrap().concat();
             assert!(!some.is_empty(), "{name} has {} of {} bytes", bytes.len(), found.size);
             bytes.extend_from_slice(&some);
+        }
+        if let Ok(value) = other.xattr(found.ino, XATTR).await {
+            state.insert(xattr_of(&name), Some(Arc::new(value.to_vec())));
         }
         other.unreference(found.ino, 1);
         state.insert(name, Some(Arc::new(bytes)));
@@ -347,6 +357,7 @@ pub(crate) async fn begin(machine: &Journaled, client: &Client, name: &str) -> P
         state,
         history,
         renames: true,
+        sets_xattrs: true,
         changed,
     }
 }

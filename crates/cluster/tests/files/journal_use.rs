@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_cluster::client::{Changes, Client, MountedJournal, PendingReport, journal};
-use thalweg_fs::{Filesystem, Ino, Level, Node, SetXattr, WriteAt, WriteHow};
+use thalweg_fs::{Allocation, Filesystem, Ino, Level, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::faults::Faulty;
 use thalweg_sim::run;
@@ -131,8 +131,7 @@ fn a_file_comes_to_the_journal_and_then_to_the_server() {
         let replicas = client.wait_for(file, Level::Replicas, LONG).await;
         assert!(matches!(replicas, Err(thalweg_fs::FsError::NoReplicas)), "{replicas:?}");
         // A call is in no journal until the server has made it durable, nor is what depends on it.
-        let value = Bytes::from_static(b"1");
-        client.set_xattr(file, b"user.a", value, SetXattr::Any).await.unwrap();
+        client.allocate(file, 0, 1, Allocation::Punch).await.unwrap();
         write(&client, file, 2, 100).await;
         assert_eq!(level().await, Level::Memory);
         assert!(client.wait_for(file, Level::Journal, LONG).await.unwrap());
@@ -208,8 +207,7 @@ fn what_the_server_does_not_have_is_counted() {
         assert_eq!(done.journal.unwrap().room.records, 1);
         // A call that was answered, with and without a change of the client's own behind it.
         for has_own in [false, true] {
-            let value = Bytes::from_static(b"1");
-            client.set_xattr(file, b"user.a", value, SetXattr::Any).await.unwrap();
+            client.allocate(file, 0, 1, Allocation::Punch).await.unwrap();
             if has_own {
                 write(&client, other, 3, 10).await;
             }

@@ -46,7 +46,7 @@ fn at(position: u64) -> JournalPosition {
 /// A record, or with a mark something like one, of these positions.
 fn append(session: Uuid, (first, last): (u64, u64), mark: Option<u8>) -> KeepCall {
     let header = match mark {
-        None => postcard::to_allocvec(&(3u8, session, first)),
+        None => postcard::to_allocvec(&(6u8, session, first)),
         Some(_) => postcard::to_allocvec(&(4u8, session, first)),
     };
     let (before, hash) = (first.saturating_sub(1), last);

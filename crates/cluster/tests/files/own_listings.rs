@@ -97,87 +97,108 @@ fn a_directory_of_ones_own_is_listed_without_a_call() {
     });
 }
 
-/// A listing that goes on while names come and go, are sent, and another client looks at the directory or changes it.
-async fn list_while_it_changes(env: &Env, scene: &Scene) {
-    let machines = (scene.client("a").await, scene.client("b").await);
-    let (a, b) = (&machines.0.client, &machines.1.client);
-    let mut rng = env.rng();
-    let top = alone(a, "d").await;
-    let mut there: BTreeSet<String> = ["one", "two"].map(String::from).into();
-    let mut next = 0;
-    for _ in 0..rng.random_range(5..60) {
-        let name = format!("n{next}");
-        make(a, top, &name, Node::File).await;
-        there.insert(name);
-        next += 1;
+/// A directory of a client in which names come and go, while another client looks at it.
+struct Lively {
+    env: Env,
+    rng: thalweg_env::Rng,
+    machines: [Machine; 2],
+    top: Ino,
+    there: BTreeSet<String>,
+    /// Names that were there throughout a listing, and all that were there meanwhile.
+    stays: BTreeSet<String>,
+    ever: BTreeSet<String>,
+    next: u32,
+}
+
+impl Lively {
+    async fn new(env: &Env, scene: &Scene) -> Lively {
+        let machines = [scene.client("a").await, scene.client("b").await];
+        let top = alone(&machines[0].client, "d").await;
+        let there: BTreeSet<String> = ["one", "two"].map(String::from).into();
+        let (stays, ever, next) = Default::default();
+        let (env, rng) = (env.clone(), env.rng());
+        let mut lively = Lively { env, rng, machines, top, there, stays, ever, next };
+        for _ in 0..lively.rng.random_range(5..60) {
+            lively.make(0).await;
+        }
+        lively
     }
-    for _ in 0..3 {
-        let (mut stays, mut seen, mut from) = (there.clone(), BTreeMap::new(), Cookie::START);
-        let mut ever = there.clone();
+
+    fn new_name(&mut self) -> String {
+        self.next += 1;
+        format!("n{}", self.next)
+    }
+
+    fn comes(&mut self, name: String) {
+        self.ever.insert(name.clone());
+        self.there.insert(name);
+    }
+
+    fn goes(&mut self, name: &str) {
+        self.there.remove(name);
+        self.stays.remove(name);
+    }
+
+    async fn make(&mut self, by: usize) {
+        let name = self.new_name();
+        make(&self.machines[by].client, self.top, &name, Node::File).await;
+        self.comes(name);
+    }
+
+    async fn change(&mut self) {
+        let (a, b) = (self.machines[0].client.clone(), self.machines[1].client.clone());
+        let some = self.there.iter().nth(self.rng.random_range(0..self.there.len())).cloned();
+        let some = some.filter(|_| self.there.len() > 1);
+        match (self.rng.random_range(0..8), some) {
+            (0..3, _) => self.make(0).await,
+            (3, Some(name)) => {
+                a.unlink(self.top, name.as_bytes()).await.unwrap();
+                self.goes(&name);
+            }
+            (4, Some(name)) => {
+                let new = self.new_name();
+                rename(&a, (self.top, &name), (self.top, &new)).await.unwrap();
+                self.goes(&name);
+                self.comes(new);
+            }
+            (5, _) => a.sync_all().await.unwrap(),
+            (6, _) => {
+                b.find(Ino::ROOT, b"d").await.unwrap();
+                b.reference(self.top);
+                let seen = names(&list(&b, self.top, 50, false).await);
+                assert_eq!(BTreeSet::from_iter(seen), self.there);
+            }
+            (7, _) if self.rng.random_bool(0.3) => {
+                b.find(Ino::ROOT, b"d").await.unwrap();
+                self.make(1).await;
+            }
+            _ => self.env.sleep(LEASE / 4).await,
+        }
+    }
+
+    /// A listing that goes on meanwhile.
+    async fn list(&mut self) {
+        (self.stays, self.ever) = (self.there.clone(), self.there.clone());
+        let (mut seen, mut from) = (BTreeMap::new(), Cookie::START);
         loop {
-            let most = rng.random_range(1..12);
-            let attributes = rng.random_bool(0.5);
-            let some = a.read_directory(top, from, most, attributes).await.unwrap();
+            let (most, attributes) = (self.rng.random_range(1..12), self.rng.random_bool(0.5));
+            let a = &self.machines[0].client;
+            let some = a.read_directory(self.top, from, most, attributes).await.unwrap();
             let Some(last) = some.last() else { break };
             from = last.cookie;
             for name in names(&some) {
                 *seen.entry(name).or_insert(0) += 1;
             }
-            for _ in 0..rng.random_range(0..3) {
-                let some_name = there.iter().nth(rng.random_range(0..there.len())).cloned();
-                match (rng.random_range(0..8), some_name) {
-                    (0..3, _) => {
-                        let name = format!("n{next}");
-                        next += 1;
-                        make(a, top, &name, Node::File).await;
-                        ever.insert(name.clone());
-                        there.insert(name);
-                    }
-                    (3, Some(name)) => {
-                        a.unlink(top, name.as_bytes()).await.unwrap();
-                        there.remove(&name);
-                        stays.remove(&name);
-                        if there.is_empty() {
-                            return;
-                        }
-                    }
-                    (4, Some(name)) => {
-                        let new = format!("n{next}");
-                        next += 1;
-                        rename(a, (top, &name), (top, &new)).await.unwrap();
-                        there.remove(&name);
-                        stays.remove(&name);
-                        ever.insert(new.clone());
-                        there.insert(new);
-                    }
-                    (5, _) => a.sync_all().await.unwrap(),
-                    (6, _) => {
-                        b.find(Ino::ROOT, b"d").await.unwrap();
-                        b.reference(top);
-                        let seen: BTreeSet<String> =
-                            names(&list(b, top, 50, false).await).into_iter().collect();
-                        assert_eq!(seen, there);
-                    }
-                    (7, _) if rng.random_bool(0.3) => {
-                        let name = format!("b{next}");
-                        next += 1;
-                        b.find(Ino::ROOT, b"d").await.unwrap();
-                        make(b, top, &name, Node::File).await;
-                        ever.insert(name.clone());
-                        there.insert(name);
-                    }
-                    _ => env.sleep(LEASE / 4).await,
-                }
+            for _ in 0..self.rng.random_range(0..3) {
+                self.change().await;
             }
         }
         for (name, times) in &seen {
-            assert!(*times == 1 && ever.contains(name), "{name}: {times}");
+            assert!(*times == 1 && self.ever.contains(name), "{name}: {times}");
         }
-        let missing: Vec<&String> = stays.iter().filter(|it| !seen.contains_key(*it)).collect();
-        assert!(missing.is_empty(), "{missing:?}");
+        let missing = self.stays.iter().find(|it| !seen.contains_key(*it));
+        assert!(missing.is_none(), "{missing:?}");
     }
-    assert_eq!(names(&list(a, top, 10, true).await), Vec::from_iter(there));
-    assert_eq!((a.status().lost, b.status().lost), (0, 0));
 }
 
 #[test]
@@ -185,7 +206,13 @@ fn an_entry_that_is_there_throughout_is_listed_once() {
     for seed in campaign::seeds(60) {
         run(seed, |env| async move {
             let scene = Scene::durable(&env).await;
-            list_while_it_changes(&env, &scene).await;
+            let mut lively = Lively::new(&env, &scene).await;
+            for _ in 0..3 {
+                lively.list().await;
+            }
+            let [a, b] = lively.machines.each_ref().map(|it| &it.client);
+            assert_eq!(names(&list(a, lively.top, 10, true).await), Vec::from_iter(lively.there));
+            assert_eq!((a.status().lost, b.status().lost), (0, 0));
         });
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::client::Client;
 use thalweg_cluster::protocol::{Answer, Reply, Request};
-use thalweg_fs::{Filesystem, Ino, Node, SetXattr, WriteAt, WriteHow};
+use thalweg_fs::{Allocation, Filesystem, Ino, Node, SetXattr, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::run;
 
@@ -129,8 +129,7 @@ fn a_batch_that_has_survived_takes_its_room_once() {
         b.client.reference(theirs);
         write(&b.client, theirs, 20).await;
         // Has it sent, but not durable.
-        let value = Bytes::from_static(b"1");
-        b.client.set_xattr(theirs, b"user.a", value, SetXattr::Any).await.unwrap();
+        b.client.allocate(theirs, 0, 1, Allocation::Punch).await.unwrap();
         assert_eq!(b.client.status().unsent, 0);
         assert!(!syncing.is_finished());
         assert_eq!(scene.service.status().room_recalls, recalls);

@@ -8,6 +8,22 @@ pub(crate) type Content = Option<Arc<Vec<u8>>>;
 /// What a directory has.
 pub(crate) type State = BTreeMap<String, Content>;
 
+/// The extended attribute that a file may have.
+pub(crate) const XATTR: &[u8] = b"user.a";
+
+/// The name in a state of the extended attribute of the file of this name.
+pub(crate) fn xattr_of(name: &str) -> String {
+    format!("{name} user.a")
+}
+
+/// A file has another name, with its extended attribute. One that had that name has the other one then, or is gone.
+pub(crate) fn move_xattr(state: &mut State, (from, to): (&str, &str), exchanges: bool) {
+    let (moved, there) = (state.remove(&xattr_of(from)), state.remove(&xattr_of(to)));
+    moved.into_iter().for_each(|value| drop(state.insert(xattr_of(to), value)));
+    let there = there.filter(|_| exchanges);
+    there.into_iter().for_each(|value| drop(state.insert(xattr_of(from), value)));
+}
+
 /// What a program has done, and what of that it was told to be durable.
 #[derive(Debug, Default)]
 pub(crate) struct History {

@@ -81,7 +81,7 @@ impl Replaced {
         let is_within = |mutation: &Mutation| {
             let kind = &mutation.kind;
             let written_end = kind.written().map_or(0, |written| written.end);
-            kind.inodes().eq([*ino]) && written_end <= end
+            kind.inodes().eq([*ino]) && written_end <= end && kind.xattr_len() == 0
         };
         start / unit == end.saturating_sub(1) / unit && mutations.iter().all(is_within)
     }

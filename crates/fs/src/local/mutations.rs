@@ -22,9 +22,9 @@ use super::redo::Redo;
 use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
-use crate::filesystem::WriteAt;
+use crate::filesystem::{SetXattr, WriteAt};
 use crate::mutation::runs::{is_stored, runs_of};
-use crate::mutation::{Mutation, MutationKind};
+use crate::mutation::{MAX_RESERVED, Mutation, MutationKind};
 use crate::session_table::{JournalPosition, RecordedCall, Recorder};
 
 /// What is stored when nothing refuses a batch any more: bytes that replace others, behind a record of the batch if they are
@@ -58,7 +58,9 @@ impl LocalFs {
         let Some(external_contents) = self.external_to_change()? else {
             return self.commit_batch(mutations, cover, end, None).await;
         };
-        if mutations.iter().any(|mutation| sets_size(&mutation.kind)) {
+        let is_call =
+            |kind: &MutationKind| sets_size(kind) || matches!(kind, MutationKind::Reserve { .. });
+        if mutations.iter().any(|mutation| is_call(&mutation.kind)) {
             return Err(FsError::NotSupported);
         }
         let runs = runs_of(mutations);
@@ -154,21 +156,22 @@ impl LocalFs {
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
         let is_within = self.inner.external_contents.is_none();
-        // A call of its own does not see its writes of bytes. So the bytes of a file are changed once in each, and records are
-        // searched for what an inode has before it is removed.
+        // A call of its own does not see its writes of bytes, nor the extents and extended attributes that it adds. So those of
+        // an inode are changed once in each, and records are searched for what an inode has before it is removed.
         let (mut written, mut is_begun) = (HashSet::default(), false);
         let mut op = self.op(txn).covered(cover);
         let (recorder, now) = (op.recorder.take(), op.now);
         let session = recorder.as_ref().map(|it| it.call.session);
         for Mutation { time, kind } in mutations {
-            let rewrites = is_within && changes_bytes(kind) && written.contains(&kind.ino());
-            if is_begun && (rewrites || kind.unlinked().is_some()) {
+            let looks = is_within && changes_bytes(kind) || changes_xattrs(kind);
+            let looks_again = looks && written.contains(&kind.ino());
+            if is_begun && (looks_again || kind.unlinked().is_some()) {
                 effects.add(op.finish().await?);
                 op = self.op(txn).after(&effects).covered(std::mem::take(&mut effects.cover));
                 op.recorder = None;
                 written.clear();
             }
-            if changes_bytes(kind) {
+            if looks {
                 written.insert(kind.ino());
             }
             is_begun = true;
@@ -186,14 +189,22 @@ impl LocalFs {
 
 fn changes_bytes(kind: &MutationKind) -> bool {
     match kind {
-        MutationKind::Write { .. } | MutationKind::Stored { .. } => true,
+        MutationKind::Write { .. } | MutationKind::Stored { .. } | MutationKind::Reserve { .. } => {
+            true
+        }
         MutationKind::SetAttributes { .. }
+        | MutationKind::SetXattr { .. }
+        | MutationKind::RemoveXattr { .. }
         | MutationKind::Create { .. }
         | MutationKind::Unlink { .. }
         | MutationKind::RemoveDirectory { .. }
         | MutationKind::Link { .. }
         | MutationKind::Rename { .. } => sets_size(kind),
     }
+}
+
+fn changes_xattrs(kind: &MutationKind) -> bool {
+    matches!(kind, MutationKind::SetXattr { .. } | MutationKind::RemoveXattr { .. })
 }
 
 fn sets_size(kind: &MutationKind) -> bool {
@@ -253,12 +264,35 @@ impl FsCall<'_> {
             MutationKind::Link { parent, name, ino } => {
                 self.link(ino.0, parent.0, name).await?;
             }
+            MutationKind::Reserve { ino, offset, len, keep_size } => {
+                self.reserve_at_once(ino.0, (*offset, *len), *keep_size).await?;
+            }
+            MutationKind::SetXattr { ino, name, value } => {
+                self.set_xattr(ino.0, name, value.clone(), SetXattr::Any).await?;
+            }
+            MutationKind::RemoveXattr { ino, name } => self.remove_xattr(ino.0, name).await?,
             MutationKind::Rename { from, to, how, ino, there } => {
                 self.leads_to(from.0, &from.1, Some(*ino)).await?;
                 self.leads_to(to.0, &to.1, *there).await?;
                 self.rename((from.0.0, &from.1), (to.0.0, &to.1), *how).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Takes blocks for the holes of a range.
+    async fn reserve_at_once(
+        &mut self,
+        ino: u64,
+        (offset, len): (u64, u64),
+        keep_size: bool,
+    ) -> Result<(), FsError> {
+        if len == 0 || len > MAX_RESERVED {
+            return Err(FsError::Invalid("so much is not reserved by one mutation"));
+        }
+        let end = offset.checked_add(len).ok_or(FsError::FileTooLarge)?;
+        let done = self.reserve(ino, offset..end, keep_size, u64::MAX).await?;
+        assert!(done == end, "a range is reserved as a whole");
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use crate::answer::Answer;
 use crate::attributes::{Attributes, Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{Cookie, Entry, MAX_LINKS, MAX_NAME, MAX_TARGET, NewNode, Node, Rename};
+use crate::xattr_name::{ACCESS_ACL, DEFAULT_ACL};
 
 /// Set-group-id.
 const SGID: u16 = 0o2000;
@@ -185,7 +186,7 @@ impl FsCall<'_> {
             return Ok(());
         }
         let default = if directory.flags & HAS_DEFAULT_ACL != 0 {
-            self.get(&xattrs::xattr_key(parent, xattrs::DEFAULT_ACL)).await?
+            self.get(&xattrs::xattr_key(parent, DEFAULT_ACL)).await?
         } else {
             None
         };
@@ -198,11 +199,11 @@ impl FsCall<'_> {
         let mode = access.inherit(record.mode.get());
         record.mode = mode.into();
         if !access.is_mode() {
-            self.put(xattrs::xattr_key(ino, xattrs::ACCESS_ACL), access.encode());
+            self.put(xattrs::xattr_key(ino, ACCESS_ACL), access.encode());
             record.flags |= HAS_XATTRS | HAS_ACL;
         }
         if kind == Kind::Directory {
-            self.put(xattrs::xattr_key(ino, xattrs::DEFAULT_ACL), default);
+            self.put(xattrs::xattr_key(ino, DEFAULT_ACL), default);
             record.flags |= HAS_XATTRS | HAS_DEFAULT_ACL;
         }
         Ok(())

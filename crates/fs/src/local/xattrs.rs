@@ -9,43 +9,15 @@ use super::records::kind_of;
 use crate::acl::Acl;
 use crate::attributes::Kind;
 use crate::error::FsError;
-use crate::filesystem::{MAX_XATTR_NAME, MAX_XATTR_VALUE, SetXattr};
+use crate::filesystem::{MAX_XATTR_VALUE, SetXattr};
+use crate::xattr_name::{ACCESS_ACL, DEFAULT_ACL, check_name};
 
-/// The access control list.
-pub(super) const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
-/// The default access control list, for new inodes in a directory.
-pub(super) const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 /// Most bytes of all attribute names of an inode: the limit of a list of them.
 const MAX_NAMES: usize = 65536;
 
 /// The key of an attribute.
 pub(super) fn xattr_key(ino: u64, name: &[u8]) -> Vec<u8> {
     key(ino, Tag::Xattr, name)
-}
-
-/// Checks that an attribute of that name can be.
-fn check_name(kind: Kind, name: &[u8]) -> Result<(), FsError> {
-    let spaces: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
-    if name.len() > MAX_XATTR_NAME {
-        return Err(FsError::AttributeTooLarge);
-    }
-    if name == ACCESS_ACL || name == DEFAULT_ACL {
-        return match kind {
-            Kind::Symlink => Err(FsError::NotSupported),
-            _ => Ok(()),
-        };
-    }
-    let space = spaces.iter().find(|space| name.starts_with(space));
-    let space = space.ok_or(FsError::NotSupported)?;
-    if name.len() == space.len() || name.contains(&0) {
-        return Err(FsError::Invalid("an attribute needs a name"));
-    }
-    // As in the kernel: only files and directories have attributes of users.
-    if *space == b"user." && !matches!(kind, Kind::File | Kind::Directory) {
-        Err(FsError::NotPermitted)
-    } else {
-        Ok(())
-    }
 }
 
 impl FsCall<'_> {
@@ -102,6 +74,8 @@ impl FsCall<'_> {
         self.touch(ino, &mut record);
         match value {
             Some(value) => {
+                // It may take many blocks, and sessions were promised some.
+                self.grows = true;
                 if !there {
                     self.check_names(ino, name).await?;
                 }

@@ -42,7 +42,10 @@ pub fn runs_of<'a>(mutations: impl IntoIterator<Item = &'a Mutation>) -> Runs {
             | MutationKind::Unlink { .. }
             | MutationKind::RemoveDirectory { .. }
             | MutationKind::Link { .. }
-            | MutationKind::Rename { .. } => continue,
+            | MutationKind::Rename { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. } => continue,
         };
         let runs = files.entry(*ino).or_default();
         let end = offset.saturating_add(len);

@@ -1,6 +1,7 @@
 //! A maker of mutations, which foresees what they come to.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use bytes::Bytes;
 use rand::RngExt;
@@ -12,11 +13,21 @@ use thalweg_fs::{
 
 use crate::support::*;
 
+const BLOCK: u64 = 4096;
+
+/// The blocks of a range of bytes.
+fn blocks(offset: u64, len: u64) -> Range<u64> {
+    offset / BLOCK..(offset + len).div_ceil(BLOCK)
+}
+
 /// Makes mutations, and knows what they come to.
 pub(crate) struct Maker {
     pub(crate) rng: Rng,
     pub(crate) nodes: BTreeMap<Ino, Attributes>,
     pub(crate) bytes: BTreeMap<Ino, Vec<u8>>,
+    /// The blocks that files have, where these do not follow from the sizes.
+    pub(crate) blocks: BTreeMap<Ino, BTreeSet<u64>>,
+    pub(crate) xattrs: BTreeMap<Ino, BTreeMap<Bytes, Bytes>>,
     pub(crate) next: u64,
     /// Writes may leave holes.
     pub(crate) leaves_holes: bool,
@@ -31,8 +42,9 @@ pub(crate) struct Maker {
 impl Maker {
     pub(crate) fn new(env: &Env, root: Attributes, next: u64, leaves_holes: bool) -> Maker {
         let (rng, nodes) = (env.rng(), BTreeMap::from([(ROOT, root)]));
-        let (bytes, names, held) = Default::default();
-        Maker { rng, nodes, bytes, next, leaves_holes, names, held, steady: None }
+        let (bytes, blocks, xattrs, names, held) = Default::default();
+        let steady = None;
+        Maker { rng, nodes, bytes, blocks, xattrs, next, leaves_holes, names, held, steady }
     }
 
     /// Programs use some of the inodes that there are, and that the next mutations make: these ones from now on.
@@ -102,6 +114,8 @@ impl Maker {
         if node.links == 0 && !self.held.contains(&ino) {
             self.nodes.remove(&ino);
             self.bytes.remove(&ino);
+            self.blocks.remove(&ino);
+            self.xattrs.remove(&ino);
         }
     }
 
@@ -207,6 +221,7 @@ impl Maker {
         self.nodes.get_mut(&ino)?.set(&change, time);
         if let Some(size) = change.size {
             self.bytes.entry(ino).or_default().resize(size as usize, 0);
+            self.blocks.entry(ino).or_default().retain(|block| block * BLOCK < size);
         }
         Some(MutationKind::SetAttributes { ino, change })
     }
@@ -223,19 +238,61 @@ impl Maker {
         bytes[offset..offset + len].copy_from_slice(&data);
         let clear_suid = self.rng.random_bool(0.5);
         let offset = offset as u64;
+        self.blocks.entry(ino).or_default().extend(blocks(offset, len as u64));
         self.nodes.get_mut(&ino)?.wrote(offset + len as u64, clear_suid, time);
         Some(MutationKind::Write { ino, offset, data: data.into(), clear_suid })
+    }
+
+    /// Storage is reserved: in the file, behind its end, and also far behind that.
+    pub(crate) fn reserve(&mut self, time: Timestamp) -> Option<MutationKind> {
+        let ino = self.of_kind(Kind::File).filter(|_| !self.leaves_holes)?;
+        let bytes = self.bytes.entry(ino).or_default();
+        let gap = if self.rng.random_bool(0.2) { 9000 } else { 0 };
+        let offset = (self.rng.random_range(0..=bytes.len()) + gap) as u64;
+        let (len, keep_size) = (self.rng.random_range(1..30_000), self.rng.random_bool(0.4));
+        let end = offset + len;
+        if !keep_size {
+            bytes.resize(bytes.len().max(end as usize), 0);
+        }
+        self.blocks.entry(ino).or_default().extend(blocks(offset, len));
+        self.nodes.get_mut(&ino)?.reserved(end, keep_size, time);
+        Some(MutationKind::Reserve { ino, offset, len, keep_size })
+    }
+
+    /// An extended attribute is set or removed: of few names, so that one is often set again.
+    pub(crate) fn change_xattr(&mut self, time: Timestamp) -> Option<MutationKind> {
+        let kind = [Kind::File, Kind::Directory, Kind::Fifo][self.rng.random_range(0..3)];
+        let ino = self.of_kind(kind)?;
+        let names = ["trusted.a", "trusted.b", "user.a", "user.b"];
+        let name = Bytes::from(
+            names[self.rng.random_range(0..if kind == Kind::Fifo { 2 } else { names.len() })],
+        );
+        let xattrs = self.xattrs.entry(ino).or_default();
+        let is_removed = self.rng.random_bool(0.3);
+        if is_removed {
+            xattrs.remove(&name)?;
+            self.nodes.get_mut(&ino)?.changed_xattr(time);
+            return Some(MutationKind::RemoveXattr { ino, name });
+        }
+        let most = if self.rng.random_bool(0.1) { 9000 } else { 100 };
+        let len = self.rng.random_range(0..most);
+        let value = Bytes::from(vec![self.rng.random(); len]);
+        xattrs.insert(name.clone(), value.clone());
+        self.nodes.get_mut(&ino)?.changed_xattr(time);
+        Some(MutationKind::SetXattr { ino, name, value })
     }
 
     pub(crate) fn mutation(&mut self) -> Mutation {
         let time = self.time();
         loop {
-            let kind = match self.rng.random_range(0..16) {
+            let kind = match self.rng.random_range(0..20) {
                 0..5 => self.create(time),
                 5..8 => self.set(time),
                 8..11 => self.write(time),
                 11..13 => self.remove(time),
                 13 => self.link(time),
+                16 => self.reserve(time),
+                17..20 => self.change_xattr(time),
                 _ => self.rename(time),
             };
             if let Some(kind) = kind {

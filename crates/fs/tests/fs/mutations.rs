@@ -1,5 +1,6 @@
 //! Changes that were made elsewhere come to what their maker has foreseen.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +9,13 @@ use rand::RngExt;
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, How, check_with};
 use thalweg_fs::coalesce::Coalesced;
+use thalweg_fs::filesystem::{MAX_FILE, MAX_XATTR_VALUE};
 use thalweg_fs::local::{self, Atime, LocalFs, Options};
-use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::mutation::{MAX_RESERVED, Mutation, MutationKind};
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{
-    AttributeChange, Attributes, Contents, Cookie, Filesystem, FsError, Ino, Kind, NewNode, Node,
-    Rename, SessionTable, Timestamp,
+    Allocation, AttributeChange, Attributes, Contents, Cookie, Filesystem, FsError, Ino, Kind,
+    NewNode, Node, Rename, SessionTable, SetXattr, Timestamp,
 };
 use thalweg_sim::contents::SimContents;
 use thalweg_sim::{campaign, run};
@@ -35,10 +37,27 @@ async fn call(fs: &LocalFs, mutation: &Mutation) {
         MutationKind::Rename { from, to, how, .. } => {
             fs.rename((from.0, &from.1), (to.0, &to.1), *how).await.unwrap();
         }
+        MutationKind::Reserve { ino, offset, len, keep_size } => {
+            let how = Allocation::Reserve { keep_size: *keep_size };
+            fs.allocate(*ino, *offset, *len, how).await.unwrap();
+        }
+        MutationKind::SetXattr { ino, name, value } => {
+            fs.set_xattr(*ino, name, value.clone(), SetXattr::Any).await.unwrap();
+        }
+        MutationKind::RemoveXattr { ino, name } => fs.remove_xattr(*ino, name).await.unwrap(),
         _ => {
             fs.apply(std::slice::from_ref(mutation), &[], JournalPosition::default()).await.unwrap()
         }
     }
+}
+
+async fn xattrs(fs: &LocalFs, ino: Ino) -> BTreeMap<Bytes, Bytes> {
+    let mut found = BTreeMap::new();
+    for name in fs.xattrs(ino).await.unwrap() {
+        let value = fs.xattr(ino, &name).await.unwrap();
+        found.insert(name, value);
+    }
+    found
 }
 
 /// Everything that a filesystem has, without times.
@@ -48,6 +67,7 @@ async fn describe(fs: &LocalFs, inodes: impl Iterator<Item = &Ino>) -> Vec<Strin
         let it = attributes(fs, *ino).await;
         let Attributes { kind, mode, links, uid, gid, size, stored, .. } = it;
         found.push(format!("{ino} {kind:?} {mode:o} {links} {uid} {gid} {size} {stored}"));
+        found.push(format!("{:?}", xattrs(fs, *ino).await));
         if kind == Kind::Directory {
             let entries = fs.read_directory(*ino, Cookie::START, 1000, false).await.unwrap();
             let mut names: Vec<_> =
@@ -148,12 +168,16 @@ async fn apply_some(env: &Env, contents: Option<Arc<dyn Contents>>, coalesces: b
             let found = attributes(&fs, *ino).await;
             let foreseen = Attributes { stored: found.stored, ..*foreseen };
             assert_eq!(found, foreseen);
+            let set = maker.xattrs.get(ino).cloned().unwrap_or_default();
+            assert_eq!(xattrs(&fs, *ino).await, set, "inode {ino}");
         }
         for (ino, bytes) in &maker.bytes {
             // Elsewhere, holes count.
-            let blocks = (bytes.len() as u64).next_multiple_of(4096);
-            let stored = attributes(&fs, *ino).await.stored;
-            assert!(stored == blocks || !leaves_holes && stored < blocks, "{stored} of {blocks}");
+            let blocks = match leaves_holes {
+                true => (bytes.len() as u64).div_ceil(4096),
+                false => maker.blocks.get(ino).map_or(0, |it| it.len() as u64),
+            };
+            assert_eq!(attributes(&fs, *ino).await.stored, blocks * 4096, "inode {ino}");
             let read = fs.read(*ino, 0, bytes.len() + 1).await.unwrap().concat();
             assert_eq!(Bytes::from(read), Bytes::from(bytes.clone()), "inode {ino}");
         }
@@ -186,6 +210,28 @@ fn events_come_to_what_was_foreseen() {
             apply_some(&env, contents, false).await;
         });
     }
+}
+
+/// Of an attribute that is set again and again the last value is left, unless it is removed between.
+#[test]
+fn a_value_takes_the_place_of_those_before() {
+    let at =
+        |number: u64, kind| Mutation { time: Timestamp { seconds: number as i64, nanos: 0 }, kind };
+    let (ino, name) = (Ino(7), Bytes::from_static(b"user.a"));
+    let set = |number: u64| {
+        let value = vec![number as u8].into();
+        at(number, MutationKind::SetXattr { ino, name: name.clone(), value })
+    };
+    let sets: Vec<Mutation> = (1..=5).map(set).collect();
+    assert_eq!(coalesced(&sets), [set(5)]);
+    let remove = at(3, MutationKind::RemoveXattr { ino, name: name.clone() });
+    let between = [set(1), set(2), remove.clone(), set(4), set(5)];
+    assert_eq!(coalesced(&between), [set(2), remove, set(5)]);
+    // A clock that was set back: the inode is touched as often.
+    let back = [set(5), set(4)];
+    let change = AttributeChange::default();
+    let touch = at(5, MutationKind::SetAttributes { ino, change });
+    assert_eq!(coalesced(&back), [touch, set(4)]);
 }
 
 #[test]
@@ -235,6 +281,12 @@ fn events_of_contents_elsewhere_that_are_not_possible_are_refused() {
         ];
         assert!(matches!(
             fs.apply(&cut, &[], JournalPosition::default()).await,
+            Err(FsError::NotSupported)
+        ));
+        let reserve = MutationKind::Reserve { ino: number, offset: 0, len: 1, keep_size: true };
+        let reserved = [mutation(create.clone()), mutation(reserve)];
+        assert!(matches!(
+            fs.apply(&reserved, &[], JournalPosition::default()).await,
             Err(FsError::NotSupported)
         ));
         let near = [mutation(create), mutation(write(most.end - 1))];
@@ -315,5 +367,65 @@ fn mutations_of_names_that_do_not_fit_are_refused() {
             assert!(refused.is_err(), "{both:?}");
             assert_eq!(describe(&fs, all.iter()).await, before, "{both:?}");
         }
+    });
+}
+
+/// Mutations of storage and of extended attributes are refused as the calls are, and more than a transaction can take.
+#[test]
+fn mutations_that_no_client_makes_are_refused() {
+    run(1, |env| async move {
+        let (volume, _) = volume(&env, BLOCKS);
+        let fs = make(&env, &volume).await;
+        let (file, fifo) = (create(&fs, ROOT, "file").await, {
+            let new = NewNode { node: Node::Fifo, mode: 0o644, umask: 0, uid: 5, gid: 6 };
+            fs.create(ROOT, b"fifo", &new).await.unwrap().ino
+        });
+        let reserve =
+            |ino, offset, len| MutationKind::Reserve { ino, offset, len, keep_size: false };
+        let set = |ino, name: &'static str, len| MutationKind::SetXattr {
+            ino,
+            name: name.into(),
+            value: vec![1; len].into(),
+        };
+        let kinds = [
+            reserve(file, 0, 0),
+            reserve(file, u64::MAX, 2),
+            reserve(file, MAX_FILE, 1),
+            reserve(ROOT, 0, 1),
+            reserve(fifo, 0, 1),
+            reserve(Ino(99), 0, 1),
+            set(fifo, "user.a", 1),
+            set(file, "other.a", 1),
+            set(file, "user.", 1),
+            set(file, "system.posix_acl_access", 1),
+            set(file, "thalweg.quota.max_bytes", 1),
+            set(file, "user.large", MAX_XATTR_VALUE + 1),
+            set(Ino(99), "user.a", 1),
+            MutationKind::RemoveXattr { ino: file, name: "user.a".into() },
+        ];
+        let before = describe(&fs, [file, fifo].iter()).await;
+        let large = [Mutation {
+            time: Timestamp { seconds: 1, nanos: 0 },
+            kind: reserve(file, 0, MAX_RESERVED + 1),
+        }];
+        let refused = fs.apply(&large, &[], JournalPosition::default()).await;
+        assert!(matches!(refused, Err(FsError::Invalid(_))), "{refused:?}");
+        for kind in kinds {
+            let mutation = [Mutation { time: Timestamp { seconds: 1, nanos: 0 }, kind }];
+            let refused = fs.apply(&mutation, &[], JournalPosition::default()).await;
+            assert!(refused.is_err(), "{mutation:?}");
+        }
+        assert_eq!(describe(&fs, [file, fifo].iter()).await, before);
+        // Many names of one batch are as many as those of many calls.
+        let mutation = |number: usize| {
+            let name = Bytes::from(format!("user.{number:0250}"));
+            let kind = MutationKind::SetXattr { ino: file, name, value: Bytes::new() };
+            Mutation { time: Timestamp { seconds: 1, nanos: 0 }, kind }
+        };
+        let many: Vec<Mutation> = (0..65536 / 256 + 1).map(mutation).collect();
+        let refused = fs.apply(&many, &[], JournalPosition::default()).await;
+        assert!(matches!(refused, Err(FsError::AttributeTooLarge)), "{refused:?}");
+        fs.apply(&many[..200], &[], JournalPosition::default()).await.unwrap();
+        assert_eq!(fs.xattrs(file).await.unwrap().len(), 200);
     });
 }

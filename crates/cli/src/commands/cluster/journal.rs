@@ -112,6 +112,9 @@ async fn export(env: &Env, Export { path, folder }: &Export) -> Outcome<()> {
                 let done = match step {
                     Step::Write(offset, data) => file.write_all_at(data, *offset),
                     Step::Size(size) => file.set_len(*size),
+                    Step::Grow(end) => {
+                        file.metadata().and_then(|it| file.set_len(it.len().max(*end)))
+                    }
                 };
                 done.map_err(failed)?;
             }

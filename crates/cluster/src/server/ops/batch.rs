@@ -212,6 +212,9 @@ async fn notify_of_names(Op { ctx, stages }: Op<'_>, mutations: &[Mutation]) {
             | MutationKind::SetAttributes { .. }
             | MutationKind::Write { .. }
             | MutationKind::Stored { .. }
+            | MutationKind::Reserve { .. }
+            | MutationKind::SetXattr { .. }
+            | MutationKind::RemoveXattr { .. }
             | MutationKind::Link { .. } => continue,
         };
         // No other client was told of what the batch has made itself.

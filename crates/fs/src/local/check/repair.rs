@@ -26,7 +26,8 @@ use crate::local::fs_state::FsState;
 use crate::local::orphans::freed_key;
 use crate::local::quota::quota_key;
 use crate::local::records::kind_of;
-use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL, xattr_key};
+use crate::local::xattrs::xattr_key;
+use crate::xattr_name::{ACCESS_ACL, DEFAULT_ACL};
 
 /// Records that one transaction removes.
 const RECORDS_AT_ONCE: usize = 64;

@@ -29,7 +29,7 @@ use crate::local::fs_state::FsState;
 use crate::local::orphans::freed_run;
 use crate::local::sessions::parse_record;
 use crate::local::table::table_key;
-use crate::local::xattrs::{ACCESS_ACL, DEFAULT_ACL};
+use crate::xattr_name::{ACCESS_ACL, DEFAULT_ACL};
 
 /// Pages of bits, and blocks of data, that are read at a time.
 const READ_AT_ONCE: u64 = 64;

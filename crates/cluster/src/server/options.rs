@@ -37,6 +37,13 @@ pub struct Options {
     pub known: usize,
 }
 
+impl Options {
+    /// A client that is silent for longer has lost its session.
+    pub(super) fn longest_silence(&self, has_journal: bool) -> Duration {
+        if has_journal { self.expire + self.hold } else { self.expire }
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {

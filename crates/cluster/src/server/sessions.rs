@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::base::{Base, resolve};
 use super::counters::add;
-use super::options::{Options, Visitor};
+use super::options::Visitor;
 use super::session::{Identity, JournalInfo, Presence, Session, SessionJournal, SessionResources};
 use super::session_record::encode;
 use crate::protocol::{BATCH_SLOT, Changed, Grants};
@@ -435,13 +435,11 @@ impl Sessions {
     /// Ends the sessions of clients that are silent for too long.
     pub(super) fn expire(self: &Arc<Self>) {
         let now = self.base.env.now();
-        let Options { expire, hold, .. } = *self.base.options;
         let is_lost = |it: &Session| {
-            let patience = if it.journal.is_kept() { expire + hold } else { expire };
-            !it.journal.has_lapsed() && now.since(it.lock().heard) > patience
+            let silence = self.base.options.longest_silence(it.journal.is_kept());
+            !it.journal.has_lapsed() && now.since(it.lock().heard) > silence
         };
-        let lost = self.matching(is_lost);
-        for session in &lost {
+        for session in &self.matching(is_lost) {
             self.end(session, Ending::Evicted("its client was silent for too long"));
         }
     }

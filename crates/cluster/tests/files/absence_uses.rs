@@ -159,7 +159,7 @@ fn check_one(did: Harm, conflict: ConflictScope, restarts: bool) {
     });
 }
 
-/// Whatever other clients have done to a file, it stays, and what was synced of it before is there or in a copy.
+/// A file stays as another client has made it, and what was synced of it before is there or in a copy.
 #[test]
 fn what_others_have_done_to_a_file_stays_and_nothing_synced_vanishes() {
     for did in HARMS {

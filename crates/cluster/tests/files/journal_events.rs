@@ -45,7 +45,7 @@ async fn refused(scene: &Scene, machine: &Journaled) -> String {
     why
 }
 
-/// `cluster serve --hold`: others wait so much longer, and no longer than that, also if it is longer than a client may be silent.
+/// `cluster serve --hold`: another client waits so much longer, and no longer than that, also if it is longer than a client may be silent.
 #[test]
 fn others_wait_a_hold_longer_for_a_client_with_a_journal() {
     for hold in [Duration::ZERO, HOLD, 4 * EXPIRE] {
@@ -62,7 +62,7 @@ fn others_wait_a_hold_longer_for_a_client_with_a_journal() {
     }
 }
 
-/// A client without a journal has nothing after a reboot: nobody waits longer for it.
+/// A client without a journal has nothing after a reboot: no client waits longer for it.
 #[test]
 fn nobody_waits_a_hold_for_a_client_without_a_journal() {
     run(1, |env| async move {
@@ -286,7 +286,7 @@ fn a_right_that_ends_while_changes_wait_loses_nothing() {
         // Its connection ends, as when its key is set to another right.
         scene.network.reset(&machine.host(), &scene.server);
         env.sleep(2 * EXPIRE).await;
-        // It goes on without its journal, and says so to those who rely on it.
+        // It goes on without its journal, and the next sync of the file says so.
         assert!(client.sync(file, false).await.is_err());
         assert_eq!((client.status().evictions, client.pending().journal.is_none()), (1, true));
         assert!(put(&client, file, "later").await.is_err());
@@ -302,7 +302,7 @@ fn a_right_that_ends_while_changes_wait_loses_nothing() {
     });
 }
 
-/// The server's volume was made anew: inodes of the journal are others' there, or nobody's.
+/// The server's volume was made anew: inodes of the journal are other files there, or none.
 #[test]
 fn a_server_with_another_volume_gets_nothing_of_a_journal() {
     for has_changes in [true, false] {
@@ -318,7 +318,7 @@ fn a_server_with_another_volume_gets_nothing_of_a_journal() {
                 drop(again);
             }
             scene.replace().await;
-            // Others have made something there since.
+            // Another client has made something there since.
             let visitor = scene.client("other").await;
             let (other, mut made) = (&visitor.client, Vec::new());
             for number in 0..20 {

@@ -183,7 +183,7 @@ async fn empty(fs: &dyn Filesystem, directory: Ino) {
     fs.sync_all().await.unwrap();
 }
 
-/// Room that the server has promised is the client's for as long as others wait for it: one that is back by then has it.
+/// Room that the server has promised is the client's until a caller that lacks room has waited for it: a client that is back by then has it.
 #[test]
 fn a_client_that_is_back_within_the_hold_has_its_room() {
     for conflict in [ConflictScope::Prefix, ConflictScope::File] {
@@ -210,7 +210,7 @@ fn a_client_that_is_back_within_the_hold_has_its_room() {
     }
 }
 
-/// Others have filled the volume while the client was away: its journal waits for room. So does one whose volume was filled past the server.
+/// Another client has filled the volume meanwhile: the journal waits for room. So does one whose volume was filled past the server.
 #[test]
 fn what_a_full_volume_does_not_take_is_written_back_when_there_is_room() {
     for (conflict, by_client, restarts) in [

@@ -66,26 +66,21 @@ impl Env {
 
     /// The wall clock, as seconds since 1970: for labels and messages, never for ordering.
     /// In virtual time it counts from the start of 1970.
-    #[allow(clippy::disallowed_methods)]
     pub fn wall_clock(&self) -> u64 {
-        match self.shared.scale {
-            Scale::Simulated => self.now().as_nanos() / 1_000_000_000,
-            Scale::Real => std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .map_or(0, |span| span.as_secs()),
-        }
+        self.wall_nanos() / 1_000_000_000
     }
 
     /// The wall clock, as nanoseconds since 1970: for display, never for ordering. In virtual time it counts
-    /// from the start of 1970.
+    /// from the start of 1970, and may be set on a [`Node`](crate::Node).
     #[allow(clippy::disallowed_methods)]
     pub fn wall_nanos(&self) -> u64 {
-        match self.shared.scale {
+        let outside = match self.shared.scale {
             Scale::Simulated => self.now().as_nanos(),
             Scale::Real => std::time::SystemTime::now()
                 .duration_since(std::time::UNIX_EPOCH)
                 .map_or(0, |span| span.as_nanos() as u64),
-        }
+        };
+        self.group.as_ref().map_or(outside, |group| group.wall(outside))
     }
 
     /// Sleeps for `span`, rounded up to the timer's grain (1 ms in real time, 1 µs in virtual time);

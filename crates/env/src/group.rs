@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
@@ -26,6 +26,8 @@ pub(crate) struct Group {
     stopped: Mutex<Vec<Waker>>,
     tasks: Mutex<Tasks>,
     emptied: Notify,
+    /// Nanoseconds by which the wall clock is ahead of that outside.
+    wall: AtomicI64,
 }
 
 #[derive(Default)]
@@ -101,6 +103,16 @@ impl Group {
             }
             is_paused
         })
+    }
+
+    pub(crate) fn shift_wall(&self, nanos: i64) {
+        self.wall.fetch_add(nanos, Ordering::SeqCst);
+    }
+
+    /// What the wall clock of a node shows when it is `nanos` outside of all nodes.
+    pub(crate) fn wall(&self, nanos: u64) -> u64 {
+        let around = self.outer.as_ref().map_or(nanos, |outer| outer.wall(nanos));
+        around.saturating_add_signed(self.wall.load(Ordering::SeqCst))
     }
 
     fn enter(&self) -> u64 {

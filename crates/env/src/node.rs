@@ -40,7 +40,7 @@ impl Env {
 }
 
 impl Node {
-    /// The environment for code on the node: clock and chance as outside, its tasks on this node.
+    /// The environment for code on the node: clock and chance as outside, its tasks and its wall clock on this node.
     pub fn env(&self) -> &Env {
         &self.env
     }
@@ -66,6 +66,12 @@ impl Node {
     /// Lets a paused node go on, as if it had not noticed.
     pub fn resume(&self) {
         self.group.resume();
+    }
+
+    /// Sets the wall clock of the node forward by so many nanoseconds, or back: that of its machine jumps. It shows no time
+    /// before 1970. The other clock, by which tasks wait, goes on as before.
+    pub fn shift_wall_clock(&self, nanos: i64) {
+        self.group.shift_wall(nanos);
     }
 
     /// Returns when every task has ended and was dropped. A killed node holds no resource then.

@@ -42,6 +42,9 @@ use crate::squash::acting;
 /// The server does not know the session any more.
 const ENDED: &str = "the server has ended the session that made them";
 
+/// Why a mount does not go on that makes no conflict copies.
+const USED: &str = "other clients have used files or names that some of them change";
+
 /// What a user can do about changes that are not written back.
 const GIVE_UP: &str = "; `cluster journal export` has them in files, and `cluster journal erase --force` gives them up";
 
@@ -319,7 +322,7 @@ impl Resumption<'_> {
         }
         if !before.is_empty() {
             if base.options.on_conflict == OnConflict::Refuse {
-                return Err(self.pending("other clients have used files that some of them change"));
+                return Err(self.pending(USED));
             }
             return self.write_around(found, (before, None), turn).await;
         }
@@ -328,7 +331,7 @@ impl Resumption<'_> {
         let refused = writeback.refused().filter(|(error, _)| is_conflict(error));
         let Some((why, _)) = refused else { return Err(self.pending(error)) };
         if base.options.on_conflict == OnConflict::Refuse {
-            return Err(self.pending(error));
+            return Err(self.pending(USED));
         }
         let turn = writeback.hold().await;
         self.write_around(found, (before, Some(why)), turn).await

@@ -18,7 +18,7 @@ pub struct Options {
     /// Other clients wait for so long at most for one that sends what it has made, batch after batch. One that sends none for the time
     /// of a lease is not waited for.
     pub recall: Duration,
-    /// A client that is silent for so long has lost its session.
+    /// A client that is silent for so long has lost its session; one with a journal after `hold` more.
     pub expire: Duration,
     /// Most sessions.
     pub sessions: usize,
@@ -35,6 +35,13 @@ pub struct Options {
     /// Inodes that the clients may know together, counted for each client, before the server asks for some back. Each takes
     /// about [`KNOWN_BYTES`] of memory.
     pub known: usize,
+}
+
+impl Options {
+    /// A client that is silent for longer has lost its session.
+    pub(super) fn longest_silence(&self, has_journal: bool) -> Duration {
+        if has_journal { self.expire + self.hold } else { self.expire }
+    }
 }
 
 impl Default for Options {

@@ -436,10 +436,10 @@ impl Sessions {
     pub(super) fn expire(self: &Arc<Self>) {
         let now = self.base.env.now();
         let is_lost = |it: &Session| {
-            !it.journal.has_lapsed() && now.since(it.lock().heard) > self.base.options.expire
+            let silence = self.base.options.longest_silence(it.journal.is_kept());
+            !it.journal.has_lapsed() && now.since(it.lock().heard) > silence
         };
-        let lost = self.matching(is_lost);
-        for session in &lost {
+        for session in &self.matching(is_lost) {
             self.end(session, Ending::Evicted("its client was silent for too long"));
         }
     }

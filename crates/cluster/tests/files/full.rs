@@ -297,7 +297,7 @@ fn a_full_quota_loses_nothing_that_was_acknowledged() {
 }
 
 /// Writes to new files in a directory until there is no room; how many bytes fit.
-async fn fill(client: &Client, directory: Ino, prefix: &str) -> u64 {
+pub(crate) async fn fill(client: &dyn Filesystem, directory: Ino, prefix: &str) -> u64 {
     let mut bytes = 0;
     for number in 0.. {
         let name = format!("{prefix}{number}");

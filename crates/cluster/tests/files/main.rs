@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 mod absence;
+mod absence_clocks;
 mod absence_files;
 mod absence_lives;
 mod absence_users;
+mod absence_uses;
 mod access;
 mod alone;
 mod answers;
@@ -24,6 +26,8 @@ mod hostile_users;
 mod journal;
 mod journal_crashes;
 mod journal_data;
+mod journal_events;
+mod journal_losses;
 mod journal_memory;
 mod journal_pace;
 mod journal_use;

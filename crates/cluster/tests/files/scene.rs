@@ -118,7 +118,12 @@ impl Scene {
 
     /// On a volume that is soon full.
     pub(crate) async fn small(env: &Env) -> Scene {
-        Scene::on(env, options(), None, Disk::small(env).await).await
+        Scene::small_with(env, options()).await
+    }
+
+    /// The same, with these limits.
+    pub(crate) async fn small_with(env: &Env, options: Options) -> Scene {
+        Scene::on(env, options, None, Disk::small(env).await).await
     }
 
     /// On a volume with devices that fail when they are told to.
@@ -236,6 +241,18 @@ impl Scene {
         self.stop().await;
         self.disk = Some(self.disk.take().unwrap().at(&self.env, position, Shape::Everything));
         self.start(Shape::Everything).await;
+    }
+
+    /// The server's volume is lost: a new one has its name, and nothing of what it had.
+    pub(crate) async fn replace(&mut self) {
+        self.stop().await;
+        self.disk = Some(Disk::make(&self.env, None, Duration::ZERO).await);
+        self.start(Shape::Everything).await;
+    }
+
+    /// The wall clock of the server's machine jumps.
+    pub(crate) fn shift_wall_clock(&self, nanos: i64) {
+        self.process.shift_wall_clock(nanos);
     }
 
     /// The server's machine crashes, and starts again.

@@ -166,3 +166,24 @@ fn a_paused_node_stands_still_and_goes_on_as_if_nothing_had_happened() {
         assert_eq!(node.tasks(), 0);
     });
 }
+
+/// Machines have wall clocks of their own, and these are set by hand now and then. The other clock goes on.
+#[test]
+fn a_wall_clock_that_is_set_is_that_of_one_node() {
+    runtime::run(7, |env| async move {
+        const SECOND: i64 = 1_000_000_000;
+        let (outer, other) = (env.node(), env.node());
+        let inner = outer.env().node();
+        env.sleep(Duration::from_secs(10)).await;
+        let now = env.now();
+        outer.shift_wall_clock(100 * SECOND);
+        inner.shift_wall_clock(-50 * SECOND);
+        let shown = [&env, outer.env(), inner.env(), other.env()].map(Env::wall_clock);
+        assert_eq!(shown, [10, 110, 60, 10]);
+        outer.shift_wall_clock(-200 * SECOND);
+        assert_eq!(outer.env().wall_nanos(), 0, "it shows no time before 1970");
+        assert_eq!((outer.env().now(), env.now()), (now, now));
+        env.sleep(Duration::from_secs(1)).await;
+        assert_eq!(other.env().wall_clock(), 11);
+    });
+}

@@ -4,7 +4,7 @@
 //! For each file there is a *conflict copy* beside it, and for each set a list of its entries ([`ConflictSet`], as JSON) in the
 //! directory [`DIRECTORY`] of the client's root. Both are ordinary files: a user that may use them applies or drops them.
 //!
-//! Of a client whose users are squashed, each user has a list and copies of its own: they are made as that user, who may go on with them. The
+//! Each user of a client with squashed users has a list and copies of its own, made as that user. The
 //! list is in a folder of the user ([`user_folder`]), and so are copies of files beside which the user may not write.
 
 use bytes::Bytes;

@@ -78,7 +78,9 @@ impl JournalOptions {
                 let recall = seconds(name, value)?;
                 if !(Duration::from_secs(1)..=LONGEST_RECALL).contains(&recall) {
                     let most = LONGEST_RECALL.as_secs();
-                    return Err(Failure::new(format!("recall={value} is not from 1 to {most}")));
+                    return Err(Failure::new(format!(
+                        "recall={value} is not a number of seconds from 1 to {most}"
+                    )));
                 }
                 self.recall = Some(recall);
             }

@@ -235,6 +235,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn names_are_listed_if_all_are_known_and_they_are_few() {
+        let mut names = Names { is_complete: true, ..Names::default() };
+        names.set(b"a", NewName::Present(Ino(1)));
+        names.set(b"b", NewName::Present(Ino(2)));
+        names.set(b"b", NewName::Absent);
+        let present = |names: &Names, most| {
+            names.all_present(most).map(|it| it.map(<[u8]>::to_vec).collect())
+        };
+        assert_eq!(present(&names, 1), Some(vec![b"a".to_vec()]));
+        assert_eq!(present(&names, 0), None);
+        names.begin_change(b"c");
+        assert_eq!(present(&names, 9), None);
+        names.forget(b"c");
+        assert_eq!(present(&names, 9), None);
+        assert_eq!(present(&Names::default(), 9), None);
+    }
+
+    #[test]
     fn a_number_that_no_inode_has_is_no_inode() {
         let mut names = Names::default();
         for number in [1, u64::MAX - 3] {

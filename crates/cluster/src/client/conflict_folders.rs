@@ -76,7 +76,7 @@ impl ConflictFolders<'_> {
             return Ok(found.ino);
         }
         match self.make(parent, name.clone(), new).await {
-            // A server that starts again may have made a call whose answer was lost.
+            // A restarted server may have made it already: the first answer was lost.
             Err(FsError::Exists) => {
                 self.lookup(parent, name).await?.map(|it| it.ino).ok_or(FsError::NotFound)
             }

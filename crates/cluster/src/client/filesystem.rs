@@ -23,6 +23,7 @@ use super::delegation::Local;
 use super::error::expect_answer;
 use super::journaling::Committed;
 use super::link::Link;
+use super::listings::Wanted;
 use super::pending::PendingReport;
 use super::stages::Stages;
 use super::user::{self, User};
@@ -269,7 +270,9 @@ impl Filesystem for Client {
         most: usize,
         attributes: bool,
     ) -> Result<Vec<Entry>, FsError> {
-        self.act(names::list(&self.stages, self.theirs(ino), from, most, attributes)).await
+        let directory = self.theirs(ino);
+        let wanted = Wanted { directory, from, most, attributes };
+        self.act(names::list(&self.stages, wanted)).await
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {

@@ -152,16 +152,14 @@ impl Journaling {
         Ok(())
     }
 
-    /// The journal lacks much.
-    pub(super) async fn by_size(&self) {
-        if let Err(error) = self.commit().await {
-            tracing::debug!(%error, "changes are not in the journal yet");
-        }
-    }
-
     /// Mutations wait for no longer than the time of a commit.
     pub(super) async fn by_timer(&self) {
         self.release_durable(false).await;
+        self.commit_unasked().await;
+    }
+
+    /// Nobody waits for this commit.
+    pub(super) async fn commit_unasked(&self) {
         if let Err(error) = self.commit().await {
             tracing::warn!(%error, "changes are not in the journal yet");
         }

@@ -16,8 +16,17 @@ use super::delegated::GrantNumber;
 const FIRST: u64 = 1 << 62;
 /// Names of a directory that are listed here at most: longer orders would take much memory.
 pub(super) const MAX_NAMES: usize = 1 << 16;
-/// Directories whose order is kept.
+/// Directories with a kept order.
 const KEPT: usize = 4;
+
+/// What is wanted of a directory: so many entries at most behind a place, with their attributes or without.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) directory: Ino,
+    pub(super) from: Cookie,
+    pub(super) most: usize,
+    pub(super) attributes: bool,
+}
 
 /// The place of a name in listings by this client.
 pub(super) fn place_of(name: &[u8]) -> Cookie {

@@ -11,6 +11,7 @@ use thalweg_net::keys::Squash;
 
 use super::cached::NewName;
 use super::error::{LinkError, unexpected};
+use super::listings::Wanted;
 use super::stages::Stages;
 use super::user;
 use super::{listings, own_listing};
@@ -257,33 +258,23 @@ async fn check_whole(
     stages.base.losses.of_bytes(source).map_or(Ok(()), Err)
 }
 
-pub(super) async fn list(
-    stages: &Stages,
-    ino: Ino,
-    from: Cookie,
-    most: usize,
-    attributes: bool,
-) -> Result<Vec<Entry>, FsError> {
-    if let Some(listed) = own_listing::list(&stages.base, ino, from, most, attributes) {
+pub(super) async fn list(stages: &Stages, wanted: Wanted) -> Result<Vec<Entry>, FsError> {
+    if let Some(listed) = own_listing::list(&stages.base, wanted) {
         return Ok(listed);
     }
-    if listings::is_own(from) {
-        return list_rest(stages, ino, from, most, attributes).await;
+    if listings::is_own(wanted.from) {
+        return list_rest(stages, wanted).await;
     }
-    list_by_call(stages, ino, from, most, attributes).await
+    list_by_call(stages, wanted).await
 }
 
 /// The entries of a directory behind a place in a listing by this client, which cannot go on with that.
-async fn list_rest(
-    stages: &Stages,
-    ino: Ino,
-    from: Cookie,
-    most: usize,
-    attributes: bool,
-) -> Result<Vec<Entry>, FsError> {
-    let (mut rest, mut at) = (Vec::new(), Cookie::START);
+async fn list_rest(stages: &Stages, wanted: Wanted) -> Result<Vec<Entry>, FsError> {
+    let Wanted { from, most, .. } = wanted;
+    let mut next = Wanted { from: Cookie::START, most: MAX_ENTRIES, ..wanted };
+    let mut rest = Vec::new();
     loop {
-        let listed = list_by_call(stages, ino, at, MAX_ENTRIES, attributes).await?;
+        let listed = list_by_call(stages, next).await?;
         let last = listed.last().map(|last| last.cookie);
         rest.extend(listed.into_iter().filter_map(|entry| {
             let cookie = listings::place_of(&entry.name);
@@ -295,19 +286,14 @@ async fn list_rest(
             rest.truncate(most);
         }
         match last {
-            Some(last) => at = last,
+            Some(last) => next.from = last,
             None => return Ok(rest),
         }
     }
 }
 
-async fn list_by_call(
-    stages: &Stages,
-    ino: Ino,
-    from: Cookie,
-    most: usize,
-    attributes: bool,
-) -> Result<Vec<Entry>, FsError> {
+async fn list_by_call(stages: &Stages, wanted: Wanted) -> Result<Vec<Entry>, FsError> {
+    let Wanted { directory: ino, from, most, attributes } = wanted;
     let most = u32::try_from(most).unwrap_or(u32::MAX);
     let request = Request::ReadDirectory { ino, from, most, attributes };
     let cache = stages.base.cache.clone();

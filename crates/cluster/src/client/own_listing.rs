@@ -6,16 +6,11 @@ use super::base::ClientBase;
 use super::cached::NewName;
 use super::delegated::GrantNumber;
 use super::inodes::Node;
-use super::listings::{Listing, MAX_NAMES, Order, is_own, place_of};
+use super::listings::{Listing, MAX_NAMES, Order, Wanted, is_own, place_of};
 
 /// The entries of a directory behind a place, if it is this client's alone and everything is known of it.
-pub(super) fn list(
-    base: &ClientBase,
-    directory: Ino,
-    from: Cookie,
-    most: usize,
-    attributes: bool,
-) -> Option<Vec<Entry>> {
+pub(super) fn list(base: &ClientBase, wanted: Wanted) -> Option<Vec<Entry>> {
+    let Wanted { directory, from, most, attributes } = wanted;
     let is_start = from == Cookie::START;
     if !is_start && !is_own(from) {
         return None;

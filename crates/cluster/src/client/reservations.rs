@@ -1,7 +1,7 @@
 //! Storage that programs reserve for their files.
 //!
 //! A reservation of a file of this client's own is a mutation, or a few of them: so a database makes its files longer without the
-//! server. Holes, zeros, large reservations, and those of files whose contents are kept elsewhere, are calls.
+//! server. Holes, zeros and large reservations are calls, and so is each reservation where contents are kept elsewhere.
 
 use std::ops::Range;
 

@@ -32,7 +32,7 @@ impl Writeback {
         if self.base.queue.is_commit_due() && !self.is_committing.swap(true, Ordering::Relaxed) {
             let writeback = self.clone();
             let committing = async move {
-                writeback.journaling.by_size().await;
+                writeback.journaling.commit_unasked().await;
                 writeback.is_committing.store(false, Ordering::Relaxed);
             };
             self.base.env.spawn(committing).detach();

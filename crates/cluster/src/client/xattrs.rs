@@ -73,7 +73,7 @@ fn known_xattr(base: &ClientBase, ino: Ino, name: &[u8]) -> Option<Result<Bytes,
     })
 }
 
-/// An inode whose attribute of that name can be changed without the server, or what becomes of the change else.
+/// The attributes and the quota of an inode whose extended attribute of that name changes without the server; else the outcome of the change.
 fn own_xattrs(
     base: &ClientBase,
     stripe: &mut Stripe,
@@ -97,15 +97,19 @@ fn own_xattrs(
     }
 }
 
-/// Sets an extended attribute, if that is possible without the server.
-fn set_xattr_delegated(
+/// Gives an extended attribute a value, or removes it, if that is possible without the server, and `check` finds nothing in those that are
+/// there.
+fn change_delegated(
     base: &ClientBase,
     ino: Ino,
-    (name, value): (&Bytes, &Bytes),
-    how: SetXattr,
+    (name, value): (&Bytes, Option<&Bytes>),
+    check: impl FnOnce(&KnownXattrs) -> Result<(), Local<Changed>>,
 ) -> Local<Changed> {
     let (now, time) = base.session.clocks();
-    let kind = MutationKind::SetXattr { ino, name: name.clone(), value: value.clone() };
+    let kind = match value {
+        Some(value) => MutationKind::SetXattr { ino, name: name.clone(), value: value.clone() },
+        None => MutationKind::RemoveXattr { ino, name: name.clone() },
+    };
     let room = room_of(&kind, 0);
     let record = Record::small(&Mutation { time, kind });
     let mut stripe = base.inodes.lock(ino);
@@ -114,47 +118,37 @@ fn set_xattr_delegated(
         Err(otherwise) => return otherwise,
     };
     let node = stripe.node(ino).expect("it was looked at");
-    let known = node.delegation.xattrs();
-    match (how, known.get(name)) {
-        (SetXattr::Create, Some(_)) => return Local::Made(Err(FsError::Exists)),
-        (SetXattr::Replace, None) => return Local::Made(Err(FsError::NoAttribute)),
-        _ => {}
-    }
-    if !known.has_room(name, value.len()) {
-        return Local::NeedsCall;
+    if let Err(otherwise) = check(node.delegation.xattrs()) {
+        return otherwise;
     }
     // Under the lock: when room is recalled, what was taken before has its number behind a barrier.
     if !base.room.charge(Charge { quota, room }) {
         return Local::NoRoom(quota);
     }
     attributes.changed_xattr(time);
-    node.delegation.xattrs_mut().set(name.clone(), value.clone());
+    let known = node.delegation.xattrs_mut();
+    match value {
+        Some(value) => known.set(name.clone(), value.clone()),
+        None => known.remove(name),
+    }
     node.delegation.changed();
     node.cached.set_attributes(attributes);
     base.queue.append(&mut stripe, record, quota, now);
     Local::Made(Ok(()))
 }
 
-/// Removes an extended attribute, if that is possible without the server.
-fn remove_xattr_delegated(base: &ClientBase, ino: Ino, name: &Bytes) -> Local<Changed> {
-    let (now, time) = base.session.clocks();
-    let kind = MutationKind::RemoveXattr { ino, name: name.clone() };
-    let record = Record::small(&Mutation { time, kind });
-    let mut stripe = base.inodes.lock(ino);
-    let (mut attributes, quota) = match own_xattrs(base, &mut stripe, (ino, name), now) {
-        Ok(owned) => owned,
-        Err(otherwise) => return otherwise,
-    };
-    let node = stripe.node(ino).expect("it was looked at");
-    if node.delegation.xattrs().get(name).is_none() {
-        return Local::Made(Err(FsError::NoAttribute));
+/// Whether an attribute may get a value of so many bytes here.
+fn check_set(
+    known: &KnownXattrs,
+    (name, len): (&[u8], usize),
+    how: SetXattr,
+) -> Result<(), Local<Changed>> {
+    match (how, known.get(name)) {
+        (SetXattr::Create, Some(_)) => Err(Local::Made(Err(FsError::Exists))),
+        (SetXattr::Replace, None) => Err(Local::Made(Err(FsError::NoAttribute))),
+        _ if !known.has_room(name, len) => Err(Local::NeedsCall),
+        _ => Ok(()),
     }
-    attributes.changed_xattr(time);
-    node.delegation.xattrs_mut().remove(name);
-    node.delegation.changed();
-    node.cached.set_attributes(attributes);
-    base.queue.append(&mut stripe, record, quota, now);
-    Local::Made(Ok(()))
 }
 
 pub(super) async fn get(stages: &Stages, ino: Ino, name: &[u8]) -> Result<Bytes, FsError> {
@@ -188,7 +182,11 @@ pub(super) async fn set(
     }
     // What is kept is a part of no message.
     let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(&value));
-    let set = || set_xattr_delegated(&stages.base, ino, (&name, &value), how);
+    let set = || {
+        change_delegated(&stages.base, ino, (&name, Some(&value)), |known| {
+            check_set(known, (&name, value.len()), how)
+        })
+    };
     if let Some(set) = stages.change_locally(ino, set).await? {
         stages.writeback.throttle().await?;
         return set;
@@ -201,7 +199,12 @@ pub(super) async fn set(
 pub(super) async fn remove(stages: &Stages, ino: Ino, name: &[u8]) -> Result<(), FsError> {
     check_length(name)?;
     let name = Bytes::copy_from_slice(name);
-    let remove = || remove_xattr_delegated(&stages.base, ino, &name);
+    let remove = || {
+        change_delegated(&stages.base, ino, (&name, None), |known| {
+            let is_there = known.get(&name).is_some();
+            if is_there { Ok(()) } else { Err(Local::Made(Err(FsError::NoAttribute))) }
+        })
+    };
     if let Some(removed) = stages.change_locally(ino, remove).await? {
         stages.writeback.throttle().await?;
         return removed;

@@ -290,7 +290,7 @@ fn no_file_is_written_back_that_the_papers_rule_discards_but_beside_other_bytes(
     assert!(both > 300 && beside > 30);
 }
 
-/// A machine whose wall clock is a day off, or jumps by a day, writes back what no client has used, and nothing else. By times it would not.
+/// A machine whose wall clock is a day off, or jumps by a day, writes back what no client has used, and nothing else. Times alone would say otherwise.
 #[test]
 fn wall_clocks_that_jump_decide_nothing() {
     let (mut overwritten, mut dropped) = (0, 0);

@@ -1,4 +1,4 @@
-//! Journals of clients whose users are squashed: what they have counts for the user that has made it, also in conflict copies.
+//! Journals of clients with squashed users: each change counts for the user that made it, also in conflict copies.
 
 use std::sync::Arc;
 

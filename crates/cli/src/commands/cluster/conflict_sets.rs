@@ -20,7 +20,7 @@ pub(super) struct Sets {
 pub(super) struct Listed {
     /// The folder that it is in.
     pub(super) folder: PathBuf,
-    /// The user whose folder that is; `None` of a client that acts as every user.
+    /// The user that the folder belongs to; `None` for a client without squashed users.
     pub(super) user: Option<u32>,
     pub(super) set: String,
 }

@@ -158,7 +158,7 @@ impl Journaling {
         self.commit_unasked().await;
     }
 
-    /// Nobody waits for this commit.
+    /// A commit that no caller waits for.
     pub(super) async fn commit_unasked(&self) {
         if let Err(error) = self.commit().await {
             tracing::warn!(%error, "changes are not in the journal yet");

@@ -1,6 +1,6 @@
 //! What a client keeps of conflicts ([`crate::conflicts`]), whatever its users may do.
 //!
-//! A server that checks users takes a client's own calls for those of nobody, who may write in few directories. These calls alone are carried out for the client instead, each with a result that the server chooses:
+//! A server that checks users takes a client's own calls for those of a user without rights (`65534`). These calls alone are carried out for the client instead, each with a result that the server chooses:
 //!
 //! - the folder of conflict sets in the client's root is made. It has the owner of that root and mode 0755;
 //! - in it, a folder for a user is made, one that the client's users may be. It is that user's, with mode 0700;

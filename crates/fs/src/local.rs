@@ -39,7 +39,8 @@ mod private_blocks;
 mod promises;
 mod quota;
 mod records;
-mod redo;
+mod redirected;
+mod redirects;
 mod references;
 mod reservation;
 mod reserved_blocks;
@@ -50,6 +51,7 @@ mod source;
 mod space;
 mod superblock;
 mod table;
+mod versions;
 mod xattrs;
 mod zeros;
 

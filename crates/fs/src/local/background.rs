@@ -135,6 +135,9 @@ impl FsState {
             self.run_deferred_work().await.ok();
             let is_open = self.collect_ended();
             let has_deferred_removals = self.clear_deferred_removals(&mut waits_since).await;
+            if let Err(error) = self.keep_redirects().await {
+                tracing::warn!(%error, "bytes that are stored aside stay there for now");
+            }
             let period = match () {
                 () if is_open => ATIME_PERIOD / 20,
                 () if has_deferred_removals => LEFTOVERS_PERIOD,

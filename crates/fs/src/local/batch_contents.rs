@@ -1,6 +1,8 @@
 //! Bytes of batches where contents are kept elsewhere: those that nothing shows before the transaction of the batch, and those that
 //! replace others.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use thalweg_env::HashSet;
@@ -62,6 +64,20 @@ impl Replaced {
             .buffer_unordered(FILES_AT_ONCE)
             .try_collect::<()>()
             .await
+    }
+
+    /// Whether bytes that they replace are redirected.
+    pub(super) fn is_redirected(&self, external_contents: &ExternalContents) -> bool {
+        let redirects = external_contents.redirects();
+        self.ranges().any(|(ino, range)| redirects.has(ino.0, &range))
+    }
+
+    /// The ranges of files that they replace.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (Ino, Range<u64>)> {
+        let of = |(offset, data): &Write| {
+            *offset..offset + data.iter().map(|buffer| buffer.len() as u64).sum::<u64>()
+        };
+        self.0.iter().flat_map(move |(ino, writes)| writes.iter().map(move |it| (*ino, of(it))))
     }
 
     /// Whether they are made in one change, and the batch does nothing else but to note the times of it.

@@ -106,7 +106,10 @@ impl FsState {
         if !notes.is_empty() {
             self.change(async |txn| {
                 let mut op = FsCall::new(self, &txn, false);
-                notes.iter().for_each(|file| op.forget_removed(file.ino));
+                for RemovedFile { ino, .. } in &notes {
+                    op.forget_redirects(*ino, 0);
+                    op.forget_removed(*ino);
+                }
                 Ok(((), op.finish().await?))
             })
             .await?;

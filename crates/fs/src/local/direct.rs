@@ -103,18 +103,35 @@ impl LocalFs {
 
     /// Whether another session has an address.
     async fn is_taken(&self, address: &str, session: u64) -> Result<bool, FsError> {
+        let addresses = self.addresses().await?;
+        Ok(addresses.iter().any(|(other, it)| *other != session && **it == *address.as_bytes()))
+    }
+
+    /// Sessions that reach contents themselves, with their addresses.
+    pub(super) async fn addresses(&self) -> Result<Vec<(u64, Bytes)>, FsError> {
         self.look(async |txn| {
             let mut op = self.op(&txn);
             let range = key(0, Tag::Session, &[])..key_behind(0, Tag::Session);
             let records = op.range(range, usize::MAX).await?;
-            Ok(records.iter().any(|(key, value)| {
-                let is_of_other = matches!(
-                    parse_record(key, value), Some((other, Record::Address)) if other != session
-                );
-                is_of_other && **value == *address.as_bytes()
-            }))
+            let address = |(key, value): (Bytes, Bytes)| match parse_record(&key, &value)? {
+                (session, Record::Address) => Some((session, value)),
+                _ => None,
+            };
+            Ok(records.into_iter().filter_map(address).collect())
         })
         .await
+    }
+}
+
+impl LocalFs {
+    /// An opening finds sessions that reach contents themselves, and go on to do so.
+    pub(super) async fn go_on_directly(&self) -> Result<(), FsError> {
+        match &self.inner.external_contents {
+            Some(external_contents) if !self.addresses().await?.is_empty() => {
+                self.inner.begin_direct(external_contents).await
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -141,6 +158,9 @@ impl DirectContents for LocalFs {
         }
         if !before.is_empty() {
             contents.shut_out(&before).await?;
+        }
+        if !address.is_empty() {
+            self.inner.begin_direct(self.outside()?).await?;
         }
         self.change_as(Durability::Synced, async |txn| {
             let mut op = self.op(&txn);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use super::redirects::RedirectChange;
 use super::rooms::{Cover, Taken, Ticket};
 use crate::attributes::Timestamp;
 
@@ -34,6 +35,8 @@ pub(super) struct Effects {
     pub(super) removed: bool,
     /// Files that became shorter and have contents elsewhere.
     pub(super) cuts: Vec<u64>,
+    /// Bytes of contents elsewhere that are redirected, or are no more.
+    pub(super) redirects: Vec<RedirectChange>,
     /// The call was recorded: its time and its outcome.
     pub(super) recorded: Option<(Timestamp, u64)>,
 }
@@ -87,6 +90,7 @@ impl Effects {
         self.freed |= later.freed;
         self.removed |= later.removed;
         self.cuts.extend(later.cuts);
+        self.redirects.extend(later.redirects);
         self.recorded = later.recorded.or(self.recorded);
     }
 }

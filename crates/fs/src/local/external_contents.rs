@@ -70,21 +70,27 @@ impl LocalFs {
         offset: u64,
         len: usize,
     ) -> Result<Vec<Bytes>, FsError> {
-        let _shared = external_contents.gate(ino.0).read_owned().await;
-        let size = self
-            .look(async |txn| {
-                let mut op = self.op(&txn);
-                let size = op.file(ino.0).await?.size.get();
-                self.accessed(ino, &mut op).await?;
-                Ok(size)
-            })
-            .await?;
-        let end = offset.saturating_add(len as u64).min(size);
-        if offset >= end {
-            return Ok(Vec::new());
+        loop {
+            let shared = external_contents.gate(ino.0).read_owned().await;
+            let size = self
+                .look(async |txn| {
+                    let mut op = self.op(&txn);
+                    let size = op.file(ino.0).await?.size.get();
+                    self.accessed(ino, &mut op).await?;
+                    Ok(size)
+                })
+                .await?;
+            let end = offset.saturating_add(len as u64).min(size);
+            if offset >= end {
+                return Ok(Vec::new());
+            }
+            if let Some(read) = self.inner.read_pieces(external_contents, ino, offset..end).await? {
+                return Ok(read);
+            }
+            drop(shared);
+            let _alone = external_contents.alone(ino.0).await;
+            self.inner.place(external_contents, ino.0, offset..end).await?;
         }
-        let read = external_contents.contents.read(ino, offset, (end - offset) as usize).await?;
-        Ok(vec![read])
     }
 
     /// Writes buffers; where they went. The size follows when they are stored.
@@ -112,6 +118,7 @@ impl LocalFs {
             .prepare_growth(external_contents, ino.0, &record, (offset, end), &Cover::default())
             .await?;
         self.inner.extend_write_bound(external_contents, ino.0, end).await?;
+        self.inner.before_change_in_place(external_contents, ino.0, offset..end).await?;
         external_contents.contents.write(ino, offset, &data).await?;
         let durability = if how.sync { Durability::Synced } else { Durability::Visible };
         self.change_as(durability, async |txn| {
@@ -168,6 +175,7 @@ impl LocalFs {
         }
         let stored = end.min(size).min(write_bound_of(&record));
         if clears && offset < stored {
+            self.inner.before_change_in_place(external_contents, ino.0, offset..stored).await?;
             external_contents.contents.zero(ino, offset..stored).await?;
         }
         let least = if grows { end } else { 0 };
@@ -217,6 +225,7 @@ impl FsCall<'_> {
         if size < record.size.get() {
             record.flags |= TRUNCATING;
             self.note_cut(ino);
+            self.forget_redirects(ino, size);
         }
         self.resize(record, size).await?;
         self.note_content(ino);

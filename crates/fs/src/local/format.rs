@@ -19,6 +19,8 @@
 //! 0     | Session | number           what a server has written down of a client's session
 //! 0     | Session | number | rest    number and outcome of the last call of a slot, and others (`sessions`)
 //! 0     | Removed | inode           its stored write bound: the content, kept elsewhere, is to be removed
+//! 0     | Redirect                  where redirected bytes begin and end (`redirects`)
+//! 0     | Redirect | inode | byte   RedirectRecord: bytes of a content kept elsewhere that are not in their place
 //! ```
 //!
 //! `NAME.data` begins with bitmap pages ([`BitmapHeader`]), with one bit for each block behind them that is
@@ -59,7 +61,7 @@ pub use kinds::{decode_kind, encode_kind};
 pub use times::{decode_time, encode_time};
 
 /// The newest version of a filesystem that is known here; one with a higher version is not opened.
-pub const FORMAT_VERSION: u16 = ELSEWHERE_VERSION;
+pub const FORMAT_VERSION: u16 = REDIRECT_VERSION;
 /// The version that a filesystem is made with.
 pub const FIRST_VERSION: u16 = 1;
 /// The version of a filesystem in which extents may be [lost](Extent::is_lost). A repair raises it when
@@ -67,6 +69,8 @@ pub const FIRST_VERSION: u16 = 1;
 pub const LOST_VERSION: u16 = 2;
 /// The version that a filesystem is made with whose files have their contents [elsewhere](ELSEWHERE).
 pub const ELSEWHERE_VERSION: u16 = 3;
+/// The version of a filesystem in which bytes of contents elsewhere may be [redirected](Tag::Redirect). The first such bytes raise it.
+pub const REDIRECT_VERSION: u16 = 4;
 /// Flag of a superblock: the contents of files are kept elsewhere. There are no extents then, and the blocks of a
 /// file are those that its size has.
 pub const ELSEWHERE: u8 = 1;
@@ -137,13 +141,16 @@ pub enum Tag {
     Session = 24,
     /// Of the filesystem: a removed file whose content is kept elsewhere.
     Removed = 25,
+    /// Of the filesystem: bytes of a file whose content is kept elsewhere, and that are not in their place.
+    Redirect = 26,
 }
 
 /// All tags.
 #[rustfmt::skip]
-const TAGS: [Tag; 15] = [
+const TAGS: [Tag; 16] = [
     Tag::Inode, Tag::Target, Tag::Xattr, Tag::Entry, Tag::Extent, Tag::Super, Tag::Numbers, Tag::Counts, Tag::Orphan,
     Tag::Freed, Tag::Quota, Tag::Usage, Tag::Reservations, Tag::Session, Tag::Removed,
+    Tag::Redirect,
 ];
 
 impl Tag {

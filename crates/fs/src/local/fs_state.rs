@@ -252,6 +252,10 @@ impl FsState {
 
     /// Accounts for a committed transaction. When it is durable, so is every change before its commit.
     pub(super) fn settle(&self, effects: Effects, synced: Option<(u64, Version)>) {
+        if let Some(external_contents) = &self.external_contents {
+            let now = self.env.now();
+            effects.redirects.iter().for_each(|it| external_contents.redirects().commit(it, now));
+        }
         effects.pages.iter().for_each(|(page, by)| self.space.adjust(*page, *by));
         let freed: i64 = effects.pages.values().filter(|by| **by > 0).sum();
         let charged = effects.charged.iter().map(|(quota, by)| (*quota, *by));

@@ -1,11 +1,13 @@
 //! Contents of files that are kept elsewhere, and which calls change some now.
 
-use std::sync::{Arc, Weak};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
-use thalweg_env::{HashMap, HashSet};
+use thalweg_env::{HashMap, HashSet, Time};
 use tokio::sync::{OwnedRwLockWriteGuard, RwLock};
 
+use super::redirects::Redirects;
 use crate::attributes::Ino;
 use crate::contents::Contents;
 
@@ -19,8 +21,10 @@ pub(super) struct ExternalContents {
     gates: Mutex<Gates>,
     /// Files whose write bound may not be durable yet.
     pub(super) raised: Mutex<HashSet<u64>>,
-    /// The sessions that have a record of a batch ([`super::redo`]), with the byte behind its last one at most.
-    pub(super) records: Mutex<HashMap<u64, u64>>,
+    /// Bytes that are not in their place, once an opening has found them.
+    redirects: OnceLock<Arc<Redirects>>,
+    /// Clients may reach the contents themselves, so that all bytes are to be in their place.
+    pub(super) is_direct: AtomicBool,
     /// One at a time works off what was left.
     pub(super) turn: tokio::sync::Mutex<()>,
 }
@@ -38,7 +42,8 @@ impl ExternalContents {
             contents,
             gates: Mutex::default(),
             raised: Mutex::default(),
-            records: Mutex::default(),
+            redirects: OnceLock::new(),
+            is_direct: AtomicBool::new(false),
             turn: tokio::sync::Mutex::default(),
         }
     }
@@ -75,10 +80,15 @@ impl ExternalContents {
         gates
     }
 
-    /// The session has a record of a batch, up to this byte.
-    pub(super) fn note_record(&self, session: u64, end: u64) {
-        let mut records = self.records.lock();
-        let known = records.entry(session).or_default();
-        *known = end.max(*known);
+    /// Bytes that are not in their place. A check of the filesystem changes none, and knows of none.
+    pub(super) fn redirects(&self) -> &Arc<Redirects> {
+        self.redirects.get_or_init(|| {
+            Arc::new(Redirects::new(self.contents.unit(), 0..0, Vec::new(), Time::default()))
+        })
+    }
+
+    /// An opening has found these.
+    pub(super) fn set_redirects(&self, found: Redirects) {
+        assert!(self.redirects.set(Arc::new(found)).is_ok(), "redirects are found once");
     }
 }

@@ -398,13 +398,14 @@ impl LocalFs {
             external_contents,
         };
         let inner = Arc::new(FsState::new(env, volume, found, options));
+        inner.find_redirects().await?;
         if !options.read_only {
             inner.make_table().await?;
         }
         let background = Arc::new(env.spawn(inner.clone().keep()));
         let fs = LocalFs { inner, within: None, recorder: None, _keeper: background };
         if !options.read_only {
-            fs.finish_batches().await?;
+            fs.go_on_directly().await?;
             let inner = &fs.inner;
             let orphans =
                 if options.keep_orphans { Vec::new() } else { inner.stored_orphans().await? };

@@ -2,8 +2,8 @@
 //!
 //! Where contents are kept elsewhere, the bytes of all mutations are stored first, and then names and sizes change in one
 //! transaction. A crash between leaves bytes behind the end of a file, or of a file that there never was. Bytes that replace
-//! others show at once: those of a client with a journal are stored last, when the transaction is about to commit, and behind a
-//! record by which the next opening makes the batch whole ([`super::redo`]).
+//! others show at once. Those of a client with a journal are stored aside, and the transaction says where they are
+//! ([`super::redirects`]), unless they are one change: then they are stored when the transaction is about to commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,30 +18,23 @@ use super::effects::Effects;
 use super::format::encode_time;
 use super::fs_call::FsCall;
 use super::gates::ExternalContents;
-use super::redo::Redo;
+use super::redirects::RedirectChange;
 use super::rooms::Cover;
 use crate::attributes::Ino;
 use crate::error::FsError;
 use crate::filesystem::{SetXattr, WriteAt};
 use crate::mutation::runs::{is_stored, runs_of};
 use crate::mutation::{MAX_RESERVED, Mutation, MutationKind};
-use crate::session_table::{JournalPosition, RecordedCall, Recorder};
+use crate::session_table::JournalPosition;
 
-/// What is stored when nothing refuses a batch any more: bytes that replace others, behind a record of the batch if they are
-/// more than one change.
-struct LastBytes<'a> {
-    external_contents: &'a ExternalContents,
-    replaced: Replaced,
-    redo: Option<Redo>,
-}
-
-impl LastBytes<'_> {
-    async fn store(&self) -> Result<(), FsError> {
-        if let Some(redo) = &self.redo {
-            redo.store(self.external_contents, &self.replaced).await?;
-        }
-        self.replaced.store(self.external_contents).await
-    }
+/// How the bytes that a batch replaces come to their files.
+enum Replacing<'a> {
+    /// They are there, or there are none.
+    Done,
+    /// They are stored when nothing refuses the batch any more, in one change.
+    OneChange(&'a ExternalContents, Replaced),
+    /// They are stored aside, and the transaction redirects to them.
+    Aside(Vec<RedirectChange>),
 }
 
 impl LocalFs {
@@ -56,13 +49,14 @@ impl LocalFs {
         end: JournalPosition,
     ) -> Result<(), FsError> {
         let Some(external_contents) = self.external_to_change()? else {
-            return self.commit_batch(mutations, cover, end, None).await;
+            return self.commit_batch(mutations, cover, end, &Replacing::Done).await;
         };
         let is_call =
             |kind: &MutationKind| sets_size(kind) || matches!(kind, MutationKind::Reserve { .. });
         if mutations.iter().any(|mutation| is_call(&mutation.kind)) {
             return Err(FsError::NotSupported);
         }
+        self.inner.limit_redirects(external_contents).await?;
         let runs = runs_of(mutations);
         // In the order of their numbers, so that two batches never wait for each other.
         let _gates = external_contents.alone_all(runs.keys().copied()).await;
@@ -72,56 +66,24 @@ impl LocalFs {
         // Without a journal, what a client has not synced may be lost in part.
         let call = self.recorder.as_ref().map(|it| it.call).filter(|_| end.position > 0);
         let Some(call) = call.filter(|_| !replaced.is_empty()) else {
+            self.inner.before_replaced_in_place(external_contents, &replaced).await?;
             replaced.store(external_contents).await?;
-            return self.commit_batch(mutations, cover, end, None).await;
+            return self.commit_batch(mutations, cover, end, &Replacing::Done).await;
         };
-        // What is replaced is seen at once: so nothing before it may be undone by a crash.
-        self.inner.sync_volume().await?;
-        let is_one_change = replaced.is_one_change(external_contents, mutations);
-        let redo = (!is_one_change).then(|| Redo::of((call, end), mutations, &replaced));
-        let last = LastBytes { external_contents, replaced, redo };
-        self.commit_batch(mutations, cover, end, Some(&last)).await
-    }
-
-    /// Makes whole what a crash has left of batches. Nothing reads the filesystem before.
-    ///
-    /// # Errors
-    /// Those of the store and of the contents.
-    pub(super) async fn finish_batches(&self) -> Result<(), FsError> {
-        let Some(external_contents) = &self.inner.external_contents else { return Ok(()) };
-        let unfinished = self.inner.unfinished_batches(external_contents).await?;
-        if unfinished.is_empty() {
-            return Ok(());
+        if replaced.is_one_change(external_contents, mutations)
+            && !replaced.is_redirected(external_contents)
+        {
+            self.inner.before_replaced_in_place(external_contents, &replaced).await?;
+            // What is replaced is seen at once: so nothing before it may be undone by a crash.
+            self.inner.sync_volume().await?;
+            let replacing = Replacing::OneChange(external_contents, replaced);
+            return self.commit_batch(mutations, cover, end, &replacing).await;
         }
-        for (redo, replaced) in unfinished {
-            let session = redo.call().session;
-            match self.redo(external_contents, (redo, replaced)).await {
-                Ok(()) => tracing::info!(session, "a batch was made whole"),
-                Err(error @ (FsError::Store(_) | FsError::Aborted(_) | FsError::Damaged(_))) => {
-                    return Err(error);
-                }
-                // It would have been refused, and its client still has it.
-                Err(error) => {
-                    tracing::error!(session, %error, "a batch stays as a crash has left it")
-                }
-            }
-        }
-        self.inner.sync_volume().await.map(drop)
-    }
-
-    /// Makes what a crash has left of the batch of a session whole.
-    ///
-    /// # Errors
-    /// Those of the store and of the contents.
-    async fn redo(
-        &self,
-        external_contents: &ExternalContents,
-        (redo, replaced): (Redo, Replaced),
-    ) -> Result<(), FsError> {
-        let call = RecordedCall { before: None, ..redo.call() };
-        let fs = LocalFs { recorder: Some(Arc::new(Recorder::new(call))), ..self.clone() };
-        let last = LastBytes { external_contents, replaced, redo: None };
-        fs.commit_batch(redo.mutations(), &Cover::default(), redo.end(), Some(&last)).await
+        let aside = self.inner.store_aside(external_contents, call.session, &replaced).await?;
+        let replacing = Replacing::Aside(aside.changes.clone());
+        self.commit_batch(mutations, cover, end, &replacing).await?;
+        aside.keep();
+        self.inner.place_if_direct(external_contents, &replaced).await
     }
 
     /// The transaction of a batch, which stores bytes when nothing refuses it any more.
@@ -130,16 +92,22 @@ impl LocalFs {
         mutations: &[Mutation],
         cover: &Cover,
         end: JournalPosition,
-        last: Option<&LastBytes<'_>>,
+        replacing: &Replacing<'_>,
     ) -> Result<(), FsError> {
         let is_stored = AtomicBool::new(false);
         self.change(async |txn| {
             if let Some(aside) = txn.aside() {
                 aside.make_large();
             }
-            let effects = self.apply_in(&txn, mutations, cover.clone(), end).await?;
-            if let Some(last) = last.filter(|_| !is_stored.load(Ordering::Relaxed)) {
-                last.store().await?;
+            let changes = match replacing {
+                Replacing::Aside(changes) => &changes[..],
+                Replacing::Done | Replacing::OneChange(..) => &[],
+            };
+            let effects = self.apply_in(&txn, mutations, (cover.clone(), changes), end).await?;
+            if let Replacing::OneChange(external_contents, replaced) = replacing
+                && !is_stored.load(Ordering::Relaxed)
+            {
+                replaced.store(external_contents).await?;
                 is_stored.store(true, Ordering::Relaxed);
             }
             Ok(((), effects))
@@ -151,7 +119,7 @@ impl LocalFs {
         &self,
         txn: &Arc<dyn Transaction>,
         mutations: &[Mutation],
-        cover: Cover,
+        (cover, changes): (Cover, &[RedirectChange]),
         end: JournalPosition,
     ) -> Result<Effects, FsError> {
         let mut effects = Effects::default();
@@ -180,6 +148,7 @@ impl LocalFs {
             op.apply(kind).await?;
             kind.inodes().for_each(|it| op.end_change(it.0));
         }
+        changes.iter().for_each(|it| op.change_redirects(it.clone()));
         (op.recorder, op.now, op.is_stored) = (recorder, now, false);
         (op.outcome, op.hash) = (end.position, end.hash);
         effects.add(op.finish().await?);

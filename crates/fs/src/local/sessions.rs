@@ -311,7 +311,6 @@ impl SessionTable for LocalFs {
 
     async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError> {
         for session in sessions {
-            self.inner.forget_record(*session).await?;
             while !self.remove_session(*session).await? {}
         }
         self.inner.sync(None).await

@@ -1,6 +1,6 @@
 //! Contents that are kept elsewhere, compared with the files.
 
-use thalweg_env::HashSet;
+use std::collections::BTreeMap;
 
 use super::damage::Damage;
 use super::lost::Missing;
@@ -8,9 +8,11 @@ use super::paths::Paths;
 use super::scan::Scan;
 use super::{ContentsReport, EmptyFile, Outcome};
 use crate::attributes::{Ino, Kind};
+use crate::contents::Stored;
 use crate::error::FsError;
 use crate::local::format::{TRUNCATING, Tag, key};
 use crate::local::fs_state::FsState;
+use crate::local::redirects::{ASIDE, redirect_key};
 
 impl Scan {
     /// Compares the contents with the files.
@@ -18,12 +20,9 @@ impl Scan {
         let Some(external_contents) = &inner.external_contents else { return Ok(()) };
         let listed = external_contents.contents.list().await?;
         self.objects = listed.values().map(|stored| stored.objects).sum();
-        let unfinished = inner.unfinished_batches(external_contents).await?;
-        let made = unfinished.iter().flat_map(|(redo, _)| redo.mutations());
-        let waited_for: HashSet<Ino> = made.flat_map(|mutation| mutation.kind.inodes()).collect();
         for (&Ino(ino), stored) in &listed {
             let (objects, end) = (stored.objects, stored.end);
-            if waited_for.contains(&Ino(ino)) || inner.is_record(ino).await? {
+            if Ino(ino) == ASIDE {
                 continue;
             }
             match self.nodes.get(&ino).filter(|node| node.kind == Kind::File) {
@@ -38,11 +37,32 @@ impl Scan {
                 None => self.damages.push(Damage::OrphanedContents { ino, objects, end }),
             }
         }
+        self.check_redirects(external_contents.contents.unit(), &listed);
         let is_empty = |ino: u64| listed.get(&Ino(ino)).is_none_or(|stored| stored.objects == 0);
         let files = self.nodes.iter().filter(|(_, node)| node.kind == Kind::File);
         let sized = files.filter(|(_, node)| node.record.size.get() > 0).map(|(ino, _)| *ino);
         self.empty = sized.filter(|ino| is_empty(*ino)).collect();
         Ok(())
+    }
+
+    /// Redirected bytes are of files, within their sizes, and each has them once.
+    fn check_redirects(&mut self, unit: u64, listed: &BTreeMap<Ino, Stored>) {
+        let mut behind = (0, 0);
+        for (ino, offset, redirect) in std::mem::take(&mut self.redirects) {
+            let end = offset + redirect.len;
+            let is_removed = self.removed.contains(&ino);
+            let node = self.nodes.get(&ino).filter(|node| node.kind == Kind::File);
+            // A file whose record is lost is made again, or its contents are removed: the next round knows.
+            let is_orphan = node.is_none() && listed.contains_key(&Ino(ino));
+            let is_within = node.is_some_and(|node| end <= node.record.size.get()) || is_orphan;
+            let objects = redirect.at / unit..(redirect.at + redirect.len).div_ceil(unit);
+            let is_stored = self.aside.start <= objects.start && objects.end <= self.aside.end;
+            let overlaps = behind.0 == ino && offset < behind.1;
+            if !(is_within || is_removed) || !is_stored || overlaps {
+                self.damages.push(Damage::BadRecord(redirect_key(ino, offset).into()));
+            }
+            behind = (ino, end);
+        }
     }
 
     pub(super) fn contents_report(&self) -> ContentsReport {

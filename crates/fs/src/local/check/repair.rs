@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use thalweg_store::block::Class;
-use zerocopy::IntoBytes;
 
 use super::damage::Damage;
 use super::lost::{self, Missing};
@@ -19,7 +18,7 @@ use crate::local::effects::Effects;
 use crate::local::extents::Run;
 use crate::local::format::{
     DirSlot, DirectoryEntry, END_OF_NUMBERS, Extent, HAS_ACL, HAS_DEFAULT_ACL, HAS_LOST,
-    HAS_XATTRS, LOST_VERSION, SuperRecord, Tag, decode, extent_key, key, key_behind, parse_key,
+    HAS_XATTRS, LOST_VERSION, Tag, extent_key, key, key_behind, parse_key,
 };
 use crate::local::fs_call::FsCall;
 use crate::local::fs_state::FsState;
@@ -320,19 +319,6 @@ impl FsCall<'_> {
         for range in ranges {
             let extent = Extent::lost(range.clone());
             self.put(extent.key(ino), extent.encode());
-        }
-        Ok(())
-    }
-
-    /// Has the superblock say that the filesystem has a version, if it has an older one.
-    async fn raise_version(&mut self, version: u16) -> Result<(), FsError> {
-        let value = self.get(&key(0, Tag::Super, &[])).await?.ok_or(FsError::NotFound)?;
-        let mut record: SuperRecord = decode(&value, || "the superblock".to_owned())?;
-        if record.version.get() < version {
-            record.version = version.into();
-            record.checksum = record.sum().into();
-            self.put(key(0, Tag::Super, &[]), record.as_bytes().to_vec());
-            self.inner.copies.write_copies(&**self.txn, &record).await?;
         }
         Ok(())
     }

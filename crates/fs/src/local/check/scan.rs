@@ -27,6 +27,7 @@ use crate::local::format::{
 use crate::local::fs_call::FsCall;
 use crate::local::fs_state::FsState;
 use crate::local::orphans::freed_run;
+use crate::local::redirects::{Parsed, Redirect, parse_redirect};
 use crate::local::sessions::parse_record;
 use crate::local::table::table_key;
 use crate::xattr_name::{ACCESS_ACL, DEFAULT_ACL};
@@ -94,6 +95,9 @@ pub(super) struct Scan {
     next_number: u64,
     /// Removed files whose contents elsewhere are to be removed.
     pub(super) removed: BTreeSet<u64>,
+    /// Redirected bytes of contents elsewhere: inode, offset, and where they are; and the objects that may be there.
+    pub(super) redirects: Vec<(u64, u64, Redirect)>,
+    pub(super) aside: Range<u64>,
     /// Contents are kept elsewhere: of which nothing is stored, and all objects.
     is_external: bool,
     pub(super) empty: Vec<u64>,
@@ -233,6 +237,17 @@ impl Scan {
             Tag::Removed => {
                 parse_removed(key, value).map(|(ino, _)| self.removed.insert(ino)).is_some()
             }
+            Tag::Redirect => match parse_redirect(key, value).filter(|_| self.is_external) {
+                Some(Parsed::Bounds(objects)) => {
+                    self.aside = objects;
+                    true
+                }
+                Some(Parsed::Redirect(ino, offset, it)) => {
+                    self.redirects.push((ino, offset, it));
+                    true
+                }
+                None => false,
+            },
             Tag::Quota => match (number(rest), decode::<QuotaRecord>(value, none)) {
                 (Some(root), Ok(_)) => self.quotas.insert(root),
                 _ => false,

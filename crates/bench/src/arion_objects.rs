@@ -220,7 +220,7 @@ impl Counting {
         let head = Bytes::from(vec![0; 16 * replaced.len() + 16]);
         before.insert(0, head);
         self.add(len_of(&before));
-        self.contents.write_all(Ino(RECORDS | ino.0), &[(0, before)], false).await
+        self.contents.write_all(Ino(RECORDS | ino.0), &[(0, before)], u64::MAX).await
     }
 }
 
@@ -240,14 +240,14 @@ impl Contents for Counting {
     }
 
     async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError> {
-        self.write_all(ino, &[(offset, data.to_vec())], false).await
+        self.write_all(ino, &[(offset, data.to_vec())], u64::MAX).await
     }
 
     async fn write_all(
         &self,
         ino: Ino,
         writes: &[(u64, Vec<Bytes>)],
-        is_first: bool,
+        absent_from: u64,
     ) -> Result<(), FsError> {
         if self.undoes && ino.0 >= RECORDS {
             return Ok(());
@@ -262,7 +262,7 @@ impl Contents for Counting {
             let known = ends.entry(ino).or_default();
             *known = end.unwrap_or_default().max(*known);
         }
-        self.contents.write_all(ino, writes, is_first).await
+        self.contents.write_all(ino, writes, absent_from).await
     }
 
     async fn zero(&self, ino: Ino, range: Range<u64>) -> Result<(), FsError> {

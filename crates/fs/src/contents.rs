@@ -69,8 +69,8 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
     /// [`FsError::NoSpace`], and those of the store.
     async fn write(&self, ino: Ino, offset: u64, data: &[Bytes]) -> Result<(), FsError>;
 
-    /// Makes writes in their order, each an offset and buffers: those to one object together, and objects at the same time. With
-    /// `is_first`, nothing of the file is stored, as far as the caller knows.
+    /// Makes writes in their order, each an offset and buffers: those to one object together, and objects at the same time. Objects
+    /// that begin at `absent_from` or behind are absent, as far as the caller knows.
     ///
     /// # Errors
     /// As for [`Contents::write`].
@@ -78,7 +78,7 @@ pub trait Contents: Send + Sync + fmt::Debug + 'static {
         &self,
         ino: Ino,
         writes: &[(u64, Vec<Bytes>)],
-        is_first: bool,
+        absent_from: u64,
     ) -> Result<(), FsError>;
 
     /// Makes writes in their order, each an offset and buffers, and has the file end with `size_record`, behind which none of them goes.

@@ -45,9 +45,9 @@ impl Contents for FileObjects {
         &self,
         ino: Ino,
         writes: &[(u64, Vec<Bytes>)],
-        is_first: bool,
+        absent_from: u64,
     ) -> Result<(), FsError> {
-        Ok(FileObjects::write_all(self, ino.0, writes, is_first).await?)
+        Ok(FileObjects::write_all(self, ino.0, writes, absent_from).await?)
     }
 
     async fn write_with_size_record(

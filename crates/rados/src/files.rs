@@ -119,7 +119,7 @@ impl FileObjects {
     }
 
     /// Makes writes in their order, each an offset and buffers. Those to one object are made together, and objects are changed at the
-    /// same time; with `is_first`, with fewer requests if these are absent.
+    /// same time; those that begin at `absent_from` or behind with fewer requests if they are absent.
     ///
     /// # Errors
     /// As for [`FileObjects::write`].
@@ -127,12 +127,12 @@ impl FileObjects {
         &self,
         inode: u64,
         writes: &[(u64, Vec<Bytes>)],
-        is_first: bool,
+        absent_from: u64,
     ) -> Result<(), ObjectError> {
         for (offset, data) in writes {
             self.check(inode, *offset, data.iter().map(|buffer| buffer.len() as u64).sum())?;
         }
-        self.file(inode).write_all(writes, is_first).await
+        self.file(inode).write_all(writes, absent_from).await
     }
 
     /// Makes writes in their order, each an offset and buffers, and has the file end with `size_record`, behind which none of them goes.

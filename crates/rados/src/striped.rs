@@ -57,11 +57,12 @@ impl Striped<'_> {
         each(requests).await
     }
 
-    /// Makes writes in their order, each an offset and buffers: those to one object in one change. The objects are thought to be `absent`.
+    /// Makes writes in their order, each an offset and buffers: those to one object in one change. Objects that begin at
+    /// `absent_from` or behind are thought to be absent.
     pub(crate) async fn write_all(
         &self,
         writes: &[(u64, Vec<Bytes>)],
-        absent: bool,
+        absent_from: u64,
     ) -> Result<(), ObjectError> {
         let mut objects = BTreeMap::<u64, Vec<Step>>::new();
         for (offset, data) in writes {
@@ -74,9 +75,10 @@ impl Striped<'_> {
                     .push(Step::Write { offset: part.offset, data });
             }
         }
-        let requests = objects
-            .into_iter()
-            .map(|(object, steps)| async move { self.write_one(object, &steps, absent).await });
+        let requests = objects.into_iter().map(|(object, steps)| async move {
+            let absent = object.saturating_mul(self.unit) >= absent_from;
+            self.write_one(object, &steps, absent).await
+        });
         each(requests).await
     }
 

@@ -255,7 +255,7 @@ impl Contents for SimContents {
         &self,
         ino: Ino,
         writes: &[(u64, Vec<Bytes>)],
-        _is_first: bool,
+        _absent_from: u64,
     ) -> Result<(), FsError> {
         let mut objects = BTreeMap::<u64, Vec<(usize, Bytes)>>::new();
         for (offset, data) in writes {

@@ -47,7 +47,8 @@ impl Storing {
         let (contents, made) = (&*reached.contents, &made);
         let files = runs.into_iter().map(|(ino, runs)| async move {
             let writes: Vec<_> = runs.into_iter().map(Run::into_write).collect();
-            contents.write_all(ino, &writes, made.contains(&ino)).await
+            let absent_from = if made.contains(&ino) { 0 } else { u64::MAX };
+            contents.write_all(ino, &writes, absent_from).await
         });
         stream::iter(files).buffer_unordered(FILES_AT_ONCE).try_collect().await
     }

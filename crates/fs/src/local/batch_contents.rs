@@ -59,7 +59,7 @@ impl Replaced {
     /// Stores them.
     pub(super) async fn store(&self, external_contents: &ExternalContents) -> Result<(), FsError> {
         let contents = &external_contents.contents;
-        let storing = self.0.iter().map(|(ino, writes)| contents.write_all(*ino, writes, false));
+        let storing = self.0.iter().map(|(ino, writes)| contents.write_all(*ino, writes, u64::MAX));
         stream::iter(storing.collect::<Vec<_>>())
             .buffer_unordered(FILES_AT_ONCE)
             .try_collect::<()>()
@@ -176,7 +176,7 @@ impl FsState {
                     writes.extend(behind.map(Run::into_write));
                 }
                 if !writes.is_empty() {
-                    external_contents.contents.write_all(ino, &writes, is_new).await?;
+                    external_contents.contents.write_all(ino, &writes, size).await?;
                 }
                 Ok::<_, FsError>((ino, replacing))
             }

@@ -196,7 +196,8 @@ impl FsState {
         let len_of = |data: &[Bytes]| data.iter().map(|buffer| buffer.len() as u64).sum::<u64>();
         let bytes: Vec<Bytes> = replaced.buffers().cloned().collect();
         let aside = self.take_aside(external_contents, session, len_of(&bytes)).await?;
-        external_contents.contents.write(ASIDE, aside.start(), &bytes).await?;
+        let writes = [(aside.start(), bytes)];
+        external_contents.contents.write_all(ASIDE, &writes, aside.absent_from()).await?;
         let mut at = aside.start();
         let changes = replaced.0.iter().map(|(ino, writes)| {
             let ranges = writes.iter().map(|(offset, data)| {
@@ -275,7 +276,7 @@ impl FsState {
         self.release_redirects(external_contents).await?;
         let ranges: Vec<_> = some.iter().map(|(at, it)| (*at..at + it.len, None)).collect();
         let writes = read_aside(&**contents, some).await?;
-        contents.write_all(Ino(ino), &writes, false).await?;
+        contents.write_all(Ino(ino), &writes, u64::MAX).await?;
         let change = redirects.plan(ino, ranges.into_iter());
         self.change(async |txn| {
             let mut op = FsCall::new(self, &txn, false);

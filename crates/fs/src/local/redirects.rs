@@ -215,6 +215,12 @@ impl Aside {
         self.range.start
     }
 
+    /// Objects that begin there or behind were not used before.
+    pub(super) fn absent_from(&self) -> u64 {
+        let start = self.range.start;
+        if start.is_multiple_of(self.redirects.unit) { start } else { u64::MAX }
+    }
+
     /// Records that have committed are about all of it.
     pub(super) fn keep(mut self) {
         self.range = 0..0;

@@ -200,7 +200,11 @@ impl FsState {
         if end > MAX_FILE {
             return Err(FsError::FileTooLarge);
         }
-        let record = self.external_file(ino.0).await?;
+        let mut record = self.external_file(ino.0).await?;
+        if record.flags & TRUNCATING != 0 && end > record.size.get() {
+            // The bytes behind its end are still those of the file, should a crash undo that it became shorter.
+            record = self.cut(external_contents, ino.0).await?;
+        }
         let start = last_gap(runs, record.size.get()).unwrap_or_default();
         self.prepare_growth(external_contents, ino.0, &record, (start, end), cover).await?;
         self.extend_write_bound(external_contents, ino.0, end).await?;

@@ -187,6 +187,10 @@ pub async fn check_with(
             external_contents,
         };
         let inner = FsState::new(env, volume.clone(), found, Options::default());
+        if let Err(error) = inner.find_redirects(true).await {
+            // The scan reports it.
+            scan::tree_damage(error)?;
+        }
         let so_far = (&mut findings, &mut missing);
         if let Some(report) = check_parts(&inner, how, &mut rounds, so_far).await? {
             return Ok(Report { findings, ..report });

@@ -80,7 +80,7 @@ impl ExternalContents {
         gates
     }
 
-    /// Bytes that are not in their place. A check of the filesystem changes none, and knows of none.
+    /// Bytes that are not in their place.
     pub(super) fn redirects(&self) -> &Arc<Redirects> {
         self.redirects.get_or_init(|| {
             Arc::new(Redirects::new(self.contents.unit(), 0..0, Vec::new(), Time::default()))

@@ -398,7 +398,7 @@ impl LocalFs {
             external_contents,
         };
         let inner = Arc::new(FsState::new(env, volume, found, options));
-        inner.find_redirects().await?;
+        inner.find_redirects(false).await?;
         if !options.read_only {
             inner.make_table().await?;
         }

@@ -10,7 +10,7 @@
 //! has a record of the first object that may be there, and of the first one that is not: this one is raised durably before bytes are
 //! stored behind it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,8 +186,9 @@ struct State {
     arenas: HashMap<u64, Range<u64>>,
     /// Bytes of each object that are used.
     live: HashMap<u64, u64>,
-    /// Bytes of files that are free once the transactions that have freed them are durable.
-    freed: Vec<(u64, Vec<Range<u64>>)>,
+    /// Bytes that are free once the transactions that have freed them are durable: these are numbered, and each is about a file.
+    freed: VecDeque<(u64, u64, Vec<Range<u64>>)>,
+    last_freed: u64,
     /// Objects that are to be removed.
     unused: Vec<u64>,
 }
@@ -310,7 +311,8 @@ impl Redirects {
             bounds,
             arenas: HashMap::default(),
             live: HashMap::default(),
-            freed: Vec::new(),
+            freed: VecDeque::new(),
+            last_freed: 0,
             unused: Vec::new(),
         };
         for (ino, offset, redirect) in found {
@@ -378,7 +380,7 @@ impl Redirects {
     /// A change has committed.
     pub(super) fn commit(&self, change: &RedirectChange, now: Time) {
         let mut guard = self.state.lock();
-        let State { files, count, bytes, freed, .. } = &mut *guard;
+        let State { files, count, bytes, freed, last_freed, .. } = &mut *guard;
         let file =
             files.entry(change.ino).or_insert_with(|| File { first: now, ..File::default() });
         for offset in &change.gone {
@@ -397,25 +399,27 @@ impl Redirects {
             files.remove(&change.ino);
         }
         if !change.freed.is_empty() {
-            freed.push((change.ino, change.freed.clone()));
+            *last_freed += 1;
+            freed.push_back((*last_freed, change.ino, change.freed.clone()));
         }
     }
 
-    /// What transactions have freed so far: it may be used again when these are durable.
-    pub(super) fn freed(&self) -> usize {
-        self.state.lock().freed.len()
+    /// The last transaction that has freed bytes: these may be used again when it is durable. `None` if there are none.
+    pub(super) fn last_freed(&self) -> Option<u64> {
+        self.state.lock().freed.back().map(|(number, ..)| *number)
     }
 
-    /// The first so many transactions that have freed something are durable.
-    pub(super) fn release(&self, count: usize) {
+    /// The transactions that have freed bytes are durable, up to this one.
+    pub(super) fn release(&self, last: u64) {
         let mut state = self.state.lock();
-        let durable: Vec<_> = state.freed.drain(..count).collect();
-        durable.iter().flat_map(|(_, it)| it).for_each(|it| state.release(it, self.unit));
+        while let Some((.., freed)) = state.freed.pop_front_if(|(number, ..)| *number <= last) {
+            freed.iter().for_each(|it| state.release(it, self.unit));
+        }
     }
 
     /// Whether a crash may bring redirects of a file back.
     pub(super) fn may_come_back(&self, ino: u64) -> bool {
-        self.state.lock().freed.iter().any(|(of, _)| *of == ino)
+        self.state.lock().freed.iter().any(|(_, of, _)| *of == ino)
     }
 
     /// Objects that are to be removed.

@@ -67,6 +67,7 @@ mod open_table;
 mod options;
 mod overlay;
 mod own_listing;
+mod part_encoder;
 mod partial_pages;
 mod pending;
 mod queue;

@@ -76,8 +76,29 @@ impl Coalesced {
     /// What is left of the mutations, which have their bytes as far as these are [kept](Self::keeps_bytes).
     pub fn apply(&self, mutations: &[Mutation]) -> Vec<Mutation> {
         assert!(mutations.len() == self.rests.len(), "other mutations are coalesced than planned");
+        self.apply_from(0, mutations)
+    }
+
+    /// How many mutations are left.
+    pub fn len(&self) -> usize {
+        let left = self.rests.iter().map(|rest| match rest {
+            Rest::Whole => 1,
+            Rest::Parts(parts) => parts.len(),
+            Rest::Times(inodes) => inodes.len(),
+        });
+        left.sum()
+    }
+
+    /// Whether no mutations are left.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// [`Self::apply`] for some of the mutations, the first of which is this one.
+    pub fn apply_from(&self, first: usize, mutations: &[Mutation]) -> Vec<Mutation> {
+        let rests = &self.rests[first..first + mutations.len()];
         let mut left = Vec::with_capacity(mutations.len());
-        for (mutation, rest) in mutations.iter().zip(&self.rests) {
+        for (mutation, rest) in mutations.iter().zip(rests) {
             let time = mutation.time;
             match rest {
                 Rest::Whole => left.push(mutation.clone()),

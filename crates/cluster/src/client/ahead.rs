@@ -10,13 +10,16 @@ use parking_lot::Mutex;
 use thalweg_fs::Ino;
 use thalweg_fs::mutation::Mutation;
 
+use crate::protocol::MAX_MUTATIONS;
+
 /// What is sent of the mutations with these numbers.
 pub(super) struct Encoded {
     pub(super) first: u64,
     pub(super) last: u64,
     /// What is left of them, for which their bytes do not matter any more.
     pub(super) mutations: Vec<Mutation>,
-    pub(super) bytes: Bytes,
+    /// Its parts, each but the last one as long as it can be.
+    pub(super) parts: Vec<Bytes>,
     /// Numbers of inodes that are not made.
     pub(super) spent: Vec<Ino>,
     /// The server has it, and has got it in this time.
@@ -25,6 +28,17 @@ pub(super) struct Encoded {
 
 #[derive(Default)]
 pub(super) struct StagedAhead(Mutex<Option<Encoded>>);
+
+impl Encoded {
+    /// Whether it goes in one message.
+    pub(super) fn is_one(&self) -> bool {
+        self.parts.len() == 1 && self.mutations.len() <= MAX_MUTATIONS
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.parts.iter().map(Bytes::len).sum()
+    }
+}
 
 impl StagedAhead {
     pub(super) fn set(&self, encoded: Encoded) {

@@ -128,7 +128,7 @@ impl Journaling {
         }
     }
 
-    /// Reads bytes of a batch that only the journal has.
+    /// Reads bytes of a batch that only the journal has; how many.
     ///
     /// # Errors
     /// They cannot be read.
@@ -136,7 +136,7 @@ impl Journaling {
         &self,
         batch: &mut Batch,
         spilled: impl Iterator<Item = SpilledWrite>,
-    ) -> Result<(), FsError> {
+    ) -> Result<usize, FsError> {
         let mut records = SpilledRecords::new(&self.base);
         let mut loaded = 0;
         for SpilledWrite { index, number, place, len } in spilled {
@@ -146,10 +146,14 @@ impl Journaling {
             let found = found.filter(|it| it.kind.ino() == ino).ok_or_else(|| damaged(place))?;
             batch.mutations[index] = found.clone();
         }
+        Ok(loaded)
+    }
+
+    /// So many bytes of mutations were read for a batch.
+    pub(super) fn note_loaded(&self, loaded: usize) {
         if self.base.queue.is_recovered() {
             self.base.queue.note_memory(self.base.queue.in_memory() + loaded);
         }
-        Ok(())
     }
 
     /// Mutations wait for no longer than the time of a commit.

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::OptionFuture;
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
 use thalweg_env::HashSet;
+use thalweg_fs::coalesce::Coalesced;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::session_table::JournalPosition;
 use thalweg_fs::{Action, Failure, FsError, Ino};
@@ -19,12 +20,12 @@ use super::batch::{BATCH_BYTES, Batch, BatchLimit, MOST_STAGED, Part};
 use super::call_numbers::Slot;
 use super::error::LinkError;
 use super::journaling::Journaling;
+use super::part_encoder::PartEncoder;
 use super::room::shares_of;
 use super::rpc::{Outgoing, Rpc};
 use super::user::User;
-use crate::protocol::{
-    Answer, BatchPositions, MAX_MUTATIONS, MAX_PAYLOAD, Reply, Request, decode_list, encode_list,
-};
+use crate::protocol::{Answer, BatchPositions, Reply, Request, decode_list, encode_list};
+use tokio::sync::mpsc;
 
 /// Parts of a batch that are under way at once.
 const PARTS_AT_ONCE: usize = 4;
@@ -90,11 +91,8 @@ pub(super) struct Sending {
     pub(super) until: u64,
 }
 
-/// The parts of a batch, with their numbers.
-fn parts_of(encoded: &Bytes) -> impl Iterator<Item = (u32, Bytes)> {
-    let parts = (0..encoded.len()).step_by(MAX_PAYLOAD);
-    (0..).zip(parts.map(|at| encoded.slice(at..encoded.len().min(at + MAX_PAYLOAD))))
-}
+/// Where the parts of a batch go that are to be staged, one after the other; `None` for nowhere.
+type PartSink = Option<mpsc::Sender<Bytes>>;
 
 impl BatchSender {
     pub(super) fn new(base: Arc<ClientBase>, rpc: Arc<Rpc>) -> BatchSender {
@@ -142,17 +140,16 @@ impl BatchSender {
         let first = last + 1 - part.len() as u64;
         let encoded = match self.ahead.take(first, last) {
             Some(encoded) => encoded,
-            None => self.encode(batch, part, last).await?,
+            None => self.encode(batch, part, last, None).await?,
         };
         // What was lost before it has positions, too.
         let hash = batch.hash_up_to(last);
         let positions = self.positions(last, hash)?;
         let (part, user) = (batch.part(part), &batch.user);
-        let Encoded { mutations, bytes, spent, staged_in, .. } = encoded;
-        let message =
-            Message { mutations: &mutations, part, user, positions, sync, releases, spent };
-        let staged = (bytes, staged_in.is_some());
-        let sent = self.send_message(message, staged, last < until).await;
+        let (staged_in, spent) = (encoded.staged_in, encoded.spent.clone());
+        let mutations = &encoded.mutations[..];
+        let message = Message { mutations, part, user, positions, sync, releases, spent };
+        let sent = self.send_message(message, &encoded, last < until).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
         {
@@ -164,35 +161,64 @@ impl BatchSender {
         Ok(staged_in.unwrap_or_default())
     }
 
-    /// Encodes what is left of mutations of a batch, the last of which has this number.
+    /// Encodes what is left of mutations of a batch, the last of which has this number. Bytes that the journal alone has are read one
+    /// record after the other, and each part goes to the sink when it is complete, unless the batch is one message.
     async fn encode(
         &self,
         batch: &mut Batch,
         part: &Range<usize>,
         last: u64,
+        sink: PartSink,
     ) -> Result<Encoded, NotSent> {
         let coalesced = self.coalesces().then(|| batch.coalesced(part));
         let keeps_bytes = |index| coalesced.as_ref().is_none_or(|it| it.keeps_bytes(index));
         let spilled = batch.take_spilled(part, keeps_bytes);
-        self.journaling.load(batch, spilled.into_iter()).await.map_err(NotSent::Unreadable)?;
-        let whole = &batch.mutations[part.clone()];
-        let mutations = match &coalesced {
-            Some(coalesced) => coalesced.apply(whole),
-            None => whole.to_vec(),
-        };
+        let count = coalesced.as_ref().map_or(part.len(), Coalesced::len);
+        let mut encoder = PartEncoder::new(count)?;
+        let (mut mutations, mut parts) = (Vec::with_capacity(count), Vec::new());
+        let (mut rest, mut at, mut loaded) = (&spilled[..], part.start, 0);
+        while at < part.end || !rest.is_empty() {
+            let until = rest.first().map_or(part.end, |it| it.index);
+            let whole = &batch.mutations[at..until];
+            let left = match &coalesced {
+                Some(coalesced) => coalesced.apply_from(at - part.start, whole),
+                None => whole.to_vec(),
+            };
+            for mutation in left {
+                encoder.push(&mutation)?;
+                mutations.push(mutation);
+                for full in encoder.take_full() {
+                    parts.push(full.clone());
+                    put(&sink, full).await;
+                }
+            }
+            at = until;
+            // What one record of the journal has.
+            let place = rest.first().map(|it| it.place);
+            let of_record = rest.partition_point(|it| Some(it.place) == place);
+            let (now, later) = rest.split_at(of_record);
+            let read = self.journaling.load(batch, now.iter().copied()).await;
+            loaded += read.map_err(NotSent::Unreadable)?;
+            rest = later;
+        }
+        self.journaling.note_loaded(loaded);
+        let end = encoder.finish();
+        parts.push(end.clone());
         let gone = coalesced.as_ref().into_iter().flat_map(|it| it.gone());
         let spent = self.base.numbers.highest_of(gone);
-        let bytes = postcard::to_allocvec(&mutations).map_err(|_| LinkError::Unexpected);
-        let bytes = bytes.map_err(FsError::from)?.into();
         let first = last + 1 - part.len() as u64;
-        Ok(Encoded { first, last, mutations, bytes, spent, staged_in: None })
+        let encoded = Encoded { first, last, mutations, parts, spent, staged_in: None };
+        if !encoded.is_one() {
+            put(&sink, end).await;
+        }
+        Ok(encoded)
     }
 
     /// Sends mutations in one call, behind those that stage them if they are many and not staged.
     async fn send_message(
         &self,
         message: Message<'_>,
-        (encoded, is_staged): (Bytes, bool),
+        encoded: &Encoded,
         goes_on: bool,
     ) -> Result<(), FsError> {
         let Message { mutations, part, .. } = &message;
@@ -211,11 +237,11 @@ impl BatchSender {
                 completes.store(true, Ordering::Relaxed);
             }
         };
-        let is_one = encoded.len() <= MAX_PAYLOAD && mutations.len() <= MAX_MUTATIONS;
-        if is_one || message.positions.is_none() {
-            self.send_call(&message, 0, encoded, receive).await?;
-        } else {
-            self.send_staged(&message, (encoded, is_staged), goes_on, receive).await?;
+        match &encoded.parts[..] {
+            [only] if encoded.is_one() || message.positions.is_none() => {
+                self.send_call(&message, 0, only.clone(), receive).await?;
+            }
+            _ => self.send_staged(&message, encoded, goes_on, receive).await?,
         }
         if is_complete.load(Ordering::Relaxed) {
             return Ok(());
@@ -228,18 +254,19 @@ impl BatchSender {
     async fn send_staged(
         &self,
         message: &Message<'_>,
-        (encoded, is_staged): (Bytes, bool),
+        encoded: &Encoded,
         goes_on: bool,
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<(), FsError> {
         let batch = message.positions.map_or(0, |it| it.after.position + 1);
-        let staged = u32::try_from(parts_of(&encoded).count()).expect("a batch has few parts");
+        let staged = u32::try_from(encoded.parts.len()).expect("a batch has few parts");
         let made = message.mutations.iter().filter_map(|it| it.kind.made_node());
         let made = encode_list(&made.collect::<Vec<(Ino, bool)>>());
         // A server that begins meanwhile has none of the parts.
         for attempt in 0..ATTEMPTS {
-            let is_ready = is_staged && attempt == 0;
-            if !is_ready && !self.stage(batch, &encoded).await? {
+            let is_ready = encoded.staged_in.is_some() && attempt == 0;
+            let parts = stream::iter(encoded.parts.iter().cloned());
+            if !is_ready && !self.stage(batch, parts).await? {
                 continue;
             }
             let sending = self.send_call(message, staged, made.clone(), then.clone());
@@ -252,14 +279,15 @@ impl BatchSender {
         Err(FsError::Store(Failure::new(Action::Divide, NotStaged(encoded.len()))))
     }
 
-    /// Sends the parts of a batch, which is encoded; whether the server keeps all of them.
-    async fn stage(&self, batch: u64, encoded: &Bytes) -> Result<bool, FsError> {
-        let staging = stream::iter(parts_of(encoded)).map(|(part, bytes)| {
+    /// Sends the parts of a batch; whether the server keeps all of them.
+    async fn stage(&self, batch: u64, parts: impl Stream<Item = Bytes>) -> Result<bool, FsError> {
+        let staging = parts.enumerate().map(|(part, bytes)| {
+            let part = u32::try_from(part).expect("a batch has few parts");
             let call = Outgoing::with(Request::Stage { batch, part }, vec![bytes], None);
             self.rpc.make(call, |_, _| {}, std::future::pending())
         });
         let answers: Vec<(Reply, Bytes)> = staging.buffered(PARTS_AT_ONCE).try_collect().await?;
-        Ok(answers.iter().all(|(reply, _)| reply.answer == Answer::Done))
+        Ok(!answers.is_empty() && answers.iter().all(|(reply, _)| reply.answer == Answer::Done))
     }
 
     /// Stages the batch behind the one that was taken last.
@@ -271,19 +299,24 @@ impl BatchSender {
         let Some(mut batch) = queue.peek_batch(&self.usual_limit()) else { return };
         let (count, last) = (batch.mutations.len(), batch.last);
         let first = last + 1 - count as u64;
-        // An error here is found when the batch is sent.
-        let Ok(mut encoded) = self.encode(&mut batch, &(0..count), last).await else { return };
-        drop(batch);
-        let is_one = encoded.bytes.len() <= MAX_PAYLOAD && encoded.mutations.len() <= MAX_MUTATIONS;
-        if is_one {
-            return;
-        }
         let begun = self.base.now();
-        let is_staged = tokio::select! {
-            staged = self.stage(self.position(first), &encoded.bytes) => staged.unwrap_or(false),
+        // What is read of the journal goes while more is read.
+        let (sink, parts) = mpsc::channel(PARTS_AT_ONCE);
+        let parts = stream::unfold(parts, async |mut parts| Some((parts.recv().await?, parts)));
+        let all = 0..count;
+        let both = futures::future::join(
+            self.encode(&mut batch, &all, last, Some(sink)),
+            self.stage(self.position(first), parts),
+        );
+        let (encoded, staged) = tokio::select! {
+            both = both => both,
             // While the mount may move, the batch before must not wait for this one.
-            () = self.base.links.held() => false,
+            () = self.base.links.held() => return,
         };
+        drop(batch);
+        // An error here is found when the batch is sent.
+        let Ok(mut encoded) = encoded else { return };
+        let is_staged = staged.unwrap_or(false) && !encoded.is_one();
         if !is_staged {
             return;
         }
@@ -379,5 +412,12 @@ impl BatchSender {
         (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
         let (reply, _) = self.rpc.make(call, then, std::future::pending()).await?;
         Ok(reply.answer)
+    }
+}
+
+/// Hands a part to who stages it, if that goes on.
+async fn put(sink: &PartSink, part: Bytes) {
+    if let Some(sink) = sink {
+        let _ = sink.send(part).await;
     }
 }

@@ -53,12 +53,12 @@ pub(crate) use footprint::session_request;
 pub use footprint::{Footprint, Needs, Repeat, Written, changed_by_mutations};
 pub use journal::{BatchPositions, JournalMount, JournalState};
 pub use limits::*;
-pub use lists::{decode_entries, decode_list, encode_list};
+pub use lists::{decode_entries, decode_list, decode_list_with_ends, encode_list};
 pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use used::{UsedInode, conflicts_with};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 19 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 20 };
 
 /// What a client wants.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -122,6 +122,8 @@ pub enum Request {
         batch: u64,
         /// Counted from 0 on.
         part: u32,
+        /// The batch replaces bytes of files, and does nothing else but to set their attributes.
+        replaces: bool,
     },
     /// The payload is a list of [`Mutation`](thalweg_fs::mutation::Mutation)s in directories that are delegated to the client, in
     /// their order. [`Answer::Made`].

@@ -29,6 +29,7 @@ use crate::mutation::{ByteMutations, Mutation};
 pub use crate::node::{NewNode, Node, Rename};
 use crate::room::{Promises, RoomShare};
 use crate::session_table::{Held, JournalPosition, Recorder, SessionRecord};
+use crate::stored_ahead::{StoredPart, StoredWrites};
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -490,6 +491,32 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
         charged: &[RoomShare],
         end: JournalPosition,
     ) -> Result<(), FsError>;
+
+    /// [`SessionTable::apply`] for mutations of which the bytes of some writes are stored already.
+    ///
+    /// # Errors
+    /// As for that.
+    async fn apply_stored(
+        &self,
+        mutations: &[Mutation],
+        charged: &[RoomShare],
+        end: JournalPosition,
+        _stored: &StoredWrites,
+    ) -> Result<(), FsError> {
+        self.apply(mutations, charged, end).await
+    }
+
+    /// Stores a part of a batch of a session that is to come, whose writes replace bytes, if that is of use.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn store_ahead(
+        &self,
+        _session: u64,
+        _part: Bytes,
+    ) -> Result<Option<StoredPart>, FsError> {
+        Ok(None)
+    }
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions
     /// that take references again, if the filesystem was opened so.

@@ -8,6 +8,7 @@
 //! - [`node`]: what a new inode is to be; [`mutation`]: changes that were made elsewhere, and are applied later;
 //! - [`level`]: how far the changes of a file have come;
 //! - [`room`]: room that is promised for such changes;
+//! - [`stored_ahead`]: bytes that a session stores before the batch that has them;
 //! - [`session_table`]: the records of a server in the filesystem that it serves;
 //! - [`contents`]: contents of files that are kept outside of the filesystem; [`direct`]: clients that reach them themselves;
 //! - [`error`]: errors, named after what the caller must do; [`errno`]: the system's numbers for them;
@@ -38,6 +39,7 @@ pub mod payload;
 pub mod ranges;
 pub mod room;
 pub mod session_table;
+pub mod stored_ahead;
 pub mod xattr_name;
 
 pub use local::check;

@@ -58,6 +58,8 @@ struct Message<'a> {
     part: Part<'a>,
     user: &'a User,
     positions: Option<BatchPositions>,
+    /// No name changes and no file becomes longer.
+    replaces: bool,
     /// The answer comes when everything is durable.
     sync: bool,
     releases: Vec<u64>,
@@ -67,8 +69,8 @@ struct Message<'a> {
 
 impl<'a> Message<'a> {
     fn plain(part: Part<'a>, user: &'a User, positions: Option<BatchPositions>) -> Message<'a> {
-        let (sync, releases, spent) = Default::default();
-        Message { mutations: part.0, part, user, positions, sync, releases, spent }
+        let (replaces, sync, releases, spent) = Default::default();
+        Message { mutations: part.0, part, user, positions, replaces, sync, releases, spent }
     }
 }
 
@@ -148,7 +150,8 @@ impl BatchSender {
         let (part, user) = (batch.part(part), &batch.user);
         let (staged_in, spent) = (encoded.staged_in, encoded.spent.clone());
         let mutations = &encoded.mutations[..];
-        let message = Message { mutations, part, user, positions, sync, releases, spent };
+        let replaces = batch.only_replaces;
+        let message = Message { mutations, part, user, positions, replaces, sync, releases, spent };
         let sent = self.send_message(message, &encoded, last < until).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
@@ -266,7 +269,7 @@ impl BatchSender {
         for attempt in 0..ATTEMPTS {
             let is_ready = encoded.staged_in.is_some() && attempt == 0;
             let parts = stream::iter(encoded.parts.iter().cloned());
-            if !is_ready && !self.stage(batch, parts).await? {
+            if !is_ready && !self.stage((batch, message.replaces), parts).await? {
                 continue;
             }
             let sending = self.send_call(message, staged, made.clone(), then.clone());
@@ -280,10 +283,14 @@ impl BatchSender {
     }
 
     /// Sends the parts of a batch; whether the server keeps all of them.
-    async fn stage(&self, batch: u64, parts: impl Stream<Item = Bytes>) -> Result<bool, FsError> {
+    async fn stage(
+        &self,
+        (batch, replaces): (u64, bool),
+        parts: impl Stream<Item = Bytes>,
+    ) -> Result<bool, FsError> {
         let staging = parts.enumerate().map(|(part, bytes)| {
             let part = u32::try_from(part).expect("a batch has few parts");
-            let call = Outgoing::with(Request::Stage { batch, part }, vec![bytes], None);
+            let call = Outgoing::with(Request::Stage { batch, part, replaces }, vec![bytes], None);
             self.rpc.make(call, |_, _| {}, std::future::pending())
         });
         let answers: Vec<(Reply, Bytes)> = staging.buffered(PARTS_AT_ONCE).try_collect().await?;
@@ -299,14 +306,14 @@ impl BatchSender {
         let Some(mut batch) = queue.peek_batch(&self.usual_limit()) else { return };
         let (count, last) = (batch.mutations.len(), batch.last);
         let first = last + 1 - count as u64;
-        let begun = self.base.now();
+        let (begun, replaces) = (self.base.now(), batch.only_replaces);
         // What is read of the journal goes while more is read.
         let (sink, parts) = mpsc::channel(PARTS_AT_ONCE);
         let parts = stream::unfold(parts, async |mut parts| Some((parts.recv().await?, parts)));
         let all = 0..count;
         let both = futures::future::join(
             self.encode(&mut batch, &all, last, Some(sink)),
-            self.stage(self.position(first), parts),
+            self.stage((self.position(first), replaces), parts),
         );
         let (encoded, staged) = tokio::select! {
             both = both => both,
@@ -392,7 +399,7 @@ impl BatchSender {
         payload: Bytes,
         then: impl Fn(&Reply, &Bytes) + Clone + Send + Sync + 'static,
     ) -> Result<Answer, FsError> {
-        let Message { mutations, part, user, positions, sync, releases, spent } = message;
+        let Message { mutations, part, user, positions, sync, releases, spent, .. } = message;
         let named: HashSet<Ino> = mutations.iter().flat_map(|it| it.kind.inodes()).collect();
         let mut named: Vec<Ino> = named.into_iter().collect();
         named.sort_unstable();

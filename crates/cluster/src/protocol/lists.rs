@@ -46,6 +46,31 @@ fn decode_first<T: DeserializeOwned>(
     Ok((items, rest))
 }
 
+/// Decodes a list, each item with where its encoding ends in the payload.
+///
+/// # Errors
+/// [`FsError::Invalid`]
+pub fn decode_list_with_ends<T: DeserializeOwned>(
+    payload: &[u8],
+    max: usize,
+) -> Result<Vec<(T, usize)>, FsError> {
+    let invalid = |_| FsError::Invalid("a list does not decode");
+    let (len, mut rest) = postcard::take_from_bytes::<u64>(payload).map_err(invalid)?;
+    if usize::try_from(len).map_or(true, |len| len > max) {
+        return Err(FsError::Invalid("a list has too many items"));
+    }
+    let mut items = Vec::new();
+    for _ in 0..len {
+        let (item, behind) = postcard::take_from_bytes::<T>(rest).map_err(invalid)?;
+        rest = behind;
+        items.push((item, payload.len() - rest.len()));
+    }
+    match rest.is_empty() {
+        true => Ok(items),
+        false => Err(FsError::Invalid("there is something behind a list")),
+    }
+}
+
 /// Encodes a list. The caller bounds its length, so that it fits into a payload.
 pub fn encode_list<T: Serialize>(items: &[T]) -> Bytes {
     let encoded = postcard::to_allocvec(items).expect("a list in memory encodes");

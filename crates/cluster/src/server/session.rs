@@ -34,7 +34,7 @@ pub(super) use reply_cache::Admission;
 use reply_cache::ReplyCache;
 use reserved_numbers::ReservedNumbers;
 use staged::Staged;
-pub(super) use staged::StagingRoom;
+pub(super) use staged::{StagingRoom, StoringPart};
 
 /// Most calls of a session that wait for levels beside its other calls.
 const MAX_LEVEL_WAITS: usize = 1 << 12;

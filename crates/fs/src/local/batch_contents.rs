@@ -51,11 +51,6 @@ impl Replaced {
         self.0.is_empty()
     }
 
-    /// The bytes of all of them, in their order.
-    pub(super) fn buffers(&self) -> impl Iterator<Item = &Bytes> {
-        self.0.iter().flat_map(|(_, writes)| writes.iter().flat_map(|(_, data)| data))
-    }
-
     /// Stores them.
     pub(super) async fn store(&self, external_contents: &ExternalContents) -> Result<(), FsError> {
         let contents = &external_contents.contents;

@@ -26,6 +26,7 @@ use crate::filesystem::{SetXattr, WriteAt};
 use crate::mutation::runs::{is_stored, runs_of};
 use crate::mutation::{MAX_RESERVED, Mutation, MutationKind};
 use crate::session_table::JournalPosition;
+use crate::stored_ahead::StoredWrites;
 
 /// How the bytes that a batch replaces come to their files.
 enum Replacing<'a> {
@@ -47,6 +48,7 @@ impl LocalFs {
         mutations: &[Mutation],
         cover: &Cover,
         end: JournalPosition,
+        stored: &StoredWrites,
     ) -> Result<(), FsError> {
         let Some(external_contents) = self.external_to_change()? else {
             return self.commit_batch(mutations, cover, end, &Replacing::Done).await;
@@ -60,8 +62,8 @@ impl LocalFs {
         let runs = runs_of(mutations);
         // In the order of their numbers, so that two batches never wait for each other.
         let _gates = external_contents.alone_all(runs.keys().copied()).await;
-        let (stored, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
-        self.inner.check_stored(stored, mutations).await?;
+        let (by_client, runs) = runs.into_iter().partition(|(_, runs)| is_stored(runs));
+        self.inner.check_stored(by_client, mutations).await?;
         let replaced = self.inner.store_new(external_contents, runs, mutations, cover).await?;
         // Without a journal, what a client has not synced may be lost in part.
         let call = self.recorder.as_ref().map(|it| it.call).filter(|_| end.position > 0);
@@ -70,7 +72,8 @@ impl LocalFs {
             replaced.store(external_contents).await?;
             return self.commit_batch(mutations, cover, end, &Replacing::Done).await;
         };
-        if replaced.is_one_change(external_contents, mutations)
+        if stored.has_none()
+            && replaced.is_one_change(external_contents, mutations)
             && !replaced.is_redirected(external_contents)
         {
             self.inner.before_replaced_in_place(external_contents, &replaced).await?;
@@ -79,10 +82,11 @@ impl LocalFs {
             let replacing = Replacing::OneChange(external_contents, replaced);
             return self.commit_batch(mutations, cover, end, &replacing).await;
         }
-        let aside = self.inner.store_aside(external_contents, call.session, &replaced).await?;
-        let replacing = Replacing::Aside(aside.changes.clone());
+        let of_call = (call.session, stored);
+        let aside = self.inner.store_aside(external_contents, of_call, &replaced).await?;
+        let replacing = Replacing::Aside(aside.changes);
         self.commit_batch(mutations, cover, end, &replacing).await?;
-        aside.keep();
+        drop(aside.held);
         self.inner.place_if_direct(external_contents, &replaced).await
     }
 

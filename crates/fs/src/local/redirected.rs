@@ -26,6 +26,7 @@ use crate::attributes::Ino;
 use crate::contents::Contents;
 use crate::error::FsError;
 use crate::filesystem::MAX_FILE;
+use crate::stored_ahead::{StoredPart, StoredWrites};
 
 /// Redirects that are placed in one transaction, and their bytes.
 const PLACED_AT_ONCE: (usize, u64) = (4096, 32 << 20);
@@ -37,15 +38,40 @@ const MOST_PIECES: usize = 16;
 
 /// Bytes of a batch that are stored aside.
 pub(super) struct Redirected {
-    aside: Aside,
     pub(super) changes: Vec<RedirectChange>,
+    /// Until the batch has committed.
+    pub(super) held: Option<Aside>,
 }
 
-impl Redirected {
-    /// The batch has committed.
-    pub(super) fn keep(self) {
-        self.aside.keep();
+/// The writes of a file: ranges, each with where its bytes are, or with its bytes.
+type Ranges = Vec<(Range<u64>, Result<u64, Vec<Bytes>>)>;
+
+/// The ranges of a file that writes replace. Those whose bytes are not stored are as long as they can be.
+fn ranges_of(ino: Ino, writes: &[(u64, Vec<Bytes>)], stored: &StoredWrites) -> Ranges {
+    let mut ranges = Ranges::new();
+    for (offset, data) in writes {
+        let mut at = *offset;
+        for buffer in data {
+            let end = at + buffer.len() as u64;
+            if let Some(places) = stored.of(ino, at, buffer.len() as u64) {
+                for (start, len) in places {
+                    ranges.push((at..at + len, Ok(*start)));
+                    at += len;
+                }
+                assert!(at == end, "all of a write is stored");
+                continue;
+            }
+            match ranges.last_mut() {
+                Some((range, Err(before))) if range.end == at => {
+                    range.end = end;
+                    before.push(buffer.clone());
+                }
+                _ => ranges.push((at..end, Err(vec![buffer.clone()]))),
+            }
+            at = end;
+        }
     }
+    ranges
 }
 
 /// Bytes of the file aside that are read together.
@@ -188,29 +214,63 @@ impl FsState {
         }
     }
 
-    /// Stores what a batch of a session replaces aside. The caller has passed the gates of the files alone.
-    pub(super) async fn store_aside(
+    /// Stores bytes aside for a session.
+    async fn write_aside(
         &self,
         external_contents: &ExternalContents,
         session: u64,
-        replaced: &Replaced,
-    ) -> Result<Redirected, FsError> {
-        let len_of = |data: &[Bytes]| data.iter().map(|buffer| buffer.len() as u64).sum::<u64>();
-        let bytes: Vec<Bytes> = replaced.buffers().cloned().collect();
-        let aside = self.take_aside(external_contents, session, len_of(&bytes)).await?;
+        bytes: Vec<Bytes>,
+    ) -> Result<Aside, FsError> {
+        let len = bytes.iter().map(|buffer| buffer.len() as u64).sum();
+        let aside = self.take_aside(external_contents, session, len).await?;
         let writes = [(aside.start(), bytes)];
         external_contents.contents.write_all(ASIDE, &writes, aside.absent_from()).await?;
-        let mut at = aside.start();
-        let changes = replaced.0.iter().map(|(ino, writes)| {
-            let ranges = writes.iter().map(|(offset, data)| {
-                let (range, from) = (*offset..offset + len_of(data), at);
-                at += range.end - range.start;
-                (range, Some(from))
+        Ok(aside)
+    }
+
+    /// [`SessionTable::store_ahead`](crate::SessionTable::store_ahead). Where bytes are placed at once, that waits for the batch.
+    pub(super) async fn store_ahead(
+        &self,
+        external_contents: &ExternalContents,
+        session: u64,
+        part: Bytes,
+    ) -> Result<Option<StoredPart>, FsError> {
+        if external_contents.is_direct.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let len = part.len() as u64;
+        let aside = self.write_aside(external_contents, session, vec![part]).await?;
+        Ok(Some(StoredPart::new(aside.start(), len, Box::new(aside))))
+    }
+
+    /// Stores what a batch of a session replaces aside, as far as it is not stored. The caller has passed the gates of the files alone.
+    pub(super) async fn store_aside(
+        &self,
+        external_contents: &ExternalContents,
+        (session, stored): (u64, &StoredWrites),
+        replaced: &Replaced,
+    ) -> Result<Redirected, FsError> {
+        let files = replaced.0.iter().map(|(ino, writes)| (*ino, ranges_of(*ino, writes, stored)));
+        let files: Vec<(Ino, Ranges)> = files.collect();
+        let all = files.iter().flat_map(|(_, ranges)| ranges);
+        let rest = all.filter_map(|(_, place)| place.as_ref().err()).flatten().cloned();
+        let rest: Vec<Bytes> = rest.collect();
+        let held = match rest.is_empty() {
+            true => None,
+            false => Some(self.write_aside(external_contents, session, rest).await?),
+        };
+        let mut next = held.as_ref().map_or(0, Aside::start);
+        let changes = files.into_iter().map(|(ino, ranges)| {
+            let ranges = ranges.into_iter().map(|(range, place)| {
+                let at = place.unwrap_or_else(|_| {
+                    next += range.end - range.start;
+                    next - (range.end - range.start)
+                });
+                (range, Some(at))
             });
             external_contents.redirects().plan(ino.0, ranges)
         });
-        let changes = changes.collect();
-        Ok(Redirected { aside, changes })
+        Ok(Redirected { changes: changes.collect(), held })
     }
 
     /// Bytes of a file, where they are. The caller has passed its gate; `None` if they lie in so many pieces that they are to be placed

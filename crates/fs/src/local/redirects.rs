@@ -132,7 +132,8 @@ pub(super) struct RedirectChange {
     /// The first bytes of redirects that go, and those that come.
     gone: Vec<u64>,
     come: Vec<(u64, Redirect)>,
-    /// Bytes in the file aside that are not used any more.
+    /// Bytes in the file aside that are used now, and those that are not used any more.
+    used: Vec<Range<u64>>,
     freed: Vec<Range<u64>>,
 }
 
@@ -203,7 +204,7 @@ pub(super) struct Redirects {
     pub(super) raising: tokio::sync::Mutex<()>,
 }
 
-/// Bytes of the file aside that are used as long as this is there, or until records are about them.
+/// Bytes of the file aside that are not used otherwise as long as this is there, and as long as records are about them.
 #[derive(Debug)]
 pub(super) struct Aside {
     redirects: Arc<Redirects>,
@@ -220,11 +221,6 @@ impl Aside {
     pub(super) fn absent_from(&self) -> u64 {
         let start = self.range.start;
         if start.is_multiple_of(self.redirects.unit) { start } else { u64::MAX }
-    }
-
-    /// Records that have committed are about all of it.
-    pub(super) fn keep(mut self) {
-        self.range = 0..0;
     }
 }
 
@@ -362,10 +358,11 @@ impl Redirects {
             Some(file) => overlapping(&file.redirects, &hull).collect(),
             None => OfFile::new(),
         };
-        let (mut after, mut freed) = (before.clone(), Vec::new());
+        let (mut after, mut used, mut freed) = (before.clone(), Vec::new(), Vec::new());
         for (range, aside) in ranges {
             freed.extend(carve(&mut after, &range));
             let Some(at) = aside else { continue };
+            used.push(at..at + (range.end - range.start));
             for offset in (range.start..range.end).step_by(LONGEST as usize) {
                 let len = LONGEST.min(range.end - offset);
                 after.insert(offset, Redirect { len, at: at + (offset - range.start) });
@@ -374,13 +371,13 @@ impl Redirects {
         let gone = before.keys().filter(|offset| !after.contains_key(offset)).copied().collect();
         let come = after.iter().filter(|(offset, it)| before.get(offset) != Some(it));
         let come = come.map(|(offset, it)| (*offset, *it)).collect();
-        RedirectChange { ino, gone, come, freed }
+        RedirectChange { ino, gone, come, used, freed }
     }
 
     /// A change has committed.
     pub(super) fn commit(&self, change: &RedirectChange, now: Time) {
         let mut guard = self.state.lock();
-        let State { files, count, bytes, freed, last_freed, .. } = &mut *guard;
+        let State { files, count, bytes, .. } = &mut *guard;
         let file =
             files.entry(change.ino).or_insert_with(|| File { first: now, ..File::default() });
         for offset in &change.gone {
@@ -398,6 +395,8 @@ impl Redirects {
         if file.redirects.is_empty() {
             files.remove(&change.ino);
         }
+        change.used.iter().for_each(|it| guard.use_range(it, self.unit));
+        let State { freed, last_freed, .. } = &mut *guard;
         if !change.freed.is_empty() {
             *last_freed += 1;
             freed.push_back((*last_freed, change.ino, change.freed.clone()));

@@ -7,17 +7,18 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use thalweg_env::HashSet;
 use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::stored_ahead::StoredWrites;
 use thalweg_fs::{Filesystem, FsError, Ino, Rename};
 
 use super::super::context::RequestContext;
 use super::super::counters::add;
 use super::super::foreign_use::of_mutations;
 use super::super::room::check_shares;
-use super::super::session::{BatchPosition, Session};
+use super::super::session::{BatchPosition, Session, StoringPart};
 use super::{Answered, Op, Response};
 use crate::protocol::{
-    Answer, MAX_MUTATIONS, MAX_SPENT, MAX_STAGED_INODES, MAX_STAGED_MUTATIONS, RemovedInode,
-    Request, changed_by_mutations, decode_list,
+    Answer, MAX_MUTATIONS, MAX_PAYLOAD, MAX_SPENT, MAX_STAGED_INODES, MAX_STAGED_MUTATIONS,
+    RemovedInode, Request, changed_by_mutations, decode_list, decode_list_with_ends,
 };
 
 /// Inodes that are made, each with whether it is a directory.
@@ -50,24 +51,71 @@ pub(super) fn made_before(payload: &[u8], staged: u32) -> Answered {
 }
 
 /// Keeps a part of a batch that is to come.
-pub(super) fn stage(Op { ctx, stages }: Op<'_>, part: (u64, u32), payload: Bytes) -> Response {
-    let is_kept = ctx.session.journal.is_kept()
-        && ctx.session.staged.put(part, payload, &stages.staging_room);
+pub(super) fn stage(
+    Op { ctx, stages }: Op<'_>,
+    part: (u64, u32),
+    (payload, replaces): (Bytes, bool),
+) -> Response {
+    let staged = &ctx.session.staged;
+    let is_kept =
+        ctx.session.journal.is_kept() && staged.put(part, payload.clone(), &stages.staging_room);
+    if is_kept && replaces {
+        let (files, session) = (ctx.files.clone(), ctx.session.serial);
+        let storing = async move {
+            let stored = files.session_table()?.store_ahead(session, payload).await;
+            // The batch stores it then, or fails as this did.
+            stored
+                .inspect_err(|error| tracing::debug!(%error, "a part is not stored ahead"))
+                .ok()?
+        };
+        staged.set_stored(part, stages.env.spawn(storing));
+    }
     Response::of(if is_kept { Answer::Done } else { Answer::Unstaged })
 }
 
-/// The mutations of a staged batch, which make these inodes; `None` if the server lacks parts of it.
-fn unstage(
+/// The mutations of a staged batch, which make these inodes, and what is stored of them; `None` if the server lacks parts of it.
+async fn unstage(
     session: &Session,
     (first, staged): (u64, u32),
     made: &Made,
-) -> Result<Option<Vec<Mutation>>, FsError> {
-    let Some(bytes) = session.staged.take(first, staged) else { return Ok(None) };
-    let mutations: Vec<Mutation> = decode_list(&bytes, MAX_STAGED_MUTATIONS)?;
+) -> Result<Option<(Vec<Mutation>, StoredWrites)>, FsError> {
+    let Some((bytes, storing)) = session.staged.take(first, staged) else { return Ok(None) };
+    let (mutations, ends): (Vec<Mutation>, Vec<usize>) =
+        decode_list_with_ends(&bytes, MAX_STAGED_MUTATIONS)?.into_iter().unzip();
     if made_by(&mutations) != *made {
         return Err(FsError::Invalid("a batch makes other inodes than it says"));
     }
-    Ok(Some(mutations))
+    let stored = stored_of(&mutations, &ends, (&bytes, storing)).await;
+    Ok(Some((mutations, stored)))
+}
+
+/// The writes that are stored with the parts of the encoding of a batch, in which each mutation ends where it is said to.
+async fn stored_of(
+    mutations: &[Mutation],
+    ends: &[usize],
+    (encoded, storing): (&[u8], Vec<Option<StoringPart>>),
+) -> StoredWrites {
+    let mut parts = Vec::with_capacity(storing.len());
+    for storing in storing {
+        parts.push(match storing {
+            Some(storing) => storing.await.flatten(),
+            None => None,
+        });
+    }
+    let mut stored = StoredWrites::new(parts);
+    if stored.has_none() {
+        return stored;
+    }
+    for (mutation, end) in mutations.iter().zip(ends) {
+        let MutationKind::Write { ino, offset, data, .. } = &mutation.kind else { continue };
+        // The last field of a write is a byte behind its data.
+        let Some(start) = (end - 1).checked_sub(data.len()) else { continue };
+        if encoded.get(start..end - 1) == Some(&data[..]) {
+            let bytes = start as u64..*end as u64 - 1;
+            stored.add((*ino, *offset), bytes, MAX_PAYLOAD as u64);
+        }
+    }
+    stored
 }
 
 /// Applies what a client has made. No name is locked: a call that has locked one may wait for this.
@@ -90,10 +138,10 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
         }
         BatchPosition::Next(position) => position,
     };
-    let mutations = match positions.filter(|_| staged > 0) {
-        None => decode(payload)?,
-        Some(it) => match unstage(ctx.session, (it.after.position + 1, staged), &made)? {
-            Some(mutations) => mutations,
+    let (mutations, stored) = match positions.filter(|_| staged > 0) {
+        None => (decode(payload)?, StoredWrites::default()),
+        Some(it) => match unstage(ctx.session, (it.after.position + 1, staged), &made).await? {
+            Some(unstaged) => unstaged,
             None => return Ok(Response::of(Answer::Unstaged)),
         },
     };
@@ -110,7 +158,7 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     stages.sessions.note_uses(ctx.session.serial, || of_mutations(&kept)).await;
     // A client that had to release something has sent what it has written.
     ctx.session.journal.check_unused(&mutations)?;
-    let applied = table.apply(&kept, charged, position.end()).await;
+    let applied = table.apply_stored(&kept, charged, position.end(), &stored).await;
     drop(change);
     if let Err(error) = applied {
         // Its client sends each half again.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use thalweg_env::Task;
+use thalweg_fs::stored_ahead::StoredPart;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::protocol::MAX_STAGED;
@@ -27,11 +29,16 @@ impl Default for StagingRoom {
 #[derive(Debug)]
 struct Part {
     bytes: Bytes,
+    /// It is stored ahead, too, or was to be.
+    stored: Option<StoringPart>,
     _room: OwnedSemaphorePermit,
 }
 
 /// Batches of a session that are staged: one, and the next one while that is applied.
 const BATCHES: usize = 2;
+
+/// A part that is being stored; `None` if that is of no use, or has failed.
+pub(in crate::server) type StoringPart = Task<Option<StoredPart>>;
 
 /// The parts of the last batches of a session, by their numbers.
 #[derive(Debug, Default)]
@@ -69,12 +76,24 @@ impl Staged {
         }
         let Ok(_room) = room.0.clone().try_acquire_many_owned(units) else { return false };
         staged.len += bytes.len();
-        staged.parts.insert(part, Part { bytes, _room });
+        staged.parts.insert(part, Part { bytes, stored: None, _room });
         true
     }
 
-    /// The bytes of a batch that was staged in so many parts; `None` if some are missing. Earlier batches are dropped.
-    pub(in crate::server) fn take(&self, batch: u64, parts: u32) -> Option<Vec<u8>> {
+    /// A part that is kept is being stored ahead.
+    pub(in crate::server) fn set_stored(&self, (batch, part): (u64, u32), storing: StoringPart) {
+        let mut all = self.0.lock();
+        if let Some(part) = all.get_mut(&batch).and_then(|it| it.parts.get_mut(&part)) {
+            part.stored = Some(storing);
+        }
+    }
+
+    /// The bytes of a batch that was staged in so many parts, and what is stored of it; `None` if some are missing. Earlier batches are dropped.
+    pub(in crate::server) fn take(
+        &self,
+        batch: u64,
+        parts: u32,
+    ) -> Option<(Vec<u8>, Vec<Option<StoringPart>>)> {
         let staged = {
             let mut all = self.0.lock();
             *all = all.split_off(&batch);
@@ -82,9 +101,12 @@ impl Staged {
         };
         let is_whole = staged.parts.keys().copied().eq(0..parts);
         is_whole.then(|| {
-            let mut bytes = Vec::with_capacity(staged.len);
-            staged.parts.into_values().for_each(|part| bytes.extend_from_slice(&part.bytes));
-            bytes
+            let (mut bytes, mut stored) = (Vec::with_capacity(staged.len), Vec::new());
+            for part in staged.parts.into_values() {
+                bytes.extend_from_slice(&part.bytes);
+                stored.push(part.stored);
+            }
+            (bytes, stored)
         })
     }
 }
@@ -93,30 +115,34 @@ impl Staged {
 mod tests {
     use super::*;
 
+    fn bytes_of(taken: Option<(Vec<u8>, Vec<Option<StoringPart>>)>) -> Option<Vec<u8>> {
+        taken.map(|(bytes, _)| bytes)
+    }
+
     #[test]
     fn a_batch_has_all_its_parts_or_none() {
         let (staged, room) = (Staged::default(), StagingRoom::default());
         let put = |batch, part, bytes: &'static [u8]| {
             assert!(staged.put((batch, part), Bytes::from_static(bytes), &room));
         };
-        assert_eq!(staged.take(7, 1), None);
+        assert_eq!(bytes_of(staged.take(7, 1)), None);
         put(7, 1, b"c");
-        assert_eq!(staged.take(7, 2), None, "the first part is missing");
+        assert_eq!(bytes_of(staged.take(7, 2)), None, "the first part is missing");
         put(7, 1, b"c");
         put(7, 0, b"x");
         put(7, 0, b"ab");
-        assert_eq!(staged.take(7, 2), Some(b"abc".to_vec()));
-        assert_eq!(staged.take(7, 2), None, "they are gone");
+        assert_eq!(bytes_of(staged.take(7, 2)), Some(b"abc".to_vec()));
+        assert_eq!(bytes_of(staged.take(7, 2)), None, "they are gone");
         put(7, 0, b"ab");
         put(8, 0, b"c");
-        assert_eq!(staged.take(7, 1), Some(b"ab".to_vec()), "the next batch has begun");
-        assert_eq!(staged.take(8, 1), Some(b"c".to_vec()));
+        assert_eq!(bytes_of(staged.take(7, 1)), Some(b"ab".to_vec()), "the next batch has begun");
+        assert_eq!(bytes_of(staged.take(8, 1)), Some(b"c".to_vec()));
         put(7, 0, b"ab");
         put(8, 0, b"c");
         put(9, 0, b"d");
-        assert_eq!(staged.take(7, 1), None, "two later batches have begun");
-        assert_eq!(staged.take(9, 1), Some(b"d".to_vec()));
-        assert_eq!(staged.take(8, 1), None, "it is an earlier one");
+        assert_eq!(bytes_of(staged.take(7, 1)), None, "two later batches have begun");
+        assert_eq!(bytes_of(staged.take(9, 1)), Some(b"d".to_vec()));
+        assert_eq!(bytes_of(staged.take(8, 1)), None, "it is an earlier one");
     }
 
     #[test]

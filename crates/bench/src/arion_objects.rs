@@ -1,9 +1,9 @@
 //! `arion-objects`: what it costs that a batch is whole after a crash where it replaces bytes of several objects (virtual time).
 //!
 //! The machines are those of `arion-zipf`. A client with a journal writes, and drains after each 8 MiB. Bytes are those that objects of files get,
-//! once for all copies, without names and attributes. With *redo*, as it is built, a batch is in the pool before it replaces
-//! bytes, unless these are in one object. With *undo* (thesis, section 10.6), the bytes that are replaced are read and in the pool
-//! before.
+//! once for all copies, without names and attributes. As it is built, what a batch replaces is stored aside, unless it is in one object, and
+//! placed when it is old: so `redo_` figures are those when all bytes are in their places, and `at_once_` ones those before. With *undo* (thesis,
+//! section 10.6), the bytes that are replaced are read and in the pool before others take their places.
 //!
 //! | load | writes |
 //! |---|---|
@@ -14,13 +14,15 @@
 //! | figure | meaning |
 //! |---|---|
 //! | `redo_bytes_over_user_LOAD`, `undo_…` | bytes that objects get for a byte that was written |
-//! | `undo_read_bytes_over_user_LOAD` | bytes that are read before |
+//! | `at_once_bytes_over_user_LOAD` | those of them until the client has drained |
+//! | `redo_read_bytes_over_user_LOAD`, `undo_…` | bytes that are read for that |
 //! | `below_aim` | the figures that miss their aims |
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -52,8 +54,10 @@ const WRITE: u64 = 64 << 10;
 /// After so many bytes the client drains.
 const DRAIN: u64 = 8 << 20;
 const OBJECT: u64 = 4 << 20;
-/// The files with records of batches have numbers from here on.
+/// What is stored aside is in the file with this number, and undo records are in those behind it.
 const RECORDS: u64 = 1 << 63;
+/// After so long all bytes are in their places, at the latest.
+const PLACED_WITHIN: Duration = Duration::from_secs(300);
 
 /// What is aimed at: a figure, and its highest value.
 const AIMS: &[(&str, f64)] = &[
@@ -77,21 +81,25 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let measure =
         |load, undoes| thalweg_sim::run(options.seed, move |env| measure(env, load, bytes, undoes));
     let loads = [Load::Append, Load::OneObject, Load::Overwrite];
-    let [append, one_object, overwrite] = loads.map(|load| {
-        let (redo, undo) = (measure(load, false)?, measure(load, true)?);
-        Ok::<_, BenchError>((redo.written, undo.written, undo.read))
-    });
+    let [append, one_object, overwrite] =
+        loads.map(|load| Ok::<_, BenchError>((measure(load, false)?, measure(load, true)?)));
     let (append, one_object, overwrite) = (append?, one_object?, overwrite?);
     let figures = [
-        ("redo_bytes_over_user_append", append.0),
-        ("redo_bytes_over_user_one_object", one_object.0),
-        ("redo_bytes_over_user_overwrite", overwrite.0),
-        ("undo_bytes_over_user_append", append.1),
-        ("undo_bytes_over_user_one_object", one_object.1),
-        ("undo_bytes_over_user_overwrite", overwrite.1),
-        ("undo_read_bytes_over_user_append", append.2),
-        ("undo_read_bytes_over_user_one_object", one_object.2),
-        ("undo_read_bytes_over_user_overwrite", overwrite.2),
+        ("redo_bytes_over_user_append", append.0.written),
+        ("at_once_bytes_over_user_append", append.0.at_once),
+        ("redo_read_bytes_over_user_append", append.0.read),
+        ("undo_bytes_over_user_append", append.1.written),
+        ("undo_read_bytes_over_user_append", append.1.read),
+        ("redo_bytes_over_user_one_object", one_object.0.written),
+        ("at_once_bytes_over_user_one_object", one_object.0.at_once),
+        ("redo_read_bytes_over_user_one_object", one_object.0.read),
+        ("undo_bytes_over_user_one_object", one_object.1.written),
+        ("undo_read_bytes_over_user_one_object", one_object.1.read),
+        ("redo_bytes_over_user_overwrite", overwrite.0.written),
+        ("at_once_bytes_over_user_overwrite", overwrite.0.at_once),
+        ("redo_read_bytes_over_user_overwrite", overwrite.0.read),
+        ("undo_bytes_over_user_overwrite", overwrite.1.written),
+        ("undo_read_bytes_over_user_overwrite", overwrite.1.read),
     ];
     rig::tell(&mut report, figures, AIMS);
     Ok(report)
@@ -101,6 +109,8 @@ fn run(options: &Options) -> Result<Report, BenchError> {
 #[derive(Clone, Copy, Debug)]
 struct Moved {
     written: f64,
+    /// Until the client has drained.
+    at_once: f64,
     read: f64,
 }
 
@@ -124,9 +134,27 @@ async fn measure(env: Env, load: Load, bytes: u64, undoes: bool) -> Result<Moved
     let file = make(&client, size).await.map_err(failed)?;
     let before = counting.counts();
     let user = writes(&env, &client, file, (load, bytes)).await.map_err(failed)?;
+    let drained = counting.counts();
+    placed(&env, &*counting).await?;
     let after = counting.counts();
     let over = |after: u64, before: u64| (after - before) as f64 / user as f64;
-    Ok(Moved { written: over(after.0, before.0), read: over(after.1, before.1) })
+    Ok(Moved {
+        written: over(after.0, before.0),
+        at_once: over(drained.0, before.0),
+        read: over(after.1, before.1),
+    })
+}
+
+/// Returns when nothing is aside any more.
+async fn placed(env: &Env, contents: &dyn Contents) -> Result<(), BenchError> {
+    let begun = env.now();
+    while contents.list().await.map_err(failed)?.contains_key(&Ino(RECORDS)) {
+        if env.now().since(begun) > PLACED_WITHIN {
+            return Err(BenchError::Failed("bytes are not in their places".into()));
+        }
+        env.sleep(Duration::from_secs(5)).await;
+    }
+    Ok(())
 }
 
 /// A file of this size, which the client has to itself.
@@ -180,8 +208,8 @@ async fn writes(
     Ok(written)
 }
 
-/// Contents that count what is written and read. If they undo, what is replaced is read and stored first, and records of batches are
-/// left out.
+/// Contents that count what is written and read. If they undo, what is replaced is read and stored first, and what is stored aside does not
+/// count: it would be in its place at once.
 #[derive(Debug)]
 struct Counting {
     contents: Arc<dyn Contents>,
@@ -235,7 +263,9 @@ impl Contents for Counting {
     }
 
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Bytes, FsError> {
-        self.read.fetch_add(len as u64, Ordering::Relaxed);
+        if !(self.undoes && ino == Ino(RECORDS)) {
+            self.read.fetch_add(len as u64, Ordering::Relaxed);
+        }
         self.contents.read(ino, offset, len).await
     }
 
@@ -249,8 +279,8 @@ impl Contents for Counting {
         writes: &[(u64, Vec<Bytes>)],
         absent_from: u64,
     ) -> Result<(), FsError> {
-        if self.undoes && ino.0 >= RECORDS {
-            return Ok(());
+        if self.undoes && ino == Ino(RECORDS) {
+            return self.contents.write_all(ino, writes, absent_from).await;
         }
         if self.undoes {
             self.keep(ino, writes).await?;

@@ -6,8 +6,11 @@ use std::time::Duration;
 use thalweg_env::Env;
 use thalweg_fs::check::{Damage, How, Outcome, Report, check, check_with};
 use thalweg_fs::local::{self, LocalFs, Options};
+use thalweg_fs::mutation::{Mutation, MutationKind};
+use thalweg_fs::session_table::{self, JournalPosition, RecordedCall};
 use thalweg_fs::{
-    Allocation, Contents, Filesystem, FsError, Ino, Seek, SetXattr, WriteAt, WriteHow,
+    Allocation, Contents, Filesystem, FsError, Ino, Seek, SessionTable, SetXattr, Timestamp,
+    WriteAt, WriteHow,
 };
 use thalweg_sim::contents::{STRIPE, SimContents};
 use thalweg_sim::run;
@@ -205,6 +208,59 @@ fn a_reach_is_durable_before_bytes_lie_beyond_the_old_one() {
         fs.unlink(ROOT, b"a").await.unwrap();
         fs.close().await.unwrap();
         assert!(rig.contents.list().await.unwrap().is_empty());
+    });
+}
+
+/// What batches of a client with a journal replace is stored aside, placed when it is old, and leaves nothing behind.
+#[test]
+fn what_batches_replace_is_placed_later() {
+    run(1, |env| async move {
+        let (rig, fs) = Rig::new(&env).await;
+        let session = fs.begin_session("a client".into()).await.unwrap();
+        let files = [create(&fs, ROOT, "a").await, create(&fs, ROOT, "b").await];
+        for file in files {
+            write(&fs, file, 0, &[1; 5 * STRIPE as usize]).await;
+        }
+        let aside =
+            async || rig.contents.list().await.unwrap().get(&Ino(1 << 63)).map(|it| it.objects);
+        let mut number = 0;
+        let mut replace = async |fs: &LocalFs, file: Ino, value: u8| {
+            number += 1;
+            let call = RecordedCall { session, slot: 0, number, before: None };
+            let recording = fs.recording(Arc::new(session_table::Recorder::new(call)));
+            let data = vec![value; 3 * STRIPE as usize].into();
+            let kind = MutationKind::Write { ino: file, offset: 100, data, clear_suid: false };
+            let batch = [Mutation { time: Timestamp::default(), kind }];
+            let end = JournalPosition { position: number, hash: number };
+            recording.session_table().unwrap().apply(&batch, &[], end).await.unwrap();
+        };
+        let of = |value: u8| {
+            let mut bytes = vec![1; 5 * STRIPE as usize];
+            bytes[100..100 + 3 * STRIPE as usize].fill(value);
+            bytes
+        };
+        for value in 2..40 {
+            replace(&fs, files[0], value).await;
+            assert_eq!(content(&fs, files[0]).await, of(value));
+            assert_eq!(rig.contents.bytes_of(files[0]), of(1));
+            env.sleep(Duration::from_secs(11)).await;
+        }
+        assert!(aside().await.unwrap() < 30, "what was replaced again is not kept");
+        replace(&fs, files[1], 99).await;
+        assert!(rig.check(false).await.is_clean());
+        fs.close().await.unwrap();
+        drop(fs);
+        let fs = rig.open().await;
+        assert_eq!((content(&fs, files[0]).await, content(&fs, files[1]).await), (of(39), of(99)));
+        assert_eq!(rig.contents.bytes_of(files[0]), of(1));
+        fs.unlink(ROOT, b"b").await.unwrap();
+        env.sleep(Duration::from_secs(80)).await;
+        assert_eq!(rig.contents.bytes_of(files[0]), of(39), "it is in its place");
+        assert_eq!(aside().await, None);
+        assert!(rig.contents.bytes_of(files[1]).is_empty());
+        assert_eq!(content(&fs, files[0]).await, of(39));
+        assert!(rig.check(false).await.is_clean());
+        assert!(rig.check(true).await.is_clean());
     });
 }
 

@@ -436,22 +436,6 @@ impl Shared {
         }
     }
 
-    /// The side, and its own copy, that are the mirror's copy number `copy`.
-    fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
-        let sides = self.sides.lock();
-        let mut first = 0;
-        for side in 0..sides.states().len() {
-            let device = sides.device(side);
-            let count = device.as_ref().map_or(1, |device| device.copies());
-            if copy < first + count {
-                let is_in_sync = sides.state(side) == Some(SideState::InSync);
-                return device.filter(|_| is_in_sync).map(|device| (side, copy - first, device));
-            }
-            first += count;
-        }
-        None
-    }
-
     async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
         let _held = self.locks.lock(offset..offset + data.len() as u64).await;
         let (side, inner, device) = self.locate(copy).ok_or_else(|| self.out(Operation::Repair))?;
@@ -541,6 +525,19 @@ impl Device for Mirror {
         self.shared.to_end(async move { shared.flush(purpose).await }).await
     }
 
+    async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.shared.geometry.check(offset, len)?;
+        let _queued = (self.shared.queue.write(purpose, len), self.shared.queue.flush(purpose));
+        let shared = self.shared.clone();
+        self.shared.to_end(async move { shared.write_durably(offset, data, purpose).await }).await
+    }
+
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.shared.geometry.check(offset, len)?;
         if len == 0 {
@@ -577,6 +574,10 @@ impl Device for Mirror {
         let sides = self.shared.sides.lock();
         let count = |side| sides.device(side).map_or(1, |device| device.copies());
         (0..sides.states().len()).map(count).sum()
+    }
+
+    fn has_copy(&self, copy: usize) -> bool {
+        self.shared.locate(copy).is_some_and(|(_, inner, device)| device.has_copy(inner))
     }
 
     async fn read_copy(

@@ -103,6 +103,10 @@ impl Device for Partition {
         self.device.copies()
     }
 
+    fn has_copy(&self, copy: usize) -> bool {
+        self.device.has_copy(copy)
+    }
+
     async fn read_copy(
         &self,
         copy: usize,

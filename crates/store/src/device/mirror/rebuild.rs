@@ -8,9 +8,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::join_all;
 
 use super::{MirrorError, Shared, SideState};
-use crate::device::{DeviceError, Purpose};
+use crate::device::{DeviceError, DeviceRef, Purpose, total_len};
 
 /// Bytes copied at a time.
 const CHUNK: u64 = 1 << 20;
@@ -50,6 +51,51 @@ pub(super) async fn run(shared: &Arc<Shared>, side: usize) -> Result<(), MirrorE
 }
 
 impl Shared {
+    /// The side, and its own copy, that are the mirror's copy number `copy`.
+    pub(super) fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
+        let sides = self.sides.lock();
+        let mut first = 0;
+        for side in 0..sides.states().len() {
+            let device = sides.device(side);
+            let count = device.as_ref().map_or(1, |device| device.copies());
+            if copy < first + count {
+                let is_in_sync = sides.state(side) == Some(SideState::InSync);
+                return device.filter(|_| is_in_sync).map(|device| (side, copy - first, device));
+            }
+            first += count;
+        }
+        None
+    }
+
+    /// Writes to every side in sync at once, durably. A side that is being rebuilt gets its flush in any case: it may be the last
+    /// one before writes that this one covers.
+    pub(super) async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let _held = self.locks.lock(offset..offset + total_len(&data)).await;
+        let (writable, flushable) = {
+            let sides = self.sides.lock();
+            (sides.writable(offset), sides.flushable())
+        };
+        let outcomes = join_all(flushable.iter().map(|(side, device)| {
+            let data = data.clone();
+            let takes = writable.iter().any(|(other, _)| other == side);
+            async move {
+                (
+                    *side,
+                    match takes {
+                        true => device.write_durably(offset, data, purpose).await,
+                        false => device.flush(purpose).await,
+                    },
+                )
+            }
+        }));
+        self.settle(outcomes.await).await
+    }
+
     /// Copies `[from, to)` to `side` and moves its line there.
     async fn copy(&self, side: usize, from: u64, to: u64) -> Result<(), DeviceError> {
         let _held = self.locks.lock(from..to).await;

@@ -7,13 +7,15 @@ use bytes::Bytes;
 use thalweg_env::Env;
 use uuid::Uuid;
 
-use super::place::RecordPlace;
+use super::mend::read_place;
+use super::place::{MissedRecord, RecordPlace};
 use super::rebuild::{self, Lost, Note, Rebuilt};
 use super::ring::Ring;
-use super::scan::{End, FoundRecord, Reader, Scan, read_place};
+use super::scan::{End, FoundRecord, Reader, Scan};
 use super::{Log, MAX_IN_FLIGHT};
 use crate::block::BLOCK_SIZE;
-use crate::device::DeviceRef;
+use crate::copies;
+use crate::device::{DeviceRef, Purpose};
 use crate::journal::JournalError;
 use crate::journal::format::{FORMAT_IN_FLIGHT, FORMAT_ONE_IN_FLIGHT, MAX_EPOCHS, Superblock};
 
@@ -28,6 +30,8 @@ pub struct LogRecovery {
     end: End,
     /// The epoch before the next one.
     last_epoch: u64,
+    /// Records that were found on one copy of the device's bytes, and not on another.
+    missed: Vec<MissedRecord>,
 }
 
 /// The records of a log that were not released.
@@ -109,9 +113,36 @@ impl LogRecovery {
         let (offset, stamp, last_epoch) = (scan.offset, scan.stamp(), superblock.epoch);
         let bytes = offset - superblock.tail_offset;
         let took = env.now().since(begun);
+        let missed = scan.take_missed();
         let ring = Ring::new(live, (offset, scan.sequence), superblock.stamp, last_epoch);
-        let log = LogRecovery { device, superblock, barrier, ring, end, last_epoch };
+        let log = LogRecovery { device, superblock, barrier, ring, end, last_epoch, missed };
         Ok((log, Scanned { records, bytes, stamp, end, took }))
+    }
+
+    /// Has every copy of a mirrored device hold what the opening has found, durably: after a crash one may lack the last record, which
+    /// was never acknowledged, and one may be damaged. To be called before something rests on what was found: a later opening may have
+    /// to do without one of the copies. May be interrupted and repeated.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn settle(&self) -> Result<(), JournalError> {
+        if copies::readable_copies(&self.device).len() < 2 {
+            return Ok(());
+        }
+        // To its own place: where it is already, nothing changes.
+        copies::write(&self.superblock, &self.device).await?;
+        for missed in &self.missed {
+            missed.mend(&self.device, self.superblock.geography).await?;
+        }
+        if !self.missed.is_empty() {
+            let (device, records) = (self.device.name(), self.missed.len());
+            tracing::warn!(
+                device,
+                records,
+                "records of a journal were on one of its devices alone"
+            );
+        }
+        Ok(self.device.flush(Purpose::Journal).await?)
     }
 
     /// Reads a record again that the opening has found. So `decode` need keep no more of it than its place.
@@ -120,7 +151,8 @@ impl LogRecovery {
     /// [`JournalError::Released`] for a record that was not found; [`JournalError::Damaged`]; the device's.
     pub async fn read(&self, place: RecordPlace) -> Result<FoundRecord, JournalError> {
         let Superblock { geography, id, .. } = self.superblock;
-        read_place(&self.device, (geography, id), place, || self.ring.find(place)).await
+        let find = || self.ring.find(place);
+        Ok(read_place(&self.device, (geography, id), place, find).await?.0)
     }
 
     /// The whole records behind the damage at which the scan has ended ([`End::Rotten`]), oldest first, as `decode` understands them. Records

@@ -121,6 +121,7 @@ pub(crate) fn explain_pair(error: PairError) -> Failure {
         }
         PairError::OtherData { .. }
         | PairError::OtherPair { .. }
+        | PairError::Sector { .. }
         | PairError::Sizes { .. }
         | PairError::Twice { .. } => return Failure::of(&error),
     };

@@ -46,7 +46,7 @@ impl Drop for Small {
 }
 
 fn write(file: &Path, text: &str) {
-    let file = File::options().write(true).create(true).truncate(false).open(file).unwrap();
+    let file = File::create(file).unwrap();
     file.write_all_at(text.as_bytes(), 0).unwrap();
     file.sync_all().unwrap();
 }

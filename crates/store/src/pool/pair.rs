@@ -21,8 +21,8 @@ use super::media::Opened;
 use super::prepare::{check_blank, room};
 use super::sync::{SideLabels, Standing, judge};
 use crate::device::{
-    Access, DeviceError, DeviceRef, Geometry, Mirror, MirrorError, Purpose, Side, SideState,
-    SyncRecord,
+    Access, DeviceError, DeviceRef, Geometry, Mirror, MirrorError, Partition, Purpose, Side,
+    SideState, SyncRecord,
 };
 
 /// The name in the labels.
@@ -87,6 +87,18 @@ pub enum PairError {
         second: String,
         /// Its size in bytes.
         second_size: u64,
+    },
+    /// A device that writes larger sectors than the pair.
+    #[error(
+        "{device} has sectors of {has} bytes, and the mirror has some of {sector}; name a device with those"
+    )]
+    Sector {
+        /// The device.
+        device: String,
+        /// Bytes of its sectors.
+        has: u32,
+        /// Bytes of those of the pair.
+        sector: u32,
     },
     /// Devices of two pairs.
     #[error("{first} and {second} belong to different mirrors; name the two devices of one")]
@@ -188,11 +200,12 @@ impl DevicePair {
             refuse_use(device).await?;
         }
         let (pair, length) = (env.uuid(), room(&Opened::unlocked(first.clone()))?);
-        let member = member_of(pair, length);
+        let sector = first.geometry().sector.max(second.geometry().sector);
+        let member = Member { sector, ..member_of(pair, length) };
         let one = take(env, first, Member { events: 1, in_sync: 1, ..member.clone() }).await?;
         let two = take(env, second, Member { side: 1, ..member }).await?;
         let slots = vec![Some(one), Some(two)];
-        let sides = slots.iter().flatten().map(|slot| Ok(Side::InSync(slot.extent()?)));
+        let sides = slots.iter().flatten().map(|slot| Ok(Side::InSync(extent(slot)?)));
         let sides = sides.collect::<Result<Vec<_>, PoolError>>()?;
         let labels = SideLabels::new(slots);
         labels.record(&[true, true]).await?;
@@ -223,8 +236,8 @@ impl DevicePair {
         let mut sides = Vec::new();
         for (slot, standing) in slots.iter().zip(&standings) {
             sides.push(match slot {
-                Some(slot) if *standing == Standing::InSync => Side::InSync(slot.extent()?),
-                Some(slot) => Side::Stale(slot.extent()?),
+                Some(slot) if *standing == Standing::InSync => Side::InSync(extent(slot)?),
+                Some(slot) => Side::Stale(extent(slot)?),
                 None => Side::Missing,
             });
         }
@@ -282,9 +295,17 @@ impl DevicePair {
 /// The label's; the device's.
 pub async fn lone_side(device: &DeviceRef) -> Result<Option<DeviceRef>, PoolError> {
     match side_of(device).await? {
-        FoundSide::Side(slot) => Ok(Some(slot.extent()?)),
+        FoundSide::Side(slot) => Ok(Some(extent(&slot)?)),
         FoundSide::Empty | FoundSide::Other => Ok(None),
     }
+}
+
+/// The bytes of a side, in sectors of the pair: those of the device may be smaller.
+fn extent(slot: &Slot) -> Result<DeviceRef, PoolError> {
+    slot.extent()?;
+    let Member { start, length, sector, .. } = slot.member;
+    let extent = Partition::new(slot.device.clone(), start, length)?;
+    Ok(Arc::new(extent.in_sectors_of(sector)))
 }
 
 fn member_of(pair: Uuid, length: u64) -> Member {
@@ -400,8 +421,15 @@ impl FoundSides {
                 return Err(PairError::OtherPair { first, second });
             }
         }
-        if let [(_, first, _), (_, second, _)] = &found[..] {
+        if let [(_, first, one), (_, second, two)] = &found[..] {
             refuse_sizes(first, second)?;
+            for (device, other) in [(first, two), (second, one)] {
+                let (has, of_pair) =
+                    (device.geometry().sector, other.as_ref().map(|it| it.member.sector));
+                if let Some(sector) = of_pair.filter(|sector| has > *sector) {
+                    return Err(PairError::Sector { device: device.name(), has, sector });
+                }
+            }
         }
         let known = found.iter().find_map(|(order, _, slot)| Some((*order, slot.as_ref()?)));
         let Some((order, side)) = known.map(|(order, slot)| (order, slot.member.side)) else {

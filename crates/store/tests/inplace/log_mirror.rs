@@ -324,6 +324,19 @@ fn other_devices_are_refused_and_stay_as_they_are() {
         assert!(matches!(refused(&one, &two).await, PairError::NoPair { .. }));
         Log::create(&one, ID, OWNER).await.unwrap();
         assert!(matches!(refused(&b, &one).await, PairError::OtherData { .. }));
+        // Sectors are those of the devices that it was made of.
+        let coarse = |name| {
+            let geometry = Geometry { sector: 4096, ..GEOMETRY };
+            Arc::new(RamDisk::new(name, geometry)) as DeviceRef
+        };
+        assert!(matches!(refused(&b, &coarse("coarse")).await, PairError::Sector { .. }));
+        let mixed = [disk(GEOMETRY.size), coarse("mixed")];
+        let made = DevicePair::create(&env, mixed.clone()).await.unwrap();
+        drop(created(&env, &made.device(), 1).await);
+        let lost = [NamedSide::Present(mixed[0].clone()), NamedSide::Lost];
+        drop(pair(&env, lost).await.unwrap());
+        let named = [mixed[0].clone(), coarse("new")].map(NamedSide::Present);
+        assert!(pair(&env, named).await.unwrap().fill().await.unwrap());
         let foreign = disk(GEOMETRY.size);
         let magic = Bytes::from([&b"XFSB"[..], &[0; 508]].concat());
         foreign.write(0, vec![magic], Purpose::Label).await.unwrap();

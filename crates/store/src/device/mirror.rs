@@ -515,8 +515,7 @@ impl Device for Mirror {
             return Ok(());
         }
         let shared = self.shared.clone();
-        let work = async move { shared.write(offset, data, purpose).await };
-        self.shared.to_end(work).await
+        self.shared.to_end(async move { shared.write(offset, data, purpose).await }).await
     }
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {

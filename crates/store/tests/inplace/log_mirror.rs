@@ -108,6 +108,11 @@ fn a_power_cut_leaves_the_same_on_both_devices_once_it_is_read() {
                 let before =
                     [stamps_of(&env, &devices[0]).await, stamps_of(&env, &devices[1]).await];
                 unlike += usize::from(before[0] != before[1]);
+                // What was acknowledged is on each of them.
+                for found in &before {
+                    let last = found.last().copied().unwrap_or_default();
+                    assert!(acknowledged == 0 || last >= acknowledged, "{}", image.describe());
+                }
                 let both = pair(&env, present(&devices)).await.unwrap();
                 let found = settled(&env, &both.device()).await;
                 let last = found.last().copied().unwrap_or_default();

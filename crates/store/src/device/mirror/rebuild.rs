@@ -75,7 +75,11 @@ impl Shared {
         data: Vec<Bytes>,
         purpose: Purpose,
     ) -> Result<(), DeviceError> {
-        let _held = self.locks.lock(offset..offset + total_len(&data)).await;
+        let len = total_len(&data);
+        if len == 0 {
+            return self.flush(purpose).await;
+        }
+        let _held = self.locks.lock(offset..offset + len).await;
         let (writable, flushable) = {
             let sides = self.sides.lock();
             (sides.writable(offset), sides.flushable())

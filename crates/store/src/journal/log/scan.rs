@@ -195,13 +195,10 @@ impl<'a> Scan<'a> {
         let (mut whole, mut lacking) = (None, Vec::new());
         for reader in &mut self.readers {
             // A record that the user refuses is none on any copy.
-            let mut is_refused = false;
             let looked = reader.record(expected, |record| {
-                match decode.take() {
-                    Some(decode) => found = decode(record),
-                    None => {}
+                if let Some(decode) = decode.take() {
+                    found = decode(record);
                 }
-                is_refused = found.is_none();
                 found.is_some().then_some(())
             });
             match looked.await {

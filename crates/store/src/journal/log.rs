@@ -38,7 +38,6 @@
 //!    the ring alone ([`LogRecovery::open_lost`]) it cannot be told which older epochs count, and the log is refused.
 
 mod callers;
-mod mend;
 mod pace;
 mod place;
 mod rebuild;
@@ -57,13 +56,13 @@ use tokio::sync::{Notify, Semaphore};
 use uuid::Uuid;
 
 pub use callers::Callers;
-use mend::{mend_place, read_place};
 pub use pace::Pace;
 pub use place::RecordPlace;
 use place::SendPlace;
 pub use rebuild::{Lost, Note};
 pub use record::LogRecord;
 pub use recovery::{LogRecovery, Scanned};
+use recovery::{mend_place, read_place};
 use ring::Ring;
 pub(super) use scan::Scan;
 pub use scan::{End, FoundRecord};

@@ -5,13 +5,14 @@
 //! range meanwhile: no write runs there while it reads the old content and writes it, so no write can be
 //! lost.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::join_all;
 
 use super::{MirrorError, Shared, SideState};
-use crate::device::{DeviceError, DeviceRef, Purpose, total_len};
+use crate::device::{DeviceError, Purpose};
 
 /// Bytes copied at a time.
 const CHUNK: u64 = 1 << 20;
@@ -51,35 +52,19 @@ pub(super) async fn run(shared: &Arc<Shared>, side: usize) -> Result<(), MirrorE
 }
 
 impl Shared {
-    /// The side, and its own copy, that are the mirror's copy number `copy`.
-    pub(super) fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
-        let sides = self.sides.lock();
-        let mut first = 0;
-        for side in 0..sides.states().len() {
-            let device = sides.device(side);
-            let count = device.as_ref().map_or(1, |device| device.copies());
-            if copy < first + count {
-                let is_in_sync = sides.state(side) == Some(SideState::InSync);
-                return device.filter(|_| is_in_sync).map(|device| (side, copy - first, device));
-            }
-            first += count;
-        }
-        None
-    }
-
     /// Writes to every side in sync at once, durably. A side that is being rebuilt gets its flush in any case: it may be the last
     /// one before writes that this one covers.
     pub(super) async fn write_durably(
         &self,
-        offset: u64,
+        range: Range<u64>,
         data: Vec<Bytes>,
         purpose: Purpose,
     ) -> Result<(), DeviceError> {
-        let len = total_len(&data);
-        if len == 0 {
+        if range.is_empty() {
             return self.flush(purpose).await;
         }
-        let _held = self.locks.lock(offset..offset + len).await;
+        let offset = range.start;
+        let _held = self.locks.lock(range).await;
         let (writable, flushable) = {
             let sides = self.sides.lock();
             (sides.writable(offset), sides.flushable())

@@ -1,8 +1,7 @@
 //! Where records lie.
 
 use crate::copies::DeviceCopy;
-use crate::device::{DeviceRef, Purpose};
-use crate::journal::JournalError;
+use crate::device::{DeviceError, DeviceRef, Purpose};
 use crate::journal::format::Geography;
 
 /// Where a record lies in a log, for as long as it is not released.
@@ -41,7 +40,7 @@ impl MissedRecord {
         self,
         device: &DeviceRef,
         geography: Geography,
-    ) -> Result<(), JournalError> {
+    ) -> Result<(), DeviceError> {
         let MissedRecord { offset, len, from, to: DeviceCopy::Only(to) } = self else {
             return Ok(());
         };

@@ -7,17 +7,18 @@ use bytes::Bytes;
 use thalweg_env::Env;
 use uuid::Uuid;
 
-use super::mend::read_place;
 use super::place::{MissedRecord, RecordPlace};
 use super::rebuild::{self, Lost, Note, Rebuilt};
-use super::ring::Ring;
-use super::scan::{End, FoundRecord, Reader, Scan};
+use super::ring::{LiveExtent, Ring};
+use super::scan::{End, ExpectedRecord, FoundRecord, Looked, Reader, Scan};
 use super::{Log, MAX_IN_FLIGHT};
 use crate::block::BLOCK_SIZE;
 use crate::copies;
 use crate::device::{DeviceRef, Purpose};
 use crate::journal::JournalError;
-use crate::journal::format::{FORMAT_IN_FLIGHT, FORMAT_ONE_IN_FLIGHT, MAX_EPOCHS, Superblock};
+use crate::journal::format::{
+    FORMAT_IN_FLIGHT, FORMAT_ONE_IN_FLIGHT, Geography, MAX_EPOCHS, Superblock,
+};
 
 /// A log that is open for recovery. [`LogRecovery::begin`] and [`LogRecovery::keep`] open it for appends.
 #[derive(Debug)]
@@ -240,4 +241,74 @@ impl LogRecovery {
         let superblock = Superblock { epoch: self.last_epoch, format, ..self.superblock };
         Log::new(self.device, superblock, self.barrier, self.ring, in_flight)
     }
+}
+
+/// Reads a record again; also whether the copy of the device that was read first lacks it. `find` says where it lies, and `None` when
+/// it is released.
+pub(super) async fn read_place(
+    device: &DeviceRef,
+    (geography, id): (Geography, Uuid),
+    place: RecordPlace,
+    find: impl Fn() -> Option<LiveExtent>,
+) -> Result<(FoundRecord, bool), JournalError> {
+    let sequence = place.sequence;
+    let Some(LiveExtent { bytes, epoch }) = find() else {
+        return Err(JournalError::Released { sequence });
+    };
+    let expected = ExpectedRecord { place, epochs: epoch..=epoch, room: bytes };
+    let any = Reader::of_epoch(device, geography, id, epoch).record(&expected, Some).await;
+    let failure = match any {
+        Ok(Looked::Whole(found, _, len)) if len == bytes => return Ok((found, false)),
+        Ok(_) => None,
+        Err(error) => Some(error),
+    };
+    for copy in copies::readable_copies(device) {
+        let mut reader = Reader::of_epoch(device, geography, id, epoch).of_copy(copy);
+        if let Ok(Looked::Whole(found, _, len)) = reader.record(&expected, Some).await
+            && len == bytes
+        {
+            return Ok((found, true));
+        }
+    }
+    match find() {
+        // It was released meanwhile, and its room may have been written over.
+        None => Err(JournalError::Released { sequence }),
+        Some(_) => {
+            Err(failure
+                .unwrap_or_else(|| JournalError::Damaged { device: device.name(), sequence }))
+        }
+    }
+}
+
+/// Has every copy of the device hold a record that one of them holds. Nothing else may write there meanwhile.
+///
+/// # Errors
+/// The device's.
+pub(super) async fn mend_place(
+    device: &DeviceRef,
+    (geography, id): (Geography, Uuid),
+    place: RecordPlace,
+    LiveExtent { bytes, epoch }: LiveExtent,
+) -> Result<(), JournalError> {
+    let expected = ExpectedRecord { place, epochs: epoch..=epoch, room: bytes };
+    let (mut whole, mut lacking) = (None, Vec::new());
+    for copy in copies::readable_copies(device) {
+        let mut reader = Reader::of_epoch(device, geography, id, epoch).of_copy(copy);
+        match reader.record(&expected, Some).await {
+            Ok(Looked::Whole(_, _, len)) if len == bytes => whole = Some(copy),
+            _ => lacking.push(copy),
+        }
+    }
+    let Some(from) = whole.filter(|_| !lacking.is_empty()) else { return Ok(()) };
+    let (name, sequence) = (device.name(), place.sequence);
+    tracing::warn!(
+        device = name,
+        sequence,
+        "a record of a journal was damaged on one of its devices"
+    );
+    for to in lacking {
+        let missed = MissedRecord { offset: place.offset, len: bytes, from, to };
+        missed.mend(device, geography).await?;
+    }
+    Ok(())
 }

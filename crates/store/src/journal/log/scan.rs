@@ -90,7 +90,7 @@ pub(super) struct ExpectedRecord {
 pub(crate) struct Scan<'a> {
     /// One for each copy of the device's bytes. A record that one of them has is a record.
     readers: Vec<Reader<'a>>,
-    /// Records that a copy lacks, and others have.
+    /// Records that a copy lacks and another copy has.
     missed: Vec<MissedRecord>,
     superblock: &'a Superblock,
     /// Where the next record begins.

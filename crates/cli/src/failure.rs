@@ -2,7 +2,7 @@
 
 mod causes;
 
-pub(crate) use causes::explain_journal;
+pub(crate) use causes::{explain_journal, explain_pair};
 
 use std::error::Error;
 use std::fmt;

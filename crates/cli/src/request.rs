@@ -3,6 +3,7 @@
 pub(crate) mod away_options;
 pub(crate) mod devices;
 pub(crate) mod journal_options;
+pub(crate) mod journal_place;
 pub(crate) mod keepers;
 pub(crate) mod mount_options;
 mod option_values;

@@ -104,6 +104,6 @@ pub use options::{
     ConflictScope, JournaledData, OnConflict, Options, Recover, SyncTo, UnknownConflictScope,
     UnknownOnConflict, UnknownRecover, UnknownSyncTo,
 };
-pub use pending::{Changes, MountedJournal, PendingReport};
+pub use pending::{Changes, JournalSide, MountedJournal, PendingReport};
 pub use receiver::{Arrival, Receiver};
 pub use takeover::{TakenOver, take_over};

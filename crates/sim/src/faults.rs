@@ -361,6 +361,10 @@ impl Device for Faulty {
         self.inner.copies()
     }
 
+    fn has_copy(&self, copy: usize) -> bool {
+        self.inner.has_copy(copy)
+    }
+
     async fn read_copy(
         &self,
         copy: usize,

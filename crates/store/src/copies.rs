@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use serde::Serialize;
 
 use crate::device::{AlignedBuf, DeviceError, DeviceRef, Purpose};
@@ -34,6 +35,43 @@ pub(crate) trait Copied: Sized {
     fn decode(bytes: &[u8], device: &DeviceRef) -> Result<Option<Self>, Self::Error>;
 }
 
+/// Which copy of a device's bytes is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceCopy {
+    /// The one that the device chooses.
+    Any,
+    /// This one alone.
+    Only(usize),
+}
+
+impl DeviceCopy {
+    /// Reads from it.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) async fn read(
+        self,
+        device: &DeviceRef,
+        offset: u64,
+        len: usize,
+        purpose: Purpose,
+    ) -> Result<Bytes, DeviceError> {
+        match self {
+            DeviceCopy::Any => device.read(offset, len, purpose).await,
+            DeviceCopy::Only(copy) => device.read_copy(copy, offset, len, purpose).await,
+        }
+    }
+}
+
+/// The copies of a device's bytes that can be read; [`DeviceCopy::Any`] if there is no other one.
+pub(crate) fn readable_copies(device: &DeviceRef) -> Vec<DeviceCopy> {
+    let copies: Vec<_> = (0..device.copies()).filter(|copy| device.has_copy(*copy)).collect();
+    match copies.len() {
+        0 | 1 => vec![DeviceCopy::Any],
+        _ => copies.into_iter().map(DeviceCopy::Only).collect(),
+    }
+}
+
 /// The content of a copy's place.
 enum Found<T: Copied> {
     Whole(T),
@@ -43,7 +81,11 @@ enum Found<T: Copied> {
 }
 
 async fn find<T: Copied>(device: &DeviceRef, at: u64) -> Found<T> {
-    match device.read(at, COPY as usize, T::PURPOSE).await {
+    decoded(device, device.read(at, COPY as usize, T::PURPOSE).await)
+}
+
+fn decoded<T: Copied>(device: &DeviceRef, read: Result<Bytes, DeviceError>) -> Found<T> {
+    match read {
         Ok(bytes) => match T::decode(&bytes, device) {
             Ok(Some(it)) => Found::Whole(it),
             Ok(None) => Found::Nothing,
@@ -66,12 +108,16 @@ fn newer<T: Copied>(newest: Option<T>, it: T) -> Option<T> {
 /// A whole copy's error; the device's, when no copy could be read.
 pub(crate) async fn read<T: Copied>(device: &DeviceRef) -> Result<Option<T>, T::Error> {
     let (mut newest, mut failure) = (None, None);
-    for copy in 0..COPIES {
-        match find(device, copy * COPY).await {
-            Found::Whole(it) => newest = newer(newest, it),
-            Found::Nothing => {}
-            Found::Refused(error) => return Err(error),
-            Found::Unread(error) => failure = Some(error),
+    // What was written and not flushed at a crash may be on one copy of a mirrored device alone.
+    for copy in readable_copies(device) {
+        for place in 0..COPIES {
+            match decoded(device, copy.read(device, place * COPY, COPY as usize, T::PURPOSE).await)
+            {
+                Found::Whole(it) => newest = newer(newest, it),
+                Found::Nothing => {}
+                Found::Refused(error) => return Err(error),
+                Found::Unread(error) => failure = Some(error),
+            }
         }
     }
     match (newest, failure) {

@@ -16,10 +16,10 @@ use thalweg_store::chain::dump::{
 };
 use thalweg_store::device::kinds::kind_of;
 use thalweg_store::device::{Access, DeviceKinds};
-use thalweg_store::pool::PoolError;
 use thalweg_store::pool::format::{
     COPY, DATA_START, Fault, HEADER_MAGIC, Header, Member, PAIR, Role, SLOTS, slot_offset,
 };
+use thalweg_store::pool::{PoolError, lone_side};
 use tokio::runtime::Handle;
 
 use self::bytes::DeviceBytes;
@@ -290,7 +290,21 @@ async fn run_with(kinds: &DeviceKinds, args: &DumpArgs) -> Outcome<()> {
         }
         Structures::Chained { copies, maps } => {
             print_chained(&copies, &maps, args.json);
-            Ok(())
+            let holds_journal = |copy: &Copy| {
+                copy.fields
+                    .as_ref()
+                    .is_some_and(|fields| fields["role"] == json!(Role::ClientJournal))
+            };
+            if !copies.iter().any(holds_journal) {
+                return Ok(());
+            }
+            // What this device of a mirrored journal has, though the other one may have more.
+            match lone_side(&open().await?).await? {
+                Some(side) => {
+                    in_place::run(side, in_place::Marked::Journal, args.entries, args.json).await
+                }
+                None => Ok(()),
+            }
         }
     }
 }

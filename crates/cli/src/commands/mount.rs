@@ -28,6 +28,7 @@ use crate::places::{MOUNT_KIND, MOUNT_LOG};
 use crate::progress::Silent;
 use crate::request::away_options::AwayOptions;
 use crate::request::journal_options::JournalOptions;
+use crate::request::journal_place::JournalPlace;
 use crate::request::mount_options::{MountOptions, Unknown};
 use crate::request::{Answer, MountRequest, Request, unexpected_answer};
 use crate::target::{Target, export};
@@ -98,8 +99,10 @@ Options behind -o:
   remount           change a mount: thalweg mount -o remount,OPTION,… DIRECTORY
 Of a shared filesystem, for changes that the client has made by itself:
   writeback=SECONDS, expire=SECONDS  how often it looks for old ones (0.25), and how old they become (1)
-  journal_dev=PATH  keep a journal of them there, a file or a device of this machine: fsync needs no message then.
-                    A new file is made. writeback and expire are 60 with a journal
+  journal_dev=PATH[+PATH]  keep a journal of them there, a file or a device of this machine: fsync needs no message then.
+                    A new file is made. Two are a mirror: fsync returns when both have a change, and one may fail.
+                    PATH+missing goes on with one if the other is lost for good; an empty file or device of the same
+                    size in its place is filled while it is mounted. writeback and expire are 60 with a journal
   journal_size=SIZE of a new journal (2G)
   data=wasteless|data|selective  which bytes of files are in the journal: those that were written (wasteless, the
                     default), the pages of 4 KiB that writes touch, or those of writes below threshold=SIZE (4096); with
@@ -256,6 +259,7 @@ async fn shared(
     if options.journal.journal_dev.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
         return Err(Failure::new("journal_dev= names no file").help("write journal_dev=PATH"));
     }
+    options.journal.journal_dev.as_deref().map(JournalPlace::parse).transpose()?;
     if !has_journal {
         client_journal::refuse_options(&options.journal)?;
     }

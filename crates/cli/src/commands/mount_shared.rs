@@ -25,6 +25,7 @@ use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 use crate::places::MOUNT_LOG;
 use crate::request::MountRequest;
+use crate::request::journal_place::JournalPlace;
 use crate::request::mount_options::ContentsWord;
 
 /// The pauses before a server that is away is tried again, for the mount itself.
@@ -143,8 +144,8 @@ impl Remote {
         }
         if let Some(journal) = &self.request.options.journal.journal_dev {
             // The process has another working directory. The last option of a name counts.
-            let journal = std::path::absolute(journal)?;
-            command.extend(["-o".into(), format!("journal_dev={}", journal.display()).into()]);
+            let journal = JournalPlace::parse(journal)?.absolute()?;
+            command.extend(["-o".into(), format!("journal_dev={journal}").into()]);
         }
         if let Some(keys) = &self.keys {
             command.extend(["--keys".into(), std::path::absolute(keys)?.into()]);
@@ -221,9 +222,12 @@ impl Remote {
     /// How the client is to treat the server.
     async fn client_options(&self, env: &Env) -> Outcome<Options> {
         let (options, defaults) = (&self.request.options.journal, Options::default());
-        let journal = match &options.journal_dev {
-            Some(path) => Some(client_journal::open(env, path, options.journal_size).await?),
-            None => None,
+        let (journal, mirror) = match &options.journal_dev {
+            Some(place) => {
+                let opened = client_journal::open(env, place, options.journal_size).await?;
+                (Some(opened.device), opened.mirror)
+            }
+            None => (None, None),
         };
         let mut keepers = Vec::new();
         for keeper in options.replicate.iter().flat_map(|it| &it.hosts) {
@@ -249,6 +253,7 @@ impl Remote {
             sync: options.sync.unwrap_or(defaults.sync),
             host: host_name().unwrap_or(defaults.host),
             journal,
+            mirror,
             keepers,
             contents: match self.request.options.contents {
                 Some(ContentsWord::Server) => None,

@@ -64,6 +64,15 @@ struct JournalView {
     used: u64,
     records: u64,
     copies: Vec<CopyView>,
+    sides: Vec<SideView>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SideView {
+    device: String,
+    is_current: bool,
+    state: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -138,10 +147,19 @@ fn text(view: &View) -> Result<String, fmt::Error> {
     let Some(journal) = &pending.journal else { return Ok(out) };
     let ChangesView { changes, bytes } = pending.in_journal;
     writeln!(out, "  in journal  {changes} of the pending changes, {}", Size(bytes))?;
-    let JournalView { session, incarnation, size, used, records, copies } = journal;
+    let JournalView { session, incarnation, size, used, records, copies, sides } = journal;
     writeln!(out, "  journal     {} of {} in {records} records", Size(*used), Size(*size))?;
     let mount = incarnation.map_or(String::new(), |number| format!(", incarnation {number}"));
     writeln!(out, "  session     {session}{mount}")?;
+    for SideView { device, is_current, state } in sides {
+        match is_current {
+            true => writeln!(out, "  device      {device}")?,
+            false => writeln!(
+                out,
+                "  DEGRADED    {device} is {state}; the journal is on the other device alone"
+            )?,
+        }
+    }
     for CopyView { keeper, is_durable, state, why } in copies {
         let place = if *is_durable { "on its drive" } else { "in memory" };
         match (&**state, why) {

@@ -16,7 +16,7 @@ use thalweg_store::device::DeviceError;
 use thalweg_store::inplace::InPlaceError;
 use thalweg_store::journal::JournalError;
 use thalweg_store::open::OpenError;
-use thalweg_store::pool::{DAMAGED_LABEL, PoolError};
+use thalweg_store::pool::{DAMAGED_LABEL, PairError, PoolError};
 use thalweg_store::tree::TreeError;
 use thalweg_store::txn::TxnError;
 
@@ -96,6 +96,36 @@ pub(crate) fn explain_journal(error: &JournalError) -> Failure {
         }
         _ => failure,
     }
+}
+
+/// A mirrored journal's error, with what to do about it.
+pub(crate) fn explain_pair(error: PairError) -> Failure {
+    let help = match &error {
+        PairError::Pool(_) => {
+            let PairError::Pool(error) = error else { unreachable!("it is one") };
+            return error.into();
+        }
+        PairError::Undecided { present, absent, .. } => format!(
+            "if {absent} is lost for good, mount once with journal_dev={present}+missing; an empty one of the same size takes its \
+             place at a later mount"
+        ),
+        PairError::LeftBehind { present } => {
+            format!("thalweg cluster journal export {present} FOLDER writes what it has into files")
+        }
+        PairError::Diverged { first, second } => format!(
+            "thalweg cluster journal export {first} FOLDER, and {second}, write what each has into files; journal_dev={first}+missing, or \
+             {second}+missing, goes on with one of them"
+        ),
+        PairError::NoPair { first, second } => {
+            format!("thalweg cluster journal create {first}+{second} makes them one")
+        }
+        PairError::OtherData { .. }
+        | PairError::OtherPair { .. }
+        | PairError::Sector { .. }
+        | PairError::Sizes { .. }
+        | PairError::Twice { .. } => return Failure::of(&error),
+    };
+    Failure::of(&error).help(help)
 }
 
 impl From<client::AttachError> for Failure {

@@ -20,6 +20,7 @@ mod cluster_caps;
 mod cluster_conflicts;
 mod cluster_journal;
 mod cluster_keeper;
+mod cluster_mirror;
 mod cluster_move;
 mod cluster_pending;
 mod cluster_selftest;

@@ -19,7 +19,7 @@ use super::losses::Losses;
 use super::numbers::InodeNumbers;
 use super::options::Options;
 use super::partial_pages::PageMemory;
-use super::pending::{self, Changes, MountedJournal, PendingReport};
+use super::pending::{self, Changes, JournalSide, MountedJournal, PendingReport};
 use super::queue::WritebackQueue;
 use super::refusals::Refusals;
 use super::replay_log::ReplayLog;
@@ -105,6 +105,7 @@ impl ClientBase {
             },
             room: journal.room(),
             copies: journal.copies.reports(),
+            sides: self.options.mirror.iter().flat_map(JournalSide::all).collect(),
         });
         PendingReport {
             unsent: queued.unsent,

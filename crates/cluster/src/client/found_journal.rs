@@ -95,7 +95,8 @@ fn decode(found: FoundRecord, left: &AtomicUsize) -> Option<FoundEntry> {
 }
 
 impl FoundJournal {
-    /// Reads a journal, and changes nothing. About so many bytes of files stay in memory.
+    /// Reads a journal, and changes nothing of what it has: only a mirror's devices are made equal. About so many bytes of files stay in
+    /// memory.
     ///
     /// # Errors
     /// [`JournalError::NoJournal`], [`JournalError::Foreign`], [`JournalError::Newer`]; [`JournalError::Invalid`], also of one that is
@@ -108,12 +109,16 @@ impl FoundJournal {
         let name = device.name();
         let (found, damaged) = FoundJournal::read_damaged(env, device, memory).await?;
         match damaged {
-            None => Ok(found),
+            None => {
+                // The server is told of nothing that one device of a mirror has alone.
+                found.log.settle().await?;
+                Ok(found)
+            }
             Some(Damaged { end, .. }) => Err(refusal(name, end)),
         }
     }
 
-    /// The same, also of a journal that is damaged in its middle: what is before the damage.
+    /// Reads a journal, also one that is damaged in its middle: what is before the damage. Changes nothing.
     ///
     /// # Errors
     /// The others.

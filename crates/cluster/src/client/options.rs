@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::ContentsFinder;
 use thalweg_store::device::DeviceRef;
+use thalweg_store::pool::DevicePair;
 
 use super::copies::KeeperTarget;
 use crate::protocol::MAX_STAGED;
@@ -35,6 +36,8 @@ pub struct Options {
     pub commit: Duration,
     /// Where the client keeps its journal, if it has one: [`journal`](super::journal).
     pub journal: Option<DeviceRef>,
+    /// The pair of devices that the journal is on, if it is on two: only to report their states.
+    pub mirror: Option<DevicePair>,
     /// Which bytes of files are in the journal.
     pub data: JournaledData,
     /// Keepers of copies of the journal: a sync returns when they have it, too.
@@ -68,6 +71,7 @@ impl Default for Options {
             recover: Recover::Clean,
             commit: Duration::from_secs(1),
             journal: None,
+            mirror: None,
             data: JournaledData::Wasteless,
             keepers: Vec::new(),
             memory: 64 << 20,

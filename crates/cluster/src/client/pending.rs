@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use thalweg_fs::Timestamp;
+use thalweg_store::device::SideState;
+use thalweg_store::pool::{DevicePair, SideReport};
 use uuid::Uuid;
 
 use super::copies::CopyReport;
@@ -64,6 +66,35 @@ pub struct MountedJournal {
     pub room: JournalUse,
     /// Its copies at keepers. Unless all are current, a sync waits for the server.
     pub copies: Vec<CopyReport>,
+    /// The devices of a mirror; none of a journal on one device.
+    pub sides: Vec<JournalSide>,
+}
+
+/// A device of a journal on two.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct JournalSide {
+    /// The device.
+    pub device: String,
+    /// Whether it has everything.
+    pub is_current: bool,
+    /// Its state, in a few words.
+    pub state: String,
+}
+
+impl JournalSide {
+    pub(super) fn all(pair: &DevicePair) -> Vec<JournalSide> {
+        let side = |SideReport { device, state }| JournalSide {
+            device,
+            is_current: state == SideState::InSync,
+            state: match state {
+                SideState::Rebuilding { done, total } => {
+                    format!("{state}, {} %", done * 100 / total.max(1))
+                }
+                _ => state.to_string(),
+            },
+        };
+        pair.sides().into_iter().map(side).collect()
+    }
 }
 
 impl PendingReport {

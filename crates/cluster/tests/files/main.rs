@@ -29,6 +29,7 @@ mod journal_data;
 mod journal_events;
 mod journal_losses;
 mod journal_memory;
+mod journal_mirrors;
 mod journal_pace;
 mod journal_use;
 mod keeper_crashes;

@@ -336,10 +336,8 @@ impl Shared {
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         let targets = self.sides.lock().flushable();
-        let outcomes = join_all(
-            targets.iter().map(|(side, device)| async { (*side, device.flush(purpose).await) }),
-        );
-        self.settle(outcomes.await).await
+        let flushes = targets.iter().map(|(side, it)| async { (*side, it.flush(purpose).await) });
+        self.settle(join_all(flushes).await).await
     }
 
     async fn discard(&self, offset: u64, len: u64) {
@@ -436,25 +434,10 @@ impl Shared {
         }
     }
 
-    /// The side, and its own copy, that are the mirror's copy number `copy`.
-    fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
-        let sides = self.sides.lock();
-        let mut first = 0;
-        for side in 0..sides.states().len() {
-            let device = sides.device(side);
-            let count = device.as_ref().map_or(1, |device| device.copies());
-            if copy < first + count {
-                let is_in_sync = sides.state(side) == Some(SideState::InSync);
-                return device.filter(|_| is_in_sync).map(|device| (side, copy - first, device));
-            }
-            first += count;
-        }
-        None
-    }
-
     async fn repair_copy(&self, copy: usize, offset: u64, data: Bytes) -> Result<(), DeviceError> {
         let _held = self.locks.lock(offset..offset + data.len() as u64).await;
-        let (side, inner, device) = self.locate(copy).ok_or_else(|| self.out(Operation::Repair))?;
+        let located = self.sides.lock().locate(copy);
+        let (side, inner, device) = located.ok_or_else(|| self.out(Operation::Repair))?;
         let repaired = device.repair_copy(inner, offset, data).await;
         if let Err(error) = &repaired {
             self.change(|sides| sides.fail(side, error));
@@ -531,14 +514,26 @@ impl Device for Mirror {
             return Ok(());
         }
         let shared = self.shared.clone();
-        let work = async move { shared.write(offset, data, purpose).await };
-        self.shared.to_end(work).await
+        self.shared.to_end(async move { shared.write(offset, data, purpose).await }).await
     }
 
     async fn flush(&self, purpose: Purpose) -> Result<(), DeviceError> {
         let _queued = self.shared.queue.flush(purpose);
         let shared = self.shared.clone();
         self.shared.to_end(async move { shared.flush(purpose).await }).await
+    }
+
+    async fn write_durably(
+        &self,
+        offset: u64,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        let len = total_len(&data);
+        self.shared.geometry.check(offset, len)?;
+        let _queued = (self.shared.queue.write(purpose, len), self.shared.queue.flush(purpose));
+        let (shared, range) = (self.shared.clone(), offset..offset + len);
+        self.shared.to_end(async move { shared.write_durably(range, data, purpose).await }).await
     }
 
     async fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
@@ -579,6 +574,11 @@ impl Device for Mirror {
         (0..sides.states().len()).map(count).sum()
     }
 
+    fn has_copy(&self, copy: usize) -> bool {
+        let located = self.shared.sides.lock().locate(copy);
+        located.is_some_and(|(_, inner, device)| device.has_copy(inner))
+    }
+
     async fn read_copy(
         &self,
         copy: usize,
@@ -588,7 +588,7 @@ impl Device for Mirror {
     ) -> Result<Bytes, DeviceError> {
         self.shared.geometry.check(offset, len as u64)?;
         let _queued = self.shared.queue.read(purpose, len as u64);
-        let located = self.shared.locate(copy);
+        let located = self.shared.sides.lock().locate(copy);
         let (_, inner, device) = located.ok_or_else(|| self.shared.out(Operation::Read))?;
         device.read_copy(inner, offset, len, purpose).await
     }
@@ -602,8 +602,7 @@ impl Device for Mirror {
             return Ok(());
         }
         let shared = self.shared.clone();
-        let work = async move { shared.repair_copy(copy, offset, data).await };
-        self.shared.to_end(work).await
+        self.shared.to_end(async move { shared.repair_copy(copy, offset, data).await }).await
     }
 
     async fn set_power(&self, power: Power) {

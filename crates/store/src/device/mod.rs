@@ -274,6 +274,11 @@ pub trait Device: Send + Sync + fmt::Debug {
         1
     }
 
+    /// Whether a copy can be read: it holds every write.
+    fn has_copy(&self, copy: usize) -> bool {
+        copy < self.copies()
+    }
+
     /// Reads from the copy numbered `copy` alone: the way around a copy that returns wrong bytes.
     async fn read_copy(
         &self,

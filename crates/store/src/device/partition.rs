@@ -36,6 +36,16 @@ impl Partition {
     }
 }
 
+impl Partition {
+    /// The same with larger sectors, as another device has them that is to hold the same bytes.
+    pub fn in_sectors_of(mut self, sector: u32) -> Partition {
+        let sector = sector.max(self.geometry.sector);
+        self.geometry =
+            Geometry { size: self.geometry.size - self.geometry.size % u64::from(sector), sector };
+        self
+    }
+}
+
 #[async_trait]
 impl Device for Partition {
     fn geometry(&self) -> Geometry {
@@ -101,6 +111,10 @@ impl Device for Partition {
 
     fn copies(&self) -> usize {
         self.device.copies()
+    }
+
+    fn has_copy(&self, copy: usize) -> bool {
+        self.device.has_copy(copy)
     }
 
     async fn read_copy(

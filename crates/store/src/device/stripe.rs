@@ -233,6 +233,10 @@ impl Device for Stripe {
         self.devices.iter().map(|device| device.copies()).max().unwrap_or(1)
     }
 
+    fn has_copy(&self, copy: usize) -> bool {
+        self.devices.iter().all(|device| device.has_copy(copy.min(device.copies() - 1)))
+    }
+
     async fn read_copy(
         &self,
         copy: usize,

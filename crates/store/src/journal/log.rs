@@ -62,9 +62,9 @@ use place::SendPlace;
 pub use rebuild::{Lost, Note};
 pub use record::LogRecord;
 pub use recovery::{LogRecovery, Scanned};
+use recovery::{mend_place, read_place};
 use ring::Ring;
 pub(super) use scan::Scan;
-use scan::read_place;
 pub use scan::{End, FoundRecord};
 
 use super::JournalError;
@@ -293,7 +293,21 @@ impl Log {
     /// [`JournalError::Released`], also if it is released meanwhile; [`JournalError::Damaged`]; the device's.
     pub async fn read(&self, place: RecordPlace) -> Result<FoundRecord, JournalError> {
         let find = || self.ring.lock().find(place);
-        read_place(&self.device, (self.geography, self.id), place, find).await
+        let log = (self.geography, self.id);
+        let (found, is_missed) = read_place(&self.device, log, place, find).await?;
+        if is_missed && let Err(error) = self.mend(place).await {
+            let device = self.device.name();
+            tracing::warn!(device, %error, "a damaged record of a journal was not repaired");
+        }
+        Ok(found)
+    }
+
+    /// Has every copy of a mirrored device hold a record again.
+    async fn mend(&self, place: RecordPlace) -> Result<(), JournalError> {
+        // No record is written over it meanwhile, if it is not released yet.
+        let _writing = self.writing.lock().await;
+        let Some(live) = self.ring.lock().find(place) else { return Ok(()) };
+        mend_place(&self.device, (self.geography, self.id), place, live).await
     }
 
     /// Waits until all records before `sequence` are durable. The flush of a later record does not show that they

@@ -82,6 +82,8 @@ pub enum Role {
     TailCache,
     /// The body cache.
     BodyCache,
+    /// A side of the journal of a client, which is no part of a volume.
+    ClientJournal,
 }
 
 impl Role {
@@ -92,6 +94,7 @@ impl Role {
             Role::Map => "map",
             Role::TailCache => "tail cache",
             Role::BodyCache => "body cache",
+            Role::ClientJournal => "client's journal",
         }
     }
 }
@@ -303,6 +306,7 @@ impl Member {
                 1 => Role::Map,
                 2 => Role::TailCache,
                 3 => Role::BodyCache,
+                4 => Role::ClientJournal,
                 _ => return Err(Fault::Damaged),
             },
             columns: stored.columns,

@@ -12,6 +12,7 @@ mod journal_support;
 mod log;
 mod log_history;
 mod log_keep;
+mod log_mirror;
 mod media;
 mod model;
 mod steady;

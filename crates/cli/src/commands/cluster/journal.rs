@@ -16,6 +16,7 @@ use thalweg_store::device::Access;
 use crate::client_journal::{self, USUAL_SIZE};
 use crate::commands::ask::ask;
 use crate::failure::{Failure, Outcome, explain_journal};
+use crate::request::journal_place::JournalPlace;
 use crate::request::{Answer, Request, unexpected_answer};
 use crate::size::Size;
 use crate::target::Target;
@@ -40,7 +41,7 @@ pub(crate) enum JournalCommand {
 /// A mount makes a file that is absent by itself.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// A new file, or a device that is overwritten
+    /// A new file, or a device that is overwritten; PATH+PATH for a mirror
     path: PathBuf,
     /// Bytes of a new file
     #[arg(long, value_name = "SIZE")]
@@ -50,7 +51,7 @@ pub(crate) struct Create {
 /// Show what a journal has that the server may not have
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
-    /// The journal
+    /// The journal: PATH, or PATH+PATH of a mirror
     path: PathBuf,
     /// Print one JSON object
     #[arg(long)]
@@ -66,7 +67,7 @@ pub(crate) struct Inspect {
 /// them, which may rest on these.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// The journal
+    /// The journal: PATH, or PATH+PATH of a mirror
     path: PathBuf,
     /// The folder, which must not exist
     folder: PathBuf,
@@ -87,7 +88,7 @@ pub(crate) struct Forget {
 /// Forget what a journal has; what the server does not have of it is lost
 #[derive(Debug, Args)]
 pub(crate) struct Erase {
-    /// The journal
+    /// The journal: PATH, or PATH+PATH of a mirror
     path: PathBuf,
     /// Also if changes are lost
     #[arg(long)]
@@ -105,7 +106,8 @@ pub(super) async fn run(env: &Env, command: JournalCommand) -> Outcome<()> {
 }
 
 async fn export(env: &Env, Export { path, folder }: &Export) -> Outcome<()> {
-    let device = client_journal::device(env, path, Access::Reading).await?;
+    let place = JournalPlace::parse(path)?;
+    let device = client_journal::device(env, &place, Access::Reading).await?;
     let found = journal::export(env, &device).await.map_err(|error| {
         explain_journal(&error).while_doing(format!("cannot read the journal {}", path.display()))
     })?;
@@ -180,19 +182,21 @@ async fn forget(env: &Env, Forget { volume, client }: Forget) -> Outcome<()> {
 }
 
 async fn create(env: &Env, Create { path, size }: &Create) -> Outcome<()> {
-    let place = path.display();
-    if path.exists() {
+    let place = JournalPlace::parse(path)?;
+    for path in place.paths().iter().filter(|path| path.exists()) {
+        let shown = path.display();
         if size.is_some() {
-            return Err(Failure::new(format!("{place} is there already"))
+            return Err(Failure::new(format!("{shown} is there already"))
                 .help("leave --size out, or name a new file"));
         }
-        if report(env, path, Access::Exclusive).await.is_ok_and(|it| has_changes(&it)) {
-            return Err(Failure::new(format!("{place} is a journal with changes"))
+        let one = JournalPlace::One(path.clone());
+        if report(env, &one, Access::Exclusive).await.is_ok_and(|it| has_changes(&it)) {
+            return Err(Failure::new(format!("{shown} is a journal with changes"))
                 .help(format!("thalweg cluster journal erase --force {place} gives them up")));
         }
     }
     let size = size.map_or(USUAL_SIZE, |size| size.0);
-    client_journal::create(env, path, size).await?;
+    client_journal::create(env, &place, size).await?;
     println!("{place} is a journal: mount it with -o journal_dev={place}");
     Ok(())
 }
@@ -202,15 +206,15 @@ fn has_changes(report: &JournalReport) -> bool {
     report.changes > 0 || report.damage.is_some()
 }
 
-async fn report(env: &Env, path: &Path, access: Access) -> Outcome<JournalReport> {
-    let device = client_journal::device(env, path, access).await?;
+async fn report(env: &Env, place: &JournalPlace, access: Access) -> Outcome<JournalReport> {
+    let device = client_journal::device(env, place, access).await?;
     journal::inspect(env, &device).await.map_err(|error| {
-        explain_journal(&error).while_doing(format!("cannot read the journal {}", path.display()))
+        explain_journal(&error).while_doing(format!("cannot read the journal {place}"))
     })
 }
 
 async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
-    let report = report(env, path, Access::Reading).await?;
+    let report = report(env, &JournalPlace::parse(path)?, Access::Reading).await?;
     if *json {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
@@ -242,8 +246,8 @@ async fn show(env: &Env, Inspect { path, json }: &Inspect) -> Outcome<()> {
 }
 
 async fn erase(env: &Env, Erase { path, force }: &Erase) -> Outcome<()> {
-    let place = path.display();
-    let report = report(env, path, Access::Exclusive).await?;
+    let place = JournalPlace::parse(path)?;
+    let report = report(env, &place, Access::Exclusive).await?;
     if report.damage.is_some() && !force {
         return Err(Failure::new(format!(
             "{place} is damaged in its middle, and has {} changes before that, which would be lost",
@@ -260,7 +264,7 @@ async fn erase(env: &Env, Erase { path, force }: &Erase) -> Outcome<()> {
         ))
         .help("mount it to have them written back; --force erases it all the same"));
     }
-    client_journal::create(env, path, report.size).await?;
+    client_journal::erase(env, &place).await?;
     println!("{place} is empty; {} changes were given up", report.changes);
     Ok(())
 }

@@ -130,7 +130,7 @@ pub(super) async fn copies(env: &Env, Copies { folder, json }: &Copies) -> Outco
     let shelf = Folder::new(env, folder);
     let mut lines = Vec::new();
     for name in names(&shelf, folder).await? {
-        let device = client_journal::device(env, &shelf.file(&name), Access::Reading).await?;
+        let device = client_journal::open_one(env, &shelf.file(&name), Access::Reading).await?;
         let found =
             journal::inspect(env, &device).await.map_err(|error| explain_journal(&error))?;
         let state = if found.taken_over { "taken over" } else { "on the drive" };
@@ -192,7 +192,7 @@ pub(super) async fn takeover(env: &Env, args: Takeover) -> Outcome<()> {
     let mut taken = Vec::new();
     for name in names {
         let path = shelf.file(&name);
-        let journal = Some(client_journal::device(env, &path, Access::Exclusive).await?);
+        let journal = Some(client_journal::open_one(env, &path, Access::Exclusive).await?);
         let host = host_name().unwrap_or_else(|| Options::default().host);
         let options = Options { journal, on_conflict, conflict, host, ..Options::default() };
         let connector = address.connector(env, keys.home());

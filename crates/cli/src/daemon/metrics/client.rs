@@ -40,6 +40,16 @@ pub(super) fn describe() {
             Unit::Count,
             "Those of them that lack some of it, so that syncs wait for the server",
         ),
+        (
+            "thalweg_client_journal_devices",
+            Unit::Count,
+            "Devices of a journal on two; 0 of one on one",
+        ),
+        (
+            "thalweg_client_journal_devices_missing",
+            Unit::Count,
+            "Those of them that lack some of it",
+        ),
     ];
     for (name, unit, about) in gauges {
         describe_gauge!(name, unit, about);
@@ -52,6 +62,8 @@ pub(super) fn record(address: &str, status: &ClientStatus, pending: &PendingRepo
     let journal = pending.journal.as_ref().map(|journal| journal.room);
     let copies = || pending.journal.iter().flat_map(|journal| &journal.copies);
     let missing = copies().filter(|copy| copy.state != CopyState::Current).count();
+    let sides = || pending.journal.iter().flat_map(|journal| &journal.sides);
+    let lacking = sides().filter(|side| !side.is_current).count();
     let levels = [
         ("thalweg_client_connected", f64::from(u8::from(status.connected))),
         ("thalweg_client_pending_changes", pending.unsent.changes as f64),
@@ -70,6 +82,8 @@ pub(super) fn record(address: &str, status: &ClientStatus, pending: &PendingRepo
         ("thalweg_client_journal_failed", f64::from(u8::from(pending.journal_failed))),
         ("thalweg_client_journal_copies", copies().count() as f64),
         ("thalweg_client_journal_copies_missing", missing as f64),
+        ("thalweg_client_journal_devices", sides().count() as f64),
+        ("thalweg_client_journal_devices_missing", lacking as f64),
     ];
     for (metric, value) in levels {
         gauge!(metric, "address" => address()).set(value);

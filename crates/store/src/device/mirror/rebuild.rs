@@ -5,9 +5,11 @@
 //! range meanwhile: no write runs there while it reads the old content and writes it, so no write can be
 //! lost.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::future::join_all;
 
 use super::{MirrorError, Shared, SideState};
 use crate::device::{DeviceError, Purpose};
@@ -50,6 +52,39 @@ pub(super) async fn run(shared: &Arc<Shared>, side: usize) -> Result<(), MirrorE
 }
 
 impl Shared {
+    /// Writes to every side in sync at once, durably. A side that is being rebuilt gets its flush in any case: it may be the last
+    /// one before writes that this one covers.
+    pub(super) async fn write_durably(
+        &self,
+        range: Range<u64>,
+        data: Vec<Bytes>,
+        purpose: Purpose,
+    ) -> Result<(), DeviceError> {
+        if range.is_empty() {
+            return self.flush(purpose).await;
+        }
+        let offset = range.start;
+        let _held = self.locks.lock(range).await;
+        let (writable, flushable) = {
+            let sides = self.sides.lock();
+            (sides.writable(offset), sides.flushable())
+        };
+        let outcomes = join_all(flushable.iter().map(|(side, device)| {
+            let data = data.clone();
+            let takes = writable.iter().any(|(other, _)| other == side);
+            async move {
+                (
+                    *side,
+                    match takes {
+                        true => device.write_durably(offset, data, purpose).await,
+                        false => device.flush(purpose).await,
+                    },
+                )
+            }
+        }));
+        self.settle(outcomes.await).await
+    }
+
     /// Copies `[from, to)` to `side` and moves its line there.
     async fn copy(&self, side: usize, from: u64, to: u64) -> Result<(), DeviceError> {
         let _held = self.locks.lock(from..to).await;

@@ -65,6 +65,20 @@ impl Sides {
         self.members.get(side)?.device.clone()
     }
 
+    /// The side, and its own copy, that are the mirror's copy number `copy`; `None` if that is not in sync.
+    pub(super) fn locate(&self, copy: usize) -> Option<(usize, usize, DeviceRef)> {
+        let mut first = 0;
+        for (side, member) in self.members.iter().enumerate() {
+            let count = member.device.as_ref().map_or(1, |device| device.copies());
+            if copy < first + count {
+                let device = member.device.clone().filter(|_| member.is_in_sync());
+                return device.map(|device| (side, copy - first, device));
+            }
+            first += count;
+        }
+        None
+    }
+
     /// The sides that a write at `offset` goes to. A side that is being rebuilt gets it below the line; above
     /// it, the copier will copy that range later. The caller holds the write's range, so the line does not
     /// enter it meanwhile.

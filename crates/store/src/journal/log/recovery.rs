@@ -7,15 +7,18 @@ use bytes::Bytes;
 use thalweg_env::Env;
 use uuid::Uuid;
 
-use super::place::RecordPlace;
+use super::place::{MissedRecord, RecordPlace};
 use super::rebuild::{self, Lost, Note, Rebuilt};
-use super::ring::Ring;
-use super::scan::{End, FoundRecord, Reader, Scan, read_place};
+use super::ring::{LiveExtent, Ring};
+use super::scan::{End, ExpectedRecord, FoundRecord, Looked, Reader, Scan};
 use super::{Log, MAX_IN_FLIGHT};
 use crate::block::BLOCK_SIZE;
-use crate::device::DeviceRef;
+use crate::copies;
+use crate::device::{DeviceRef, Purpose};
 use crate::journal::JournalError;
-use crate::journal::format::{FORMAT_IN_FLIGHT, FORMAT_ONE_IN_FLIGHT, MAX_EPOCHS, Superblock};
+use crate::journal::format::{
+    FORMAT_IN_FLIGHT, FORMAT_ONE_IN_FLIGHT, Geography, MAX_EPOCHS, Superblock,
+};
 
 /// A log that is open for recovery. [`LogRecovery::begin`] and [`LogRecovery::keep`] open it for appends.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub struct LogRecovery {
     end: End,
     /// The epoch before the next one.
     last_epoch: u64,
+    /// Records that were found on one copy of the device's bytes, and not on another.
+    missed: Vec<MissedRecord>,
 }
 
 /// The records of a log that were not released.
@@ -109,9 +114,36 @@ impl LogRecovery {
         let (offset, stamp, last_epoch) = (scan.offset, scan.stamp(), superblock.epoch);
         let bytes = offset - superblock.tail_offset;
         let took = env.now().since(begun);
+        let missed = scan.take_missed();
         let ring = Ring::new(live, (offset, scan.sequence), superblock.stamp, last_epoch);
-        let log = LogRecovery { device, superblock, barrier, ring, end, last_epoch };
+        let log = LogRecovery { device, superblock, barrier, ring, end, last_epoch, missed };
         Ok((log, Scanned { records, bytes, stamp, end, took }))
+    }
+
+    /// Has every copy of a mirrored device hold what the opening has found, durably: after a crash one may lack the last record, which
+    /// was never acknowledged, and one may be damaged. To be called before something rests on what was found: a later opening may have
+    /// to do without one of the copies. May be interrupted and repeated.
+    ///
+    /// # Errors
+    /// The device's.
+    pub async fn settle(&self) -> Result<(), JournalError> {
+        if copies::readable_copies(&self.device).len() < 2 {
+            return Ok(());
+        }
+        // To its own place: where it is already, nothing changes.
+        copies::write(&self.superblock, &self.device).await?;
+        for missed in &self.missed {
+            missed.mend(&self.device, self.superblock.geography).await?;
+        }
+        if !self.missed.is_empty() {
+            let (device, records) = (self.device.name(), self.missed.len());
+            tracing::warn!(
+                device,
+                records,
+                "records of a journal were on one of its devices alone"
+            );
+        }
+        Ok(self.device.flush(Purpose::Journal).await?)
     }
 
     /// Reads a record again that the opening has found. So `decode` need keep no more of it than its place.
@@ -120,7 +152,8 @@ impl LogRecovery {
     /// [`JournalError::Released`] for a record that was not found; [`JournalError::Damaged`]; the device's.
     pub async fn read(&self, place: RecordPlace) -> Result<FoundRecord, JournalError> {
         let Superblock { geography, id, .. } = self.superblock;
-        read_place(&self.device, (geography, id), place, || self.ring.find(place)).await
+        let find = || self.ring.find(place);
+        Ok(read_place(&self.device, (geography, id), place, find).await?.0)
     }
 
     /// The whole records behind the damage at which the scan has ended ([`End::Rotten`]), oldest first, as `decode` understands them. Records
@@ -208,4 +241,74 @@ impl LogRecovery {
         let superblock = Superblock { epoch: self.last_epoch, format, ..self.superblock };
         Log::new(self.device, superblock, self.barrier, self.ring, in_flight)
     }
+}
+
+/// Reads a record again; also whether the copy of the device that was read first lacks it. `find` says where it lies, and `None` when
+/// it is released.
+pub(super) async fn read_place(
+    device: &DeviceRef,
+    (geography, id): (Geography, Uuid),
+    place: RecordPlace,
+    find: impl Fn() -> Option<LiveExtent>,
+) -> Result<(FoundRecord, bool), JournalError> {
+    let sequence = place.sequence;
+    let Some(LiveExtent { bytes, epoch }) = find() else {
+        return Err(JournalError::Released { sequence });
+    };
+    let expected = ExpectedRecord { place, epochs: epoch..=epoch, room: bytes };
+    let any = Reader::of_epoch(device, geography, id, epoch).record(&expected, Some).await;
+    let failure = match any {
+        Ok(Looked::Whole(found, _, len)) if len == bytes => return Ok((found, false)),
+        Ok(_) => None,
+        Err(error) => Some(error),
+    };
+    for copy in copies::readable_copies(device) {
+        let mut reader = Reader::of_epoch(device, geography, id, epoch).of_copy(copy);
+        if let Ok(Looked::Whole(found, _, len)) = reader.record(&expected, Some).await
+            && len == bytes
+        {
+            return Ok((found, true));
+        }
+    }
+    match find() {
+        // It was released meanwhile, and its room may have been written over.
+        None => Err(JournalError::Released { sequence }),
+        Some(_) => {
+            Err(failure
+                .unwrap_or_else(|| JournalError::Damaged { device: device.name(), sequence }))
+        }
+    }
+}
+
+/// Has every copy of the device hold a record that one of them holds. Nothing else may write there meanwhile.
+///
+/// # Errors
+/// The device's.
+pub(super) async fn mend_place(
+    device: &DeviceRef,
+    (geography, id): (Geography, Uuid),
+    place: RecordPlace,
+    LiveExtent { bytes, epoch }: LiveExtent,
+) -> Result<(), JournalError> {
+    let expected = ExpectedRecord { place, epochs: epoch..=epoch, room: bytes };
+    let (mut whole, mut lacking) = (None, Vec::new());
+    for copy in copies::readable_copies(device) {
+        let mut reader = Reader::of_epoch(device, geography, id, epoch).of_copy(copy);
+        match reader.record(&expected, Some).await {
+            Ok(Looked::Whole(_, _, len)) if len == bytes => whole = Some(copy),
+            _ => lacking.push(copy),
+        }
+    }
+    let Some(from) = whole.filter(|_| !lacking.is_empty()) else { return Ok(()) };
+    let (name, sequence) = (device.name(), place.sequence);
+    tracing::warn!(
+        device = name,
+        sequence,
+        "a record of a journal was damaged on one of its devices"
+    );
+    for to in lacking {
+        let missed = MissedRecord { offset: place.offset, len: bytes, from, to };
+        missed.mend(device, geography).await?;
+    }
+    Ok(())
 }

@@ -7,10 +7,11 @@ use thalweg_env::HashMap;
 use uuid::Uuid;
 use zerocopy::FromBytes;
 
-use super::place::RecordPlace;
+use super::place::{MissedRecord, RecordPlace};
 use super::record::Checksum;
-use super::ring::{LiveExtent, LiveRecord};
+use super::ring::LiveRecord;
 use crate::block::BLOCK_SIZE;
+use crate::copies::{self, DeviceCopy};
 use crate::device::{DeviceRef, Purpose};
 use crate::journal::JournalError;
 use crate::journal::format::{COMMIT, COMMIT_MAGIC, CommitRecord, Geography, Superblock, tag_of};
@@ -87,7 +88,10 @@ pub(super) struct ExpectedRecord {
 
 /// Records from the tail on, one after the other.
 pub(crate) struct Scan<'a> {
-    reader: Reader<'a>,
+    /// One for each copy of the device's bytes. A record that one of them has is a record.
+    readers: Vec<Reader<'a>>,
+    /// Records that a copy lacks and another copy has.
+    missed: Vec<MissedRecord>,
     superblock: &'a Superblock,
     /// Where the next record begins.
     pub(super) offset: u64,
@@ -99,8 +103,10 @@ pub(crate) struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     pub(crate) fn new(device: &'a DeviceRef, superblock: &'a Superblock) -> Scan<'a> {
+        let reader = |copy| Reader::new(device, superblock).of_copy(copy);
         Scan {
-            reader: Reader::new(device, superblock),
+            readers: copies::readable_copies(device).into_iter().map(reader).collect(),
+            missed: Vec::new(),
             superblock,
             offset: superblock.tail_offset,
             sequence: superblock.tail_sequence,
@@ -111,6 +117,11 @@ impl<'a> Scan<'a> {
     /// What the log keeps of the record that came last.
     pub(super) fn last(&self) -> Option<LiveRecord> {
         self.last
+    }
+
+    /// The records that copies lack.
+    pub(super) fn take_missed(&mut self) -> Vec<MissedRecord> {
+        std::mem::take(&mut self.missed)
     }
 
     /// The stamp of the record before the next one.
@@ -146,7 +157,7 @@ impl<'a> Scan<'a> {
         let room = self.superblock.tail_offset + self.superblock.geography.size - self.offset;
         let place = RecordPlace { sequence: self.sequence, offset: self.offset };
         let expected = ExpectedRecord { place, epochs: self.epochs(), room };
-        match self.reader.record(&expected, decode).await? {
+        match self.look(&expected, decode).await? {
             Looked::Whole(record, live, len) => {
                 (self.offset, self.sequence) = (self.offset + len, self.sequence + 1);
                 self.last = Some(live);
@@ -158,7 +169,10 @@ impl<'a> Scan<'a> {
             }
             Looked::Damaged(len) => {
                 let sequence = self.sequence;
-                let later = self.reader.later(&expected, len).await?;
+                let mut later = None;
+                for reader in &mut self.readers {
+                    later = later.max(reader.later(&expected, len).await?);
+                }
                 Ok(Err(match later {
                     Some(later) => End::Rotten { sequence, later },
                     None if len.is_some() => End::Torn,
@@ -166,6 +180,46 @@ impl<'a> Scan<'a> {
                 }))
             }
         }
+    }
+
+    /// Looks for a record on each copy of the device, and notes those that lack it if another one has it.
+    ///
+    /// # Errors
+    /// The device's, if no copy has it and one cannot be read.
+    async fn look<T>(
+        &mut self,
+        expected: &ExpectedRecord,
+        decode: impl FnOnce(FoundRecord) -> Option<T>,
+    ) -> Result<Looked<T>, JournalError> {
+        let (mut decode, mut found, mut longest, mut failure) = (Some(decode), None, None, None);
+        let (mut whole, mut lacking) = (None, Vec::new());
+        for reader in &mut self.readers {
+            // A record that the user refuses is none on any copy.
+            let looked = reader.record(expected, |record| {
+                if let Some(decode) = decode.take() {
+                    found = decode(record);
+                }
+                found.is_some().then_some(())
+            });
+            match looked.await {
+                Ok(Looked::Whole((), live, len)) => whole = Some((live, len, reader.copy)),
+                Ok(Looked::Damaged(len)) => {
+                    longest = longest.max(len);
+                    lacking.push(reader.copy);
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    lacking.push(reader.copy);
+                }
+            }
+        }
+        let Some((found, (live, len, from))) = found.zip(whole) else {
+            return failure.map_or(Ok(Looked::Damaged(longest)), Err);
+        };
+        let offset = live.offset;
+        let missed = |to| MissedRecord { offset, len, from, to };
+        self.missed.extend(lacking.into_iter().map(missed));
+        Ok(Looked::Whole(found, live, len))
     }
 }
 
@@ -189,17 +243,18 @@ impl Scan<'_> {
         let (end, mut at) = (tail_offset + geography.size, self.offset);
         while at < end {
             let (epochs, room) = (oldest_epoch..=epoch, end - at);
-            let found = self.reader.commit(at, &epochs, room).await?;
             // What a crash has left in flight of an earlier epoch has the number of a later record.
             let counts =
                 |it: &FoundCommit| (it.commit.sequence.get() < kept_before) == (it.epoch < epoch);
-            let found = found.filter(counts).map(|it| it.commit.sequence.get());
-            if let Some(sequence) = found.filter(|sequence| *sequence >= self.sequence) {
+            for reader in &mut self.readers {
+                let found = reader.commit(at, &epochs, room).await?;
+                let found = found.filter(counts).map(|it| it.commit.sequence.get());
+                let Some(sequence) = found.filter(|sequence| *sequence >= self.sequence) else {
+                    continue;
+                };
                 let place = RecordPlace { sequence, offset: at };
-                let expected = ExpectedRecord { place, epochs, room };
-                if let Looked::Whole(record, live, len) =
-                    self.reader.record(&expected, decode).await?
-                {
+                let expected = ExpectedRecord { place, epochs: epochs.clone(), room };
+                if let Looked::Whole(record, live, len) = reader.record(&expected, decode).await? {
                     (self.offset, self.sequence) = (at + len, sequence + 1);
                     self.last = Some(live);
                     return Ok(Some(record));
@@ -229,6 +284,7 @@ impl EpochTags {
 /// Reads the ring with read-ahead.
 pub(super) struct Reader<'a> {
     device: &'a DeviceRef,
+    copy: DeviceCopy,
     geography: Geography,
     tags: EpochTags,
     /// An offset, and the bytes from it on.
@@ -252,14 +308,19 @@ impl<'a> Reader<'a> {
         epoch: u64,
     ) -> Reader<'a> {
         let tags = EpochTags { current: (tag_of(id, epoch), epoch), older: HashMap::default() };
-        Reader { device, geography, tags, buffer: None }
+        Reader { device, copy: DeviceCopy::Any, geography, tags, buffer: None }
+    }
+
+    /// The same, of one copy of the device's bytes.
+    pub(super) fn of_copy(self, copy: DeviceCopy) -> Reader<'a> {
+        Reader { copy, ..self }
     }
 
     /// Reads bytes of the ring, across its end if needed.
     pub(super) async fn direct(&self, offset: u64, len: u64) -> Result<Bytes, JournalError> {
         let geography = &self.geography;
         let here = len.min(geography.until_end(offset));
-        let read = |at, len| self.device.read(at, len as usize, Purpose::Journal);
+        let read = |at, len| self.copy.read(self.device, at, len as usize, Purpose::Journal);
         let first = read(geography.place(offset), here).await?;
         if here == len {
             return Ok(first);
@@ -400,25 +461,4 @@ struct FoundCommit {
     /// Bytes up to the whole blocks, and of all of it.
     head: u64,
     len: u64,
-}
-
-/// Reads a record again. `find` says where it lies, and `None` when it is released.
-pub(super) async fn read_place(
-    device: &DeviceRef,
-    (geography, id): (Geography, Uuid),
-    place: RecordPlace,
-    find: impl Fn() -> Option<LiveExtent>,
-) -> Result<FoundRecord, JournalError> {
-    let sequence = place.sequence;
-    let Some(LiveExtent { bytes, epoch }) = find() else {
-        return Err(JournalError::Released { sequence });
-    };
-    let mut reader = Reader::of_epoch(device, geography, id, epoch);
-    let expected = ExpectedRecord { place, epochs: epoch..=epoch, room: bytes };
-    match reader.record(&expected, Some).await? {
-        Looked::Whole(found, _, len) if len == bytes => Ok(found),
-        // It was released meanwhile, and its room may have been written over.
-        _ if find().is_none() => Err(JournalError::Released { sequence }),
-        _ => Err(JournalError::Damaged { device: device.name(), sequence }),
-    }
 }

@@ -1,0 +1,679 @@
+//! Clients with journals, and without, that change the same names and files, over partitions shorter and longer than the lease, and
+//! crashes of their machines and of the server: what their programs find is what the model of histories allows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rand::RngExt;
+use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind};
+use thalweg_env::{Env, Rng, Time};
+use thalweg_fs::{
+    Caller, Cookie, Filesystem, FsError, Ino, Lookup, Node, Rename, WriteAt, WriteHow,
+};
+use thalweg_sim::{campaign, run};
+
+use crate::absence::{come_back, lists};
+use crate::journal::Journaled;
+use crate::journal_crashes::left;
+use crate::journal_model::*;
+use crate::linear::Recorded;
+use crate::scene::*;
+
+const CLIENTS: usize = 3;
+/// Programs on the machine of each client, and calls of each.
+const PROGRAMS: usize = 2;
+const CALLS: usize = 14;
+
+/// What a life is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Connections break, and the network is cut for less than a lease.
+    Short,
+    /// The server's machine crashes, too.
+    Servers,
+    /// And the machines of clients with journals, which are back within a lease.
+    Restarts,
+    /// Clients with journals are cut off, or down, for longer than a lease or their session.
+    Long,
+}
+
+/// What happened in a life besides its calls.
+#[derive(Clone, Copy, Default, Debug)]
+struct Tally {
+    calls: usize,
+    server_crashes: usize,
+    client_crashes: usize,
+    cuts: usize,
+    lapses: usize,
+    sets: usize,
+    /// Changes that the server did not have when a client was cut off, or crashed.
+    unsent: usize,
+    /// Syncs that were acknowledged.
+    syncs: usize,
+    batches: u64,
+}
+
+/// The calls, in the order of their beginnings.
+type History = Arc<Mutex<BTreeMap<u64, Recorded<Op>>>>;
+
+/// Of one client on one mount.
+struct Program {
+    env: Env,
+    rng: Rng,
+    machine: usize,
+    client: Client,
+    directory: Ino,
+    files: [Ino; FILES],
+    history: History,
+    left: Arc<AtomicUsize>,
+    kind: Kind,
+}
+
+/// Adds a call that has no answer yet.
+fn begin(history: &History, client: usize, start: Time, op: Op) -> u64 {
+    let mut history = history.lock();
+    let number = history.last_key_value().map_or(0, |it| it.0 + 1);
+    history.insert(number, Recorded { client, start, end: None, op });
+    number
+}
+
+impl Program {
+    async fn run(mut self) {
+        while self.left.load(Ordering::Relaxed) > 0 {
+            self.left.fetch_sub(1, Ordering::Relaxed);
+            // Some calls follow one another, so that their client has what it uses to itself.
+            let pause = match self.rng.random_range(0..10) {
+                0..3 if self.kind == Kind::Long => 3_000_000,
+                0..3 => 600_000,
+                3..5 => 30_000,
+                _ => 1_000,
+            };
+            self.env.sleep(Duration::from_micros(self.rng.random_range(0..pause))).await;
+            match self.rng.random_range(0..12) {
+                0..5 => self.use_name().await,
+                5..10 => self.use_file().await,
+                _ => self.sync().await,
+            }
+        }
+    }
+
+    /// A call that changes something has begun.
+    fn begins(&self, op: Op) -> u64 {
+        begin(&self.history, self.machine, self.env.now(), op)
+    }
+
+    /// It has this answer; without one it had no effect.
+    fn ends(&self, number: u64, op: Option<Op>) {
+        let mut history = self.history.lock();
+        match op {
+            Some(op) => {
+                let call = history.get_mut(&number).unwrap();
+                (call.op, call.end) = (op, Some(self.env.now()));
+            }
+            None => drop(history.remove(&number)),
+        }
+    }
+
+    /// A call that has failed otherwise than by its rules.
+    async fn failed(&self, number: u64, error: FsError) {
+        // Without an answer it may have had its effect.
+        if !matches!(error, FsError::Store(_)) {
+            self.ends(number, None);
+            self.find_again().await;
+        }
+    }
+
+    async fn find_again(&self) {
+        find_all(&self.client).await;
+    }
+
+    async fn use_name(&mut self) {
+        if self.rng.random_bool(0.4) {
+            self.list().await;
+        }
+        let (a, b) = (self.rng.random_range(0..4_u8), self.rng.random_range(0..4_u8));
+        let (name, other) = ([b'n', b'0' + a], [b'n', b'0' + b]);
+        let (client, directory) = (&self.client, self.directory);
+        match self.rng.random_range(0..8) {
+            0..3 => {
+                let call = self.begins(Op::Create(a, Some(UNKNOWN)));
+                match client.create(directory, &name, &new(Node::File)).await {
+                    Ok(made) => self.ends(call, Some(Op::Create(a, Some(made.ino.0)))),
+                    Err(FsError::Exists) => self.ends(call, Some(Op::Create(a, None))),
+                    Err(error) => self.failed(call, error).await,
+                }
+            }
+            3..5 => {
+                let call = self.begins(Op::Unlink(a, true));
+                match client.unlink(directory, &name).await {
+                    Ok(()) => self.ends(call, Some(Op::Unlink(a, true))),
+                    Err(FsError::NotFound) => self.ends(call, Some(Op::Unlink(a, false))),
+                    Err(error) => self.failed(call, error).await,
+                }
+            }
+            5 if a != b => {
+                let call = self.begins(Op::Rename(a, b, true));
+                let names = ((directory, &name[..]), (directory, &other[..]));
+                match client.rename(names.0, names.1, Rename::Replace).await {
+                    Ok(()) => self.ends(call, Some(Op::Rename(a, b, true))),
+                    Err(FsError::NotFound) => self.ends(call, Some(Op::Rename(a, b, false))),
+                    Err(error) => self.failed(call, error).await,
+                }
+            }
+            _ => self.look(a).await,
+        }
+    }
+
+    async fn look(&self, name: u8) {
+        let call = self.begins(Op::Look(name, None));
+        match self.client.lookup(self.directory, &[b'n', b'0' + name]).await {
+            Ok(Lookup::Found(found)) => self.ends(call, Some(Op::Look(name, Some(found.ino.0)))),
+            Ok(Lookup::Absent(_)) => self.ends(call, Some(Op::Look(name, None))),
+            Err(_) => {
+                self.ends(call, None);
+                self.find_again().await;
+            }
+        }
+    }
+
+    async fn list(&self) {
+        let mut from = Cookie::START;
+        while let Ok(some) = self.client.read_directory(self.directory, from, 100, false).await
+            && let Some(last) = some.last()
+        {
+            from = last.cookie;
+        }
+    }
+
+    async fn use_file(&mut self) {
+        let which = self.rng.random_range(0..FILES);
+        let (client, file, which) = (&self.client, self.files[which], which as u8);
+        // A file that is open may become its client's own.
+        let opened = match self.rng.random_bool(0.6) {
+            true => client.open(&Caller::default(), file, WRITING).await.ok(),
+            false => None,
+        };
+        let number = self.rng.random::<u64>();
+        let data = vec![Bytes::copy_from_slice(&number.to_le_bytes())];
+        match self.rng.random_range(0..8) {
+            0..4 => {
+                let call = self.begins(Op::Write(which, number));
+                match client.write(file, WriteAt::Offset(0), data, WriteHow::default()).await {
+                    Ok(_) => self.ends(call, Some(Op::Write(which, number))),
+                    Err(error) => self.failed(call, error).await,
+                }
+            }
+            4 => {
+                let call = self.begins(Op::Append(which, None));
+                match client.write(file, WriteAt::End, data, WriteHow::default()).await {
+                    Ok(at) => self.ends(call, Some(Op::Append(which, Some(at)))),
+                    Err(error) => self.failed(call, error).await,
+                }
+            }
+            5..7 => self.read(which).await,
+            _ => self.size(which).await,
+        }
+        if let Some(opened) = opened {
+            self.client.release(file, opened.handle).await;
+        }
+    }
+
+    async fn read(&self, file: u8) {
+        let call = self.begins(Op::Read(file, 0));
+        match self.client.read(self.files[usize::from(file)], 0, 8).await {
+            Ok(read) => {
+                let bytes: [u8; 8] = read.concat().try_into().unwrap();
+                self.ends(call, Some(Op::Read(file, u64::from_le_bytes(bytes))));
+            }
+            Err(_) => {
+                self.ends(call, None);
+                self.find_again().await;
+            }
+        }
+    }
+
+    async fn size(&self, file: u8) {
+        let call = self.begins(Op::Size(file, 0));
+        match self.client.attributes(self.files[usize::from(file)]).await {
+            Ok(found) => self.ends(call, Some(Op::Size(file, found.size))),
+            Err(_) => {
+                self.ends(call, None);
+                self.find_again().await;
+            }
+        }
+    }
+
+    async fn sync(&mut self) {
+        let which = self.rng.random_range(0..FILES);
+        let (ino, set) = match self.rng.random_range(0..5) {
+            0..3 => (Some(self.files[which]), file_set(which as u8)),
+            3 => (Some(self.directory), (1 << NAMES) - 1),
+            _ => (None, Set::MAX),
+        };
+        let call = self.begins(Op::Sync(set));
+        let synced = match ino {
+            Some(ino) => self.client.sync(ino, false).await,
+            None => self.client.sync_all().await,
+        };
+        self.ends(call, synced.ok().map(|()| Op::Sync(set)));
+    }
+
+    /// What is there in the end.
+    async fn look_at_all(self) {
+        self.find_again().await;
+        for name in 0..NAMES as u8 {
+            self.look(name).await;
+        }
+        for file in 0..FILES as u8 {
+            self.read(file).await;
+            self.size(file).await;
+        }
+    }
+}
+
+/// The directory and the files, by their names; as a kernel does, the client refers to them.
+async fn find_all(client: &Client) -> Option<(Ino, [Ino; FILES])> {
+    let directory = client.find(Ino::ROOT, b"d").await.ok()?.ino;
+    client.reference(directory);
+    let mut files = [Ino::ROOT; FILES];
+    for (number, file) in files.iter_mut().enumerate() {
+        *file = client.find(Ino::ROOT, format!("f{number}").as_bytes()).await.ok()?.ino;
+        client.reference(*file);
+    }
+    Some((directory, files))
+}
+
+/// The machine of a client.
+enum Slot {
+    Journal { machine: Box<Journaled>, client: Option<Client> },
+    Plain(Machine),
+}
+
+impl Slot {
+    fn client(&self) -> Client {
+        match self {
+            Slot::Journal { client, .. } => client.clone().unwrap(),
+            Slot::Plain(machine) => machine.client.clone(),
+        }
+    }
+
+    fn env(&self) -> Env {
+        match self {
+            Slot::Journal { machine, .. } => machine.process.env().clone(),
+            Slot::Plain(machine) => machine.process.env().clone(),
+        }
+    }
+
+    fn host(&self) -> thalweg_sim::net::Host {
+        match self {
+            Slot::Journal { machine, .. } => machine.host(),
+            Slot::Plain(machine) => machine.host.clone(),
+        }
+    }
+}
+
+/// Everything of a life.
+struct Life {
+    env: Env,
+    rng: Rng,
+    scene: Scene,
+    slots: Vec<Slot>,
+    journals: usize,
+    left: Vec<Vec<Arc<AtomicUsize>>>,
+    history: History,
+    kind: Kind,
+    /// Names of conflict sets that were seen.
+    sets: BTreeSet<String>,
+    tally: Tally,
+}
+
+impl Life {
+    async fn new(env: &Env, seed: u64, kind: Kind) -> Life {
+        let options =
+            thalweg_cluster::server::Options { share: Duration::from_millis(1), ..options() };
+        let scene = Scene::either(env, options, seed % 8 == 5).await;
+        let journals = 1 + (seed % 2) as usize;
+        let mut slots = Vec::new();
+        for number in 0..CLIENTS {
+            let name = format!("c{number}");
+            if number < journals {
+                let machine = Box::new(Journaled::new(&scene, &name).await);
+                slots.push(Slot::Journal { machine, client: None });
+                continue;
+            }
+            let options = client::Options { exclusive: Some(0), ..patient() };
+            slots.push(Slot::Plain(scene.client_with(visitor(&name), options).await.unwrap()));
+        }
+        let calls = || Arc::new(AtomicUsize::new(CALLS));
+        let left = (0..CLIENTS).map(|_| (0..PROGRAMS).map(|_| calls()).collect()).collect();
+        let (history, sets, tally) = Default::default();
+        let (env, rng) = (env.clone(), env.rng());
+        let mut life =
+            Life { env, rng, scene, slots, journals, left, history, kind, sets, tally };
+        life.prepare().await;
+        life
+    }
+
+    async fn prepare(&mut self) {
+        for number in 0..self.journals {
+            self.mount(number).await;
+        }
+        let first = self.slots[CLIENTS - 1].client();
+        make(&first, Ino::ROOT, "d", Node::Directory).await;
+        for number in 0..FILES {
+            let file = make(&first, Ino::ROOT, &format!("f{number}"), Node::File).await;
+            let zero = vec![Bytes::from_static(&[0; 8])];
+            first.write(file, WriteAt::Offset(0), zero, WriteHow::default()).await.unwrap();
+        }
+        first.sync_all().await.unwrap();
+        for number in 0..CLIENTS {
+            self.start(number).await;
+        }
+    }
+
+    async fn mount(&mut self, number: usize) {
+        let is_lazy = self.rng.random_bool(0.7);
+        let Slot::Journal { machine, client } = &mut self.slots[number] else { unreachable!() };
+        let options = client::Options { exclusive: Some(0), ..machine.options(is_lazy) };
+        let connector = Box::new(machine.host().connector(&self.scene.server, PORT));
+        let mounted = Client::connect(machine.process.env(), connector, options).await;
+        *client = Some(mounted.unwrap());
+    }
+
+    async fn program(&self, number: usize, left: &Arc<AtomicUsize>) -> Program {
+        let (env, client) = (self.slots[number].env(), self.slots[number].client());
+        let (directory, files) = find_all(&client).await.unwrap();
+        let (history, left, kind) = (self.history.clone(), left.clone(), self.kind);
+        let rng = self.env.rng();
+        Program { env, rng, machine: number, client, directory, files, history, left, kind }
+    }
+
+    /// Starts the programs of a client.
+    async fn start(&self, number: usize) {
+        for left in &self.left[number] {
+            let program = self.program(number, left).await;
+            self.slots[number].env().spawn(program.run()).detach();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.left.iter().flatten().all(|left| left.load(Ordering::Relaxed) == 0)
+    }
+
+    async fn disturb(&mut self) {
+        let pause = [10_000, 100_000, 500_000][self.rng.random_range(0..3)];
+        self.env.sleep(Duration::from_micros(self.rng.random_range(0..pause))).await;
+        match (self.kind, self.rng.random_range(0..10)) {
+            (Kind::Servers | Kind::Restarts, 0..4) | (Kind::Long, 0) => self.crash_server().await,
+            (Kind::Restarts, 4..9) => self.restart(Duration::from_millis(400)).await,
+            (Kind::Long, 1..4) => self.restart(3 * LEASE).await,
+            (Kind::Long, 4..9) => self.cut_off().await,
+            _ => self.cut().await,
+        }
+    }
+
+    async fn crash_server(&mut self) {
+        self.tally.server_crashes += 1;
+        let left = left(&mut self.rng);
+        self.scene.stop().await;
+        self.env.sleep(Duration::from_micros(self.rng.random_range(0..300_000))).await;
+        self.scene.start(left).await;
+        if self.rng.random_bool(0.7) {
+            self.reclaimed().await;
+        }
+    }
+
+    /// All clients have come back to the server.
+    async fn reclaimed(&self) {
+        while self.scene.service.expected() > 0 {
+            self.env.sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// A short fault between a client and the server.
+    async fn cut(&mut self) {
+        self.reclaimed().await;
+        self.tally.cuts += 1;
+        let one = self.slots[self.rng.random_range(0..CLIENTS)].host();
+        let server = &self.scene.server;
+        match self.rng.random_range(0..6) {
+            0..2 => self.scene.network.reset(&one, server),
+            2 => self.scene.network.cut(&one, server),
+            3 => self.scene.network.cut(server, &one),
+            _ => self.scene.network.part(&[one], std::slice::from_ref(server)),
+        }
+        let span = LEASE.mul_f64(self.rng.random_range(0.0..0.3));
+        self.env.sleep(span).await;
+        self.scene.network.heal();
+        self.env.sleep(LEASE / 4).await;
+    }
+
+    fn span(&mut self, most: Duration) -> Duration {
+        match self.rng.random_range(0..6) {
+            0 if most > LEASE => EXPIRE + most,
+            _ => most.mul_f64(self.rng.random_range(0.0..1.0)),
+        }
+    }
+
+    /// Time passes while a client is away; the server may crash meanwhile.
+    async fn wait(&mut self, most: Duration) {
+        let span = self.span(most);
+        if self.kind != Kind::Short && self.rng.random_bool(0.2) {
+            self.env.sleep(span / 2).await;
+            let left = left(&mut self.rng);
+            self.scene.crash(left).await;
+            self.tally.server_crashes += 1;
+        }
+        self.env.sleep(span).await;
+    }
+
+    /// A client with a journal, often at a moment when there is something that the server does not have.
+    async fn victim(&mut self) -> usize {
+        let number = self.rng.random_range(0..self.journals);
+        let client = self.slots[number].client();
+        for _ in 0..self.rng.random_range(0..100) {
+            if client.status().unsent > 0 {
+                break;
+            }
+            self.env.sleep(Duration::from_millis(5)).await;
+        }
+        self.tally.unsent += client.status().unsent;
+        number
+    }
+
+    /// The machine of a client with a journal crashes, and mounts the journal again.
+    async fn restart(&mut self, most: Duration) {
+        let number = self.victim().await;
+        let left = left(&mut self.rng);
+        let start = self.env.now();
+        let crash = begin(&self.history, number, start, Op::Crash);
+        self.history.lock().get_mut(&crash).unwrap().end = Some(start);
+        let Slot::Journal { machine, client } = &mut self.slots[number] else { unreachable!() };
+        machine.crash(left);
+        *client = None;
+        self.tally.client_crashes += 1;
+        self.wait(most).await;
+        let name = format!("c{number}");
+        let sessions = self.scene.service.sessions();
+        let lapsed = sessions.iter().any(|it| it.client == name && it.lapsed);
+        let away = self.env.now().since(start);
+        assert!(!lapsed || away > LEASE / 2, "the journal has lapsed after {away:?}");
+        // One that is about to lapse may do so before the mount is there.
+        if lapsed || away > LEASE / 2 {
+            begin(&self.history, number, start, Op::Lapse);
+            self.tally.lapses += usize::from(lapsed);
+        }
+        let back = begin(&self.history, number, start, Op::Back(Conflicts::default()));
+        self.mount(number).await;
+        self.is_back(number, back).await;
+        self.start(number).await;
+    }
+
+    /// A client with a journal is cut off, and lives on.
+    async fn cut_off(&mut self) {
+        let number = self.victim().await;
+        let (client, host) = (self.slots[number].client(), self.slots[number].host());
+        let (evictions, start) = (client.status().evictions, self.env.now());
+        self.scene.network.part(&[host], std::slice::from_ref(&self.scene.server));
+        self.tally.cuts += 1;
+        self.wait(3 * LEASE).await;
+        come_back(&self.scene, &client).await;
+        client.attributes(Ino::ROOT).await.unwrap();
+        if client.status().evictions == evictions {
+            return;
+        }
+        self.tally.lapses += 1;
+        let lapse = begin(&self.history, number, start, Op::Lapse);
+        self.history.lock().get_mut(&lapse).unwrap().end = Some(self.env.now());
+        let back = begin(&self.history, number, start, Op::Back(Conflicts::default()));
+        self.is_back(number, back).await;
+    }
+
+    /// It is back, and everything that is left of it is made durable.
+    async fn is_back(&mut self, number: usize, back: u64) {
+        let client = self.slots[number].client();
+        // Of what is lost each file says so once.
+        for _ in 0..10 {
+            if client.sync_all().await.is_ok() {
+                break;
+            }
+        }
+        let conflicts = self.conflicts(&client).await;
+        let mut history = self.history.lock();
+        let back = history.get_mut(&back).unwrap();
+        (back.op, back.end) = (Op::Back(conflicts), Some(self.env.now()));
+    }
+
+    /// What conflict sets say that were not there before.
+    async fn conflicts(&mut self, client: &Client) -> Conflicts {
+        let mut all = Conflicts::default();
+        for set in lists(client).await {
+            if !self.sets.insert(set.name.clone()) {
+                continue;
+            }
+            self.tally.sets += 1;
+            for entry in &set.entries {
+                let paths = entry.path.iter().chain(&entry.renamed).chain(&entry.linked);
+                let named = paths.clone().fold(0, |named, path| named | set_of(path));
+                // The name of a file that is gone is not known.
+                all.named |= if entry.path.is_none() { (1 << NAMES) - 1 } else { named };
+                if let Some(file) = (0..FILES as u8).find(|file| named & file_set(*file) != 0) {
+                    read_copy(client, entry, usize::from(file), &mut all).await;
+                }
+            }
+        }
+        all
+    }
+}
+
+/// What a path is about.
+fn set_of(path: &str) -> Set {
+    let digit = |prefix| path.strip_prefix(prefix).and_then(|rest: &str| rest.parse::<u8>().ok());
+    digit("/d/n").map(name_set).or_else(|| digit("/f").map(file_set)).unwrap_or_default()
+}
+
+/// The number and the size that a copy of a file has.
+async fn read_copy(client: &Client, entry: &ConflictEntry, file: usize, all: &mut Conflicts) {
+    let Some(copy) = &entry.copy else { return };
+    let found = client.find(Ino::ROOT, &copy.as_bytes()[1..]).await.unwrap();
+    client.reference(found.ino);
+    let bytes = client.read(found.ino, 0, 8).await.unwrap().concat();
+    let is_whole = entry.kind == ConflictKind::Complete;
+    if is_whole || entry.ranges.iter().any(|(at, len)| *at == 0 && *len >= 8) {
+        all.numbers[file] = Some(u64::from_le_bytes(bytes.try_into().unwrap()));
+    }
+    all.sizes[file] = if is_whole { Some(found.size) } else { entry.size };
+}
+
+/// The calls of a life, in the order of their beginnings.
+fn life(seed: u64, kind: Kind) -> (Vec<Recorded<Op>>, usize, Tally) {
+    run(seed, |env| async move {
+        let mut life = Life::new(&env, seed, kind).await;
+        // So that the checker has less to try, the network is whole after a while.
+        for _ in 0..6 {
+            if !life.is_over() {
+                life.disturb().await;
+            }
+        }
+        life.scene.network.heal();
+        while !life.is_over() {
+            env.sleep(Duration::from_millis(50)).await;
+        }
+        env.sleep(LEASE).await;
+        for number in 0..CLIENTS {
+            let program = life.program(number, &life.left[number][0]).await;
+            program.look_at_all().await;
+        }
+        let clients = life.slots.iter().map(Slot::client);
+        life.tally.batches = clients.map(|it| it.traffic().sent_for("Batch").messages).sum();
+        if matches!(kind, Kind::Short | Kind::Servers) {
+            let evictions: u64 = life.slots.iter().map(|it| it.client().status().evictions).sum();
+            let lapsed = life.scene.service.status().lapsed_journals;
+            assert_eq!((evictions, lapsed), (0, 0), "seed {seed}");
+        }
+        let mut history: Vec<_> = std::mem::take(&mut *life.history.lock()).into_values().collect();
+        history.sort_by_key(|it| (it.start, it.client));
+        life.tally.calls = history.len();
+        let is_sync = |it: &&Recorded<Op>| matches!(it.op, Op::Sync(_)) && it.end.is_some();
+        life.tally.syncs = history.iter().filter(is_sync).count();
+        (history, life.journals, life.tally)
+    })
+}
+
+fn check(seed: u64, kind: Kind) -> Tally {
+    let (history, journals, tally) = life(seed, kind);
+    let line =
+        |it: &Recorded<Op>| format!("{} {:?} {:?} {:?}\n", it.client, it.start, it.end, it.op);
+    let is_right = is_explained(State::new(CLIENTS, journals), &history);
+    assert!(is_right, "seed {seed}, {kind:?}:\n{}", history.iter().map(line).collect::<String>());
+    tally
+}
+
+fn live(lives: u64, kind: Kind) -> Tally {
+    let mut all = Tally::default();
+    for seed in campaign::seeds(lives) {
+        let tally = check(seed, kind);
+        all.calls += tally.calls;
+        all.server_crashes += tally.server_crashes;
+        all.client_crashes += tally.client_crashes;
+        all.cuts += tally.cuts;
+        all.lapses += tally.lapses;
+        all.sets += tally.sets;
+        all.unsent += tally.unsent;
+        all.syncs += tally.syncs;
+        all.batches += tally.batches;
+    }
+    println!("{kind:?}: {all:?}");
+    all
+}
+
+#[test]
+fn histories_with_journals_over_short_cuts_are_linearizable() {
+    let all = live(100, Kind::Short);
+    assert!(all.cuts > 200 && all.batches > 100, "{all:?}");
+}
+
+#[test]
+fn histories_with_journals_over_crashes_of_the_server_are_linearizable() {
+    let all = live(100, Kind::Servers);
+    assert!(all.server_crashes > 100 && all.batches > 100, "{all:?}");
+}
+
+/// A change that was not synced may be lost with its client's machine, in the order of the changes, and nothing else.
+#[test]
+fn histories_with_journals_that_are_mounted_again_have_what_was_synced() {
+    let all = live(100, Kind::Restarts);
+    assert!(all.client_crashes > 100 && all.server_crashes > 50 && all.syncs > 100, "{all:?}");
+}
+
+/// What is not written back is named, if it was synced, and what others have used is not changed by it.
+#[test]
+fn histories_with_journals_that_lapse_lose_nothing_unnamed() {
+    let all = live(100, Kind::Long);
+    assert!(all.lapses > 50 && all.sets > 20, "{all:?}");
+}

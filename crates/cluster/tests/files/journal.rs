@@ -88,6 +88,11 @@ impl Journaled {
         self.device.tallies().total().write_bytes
     }
 
+    /// Steps of the journal's device so far.
+    pub(crate) fn position(&self) -> usize {
+        self.recorder.position()
+    }
+
     pub(crate) fn device(&self) -> DeviceRef {
         self.device.clone()
     }

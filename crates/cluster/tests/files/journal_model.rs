@@ -128,6 +128,17 @@ impl State {
         }
     }
 
+    /// A client has seen attributes alone: that conflicts with no write.
+    fn see(mut self, by: usize, set: Set) -> Option<State> {
+        let reads: Vec<Option<Set>> =
+            self.clients.iter().map(|it| Some(it.away.as_ref()?.read)).collect();
+        self.used(by, set, 0);
+        for (client, read) in self.clients.iter_mut().zip(reads) {
+            client.away.iter_mut().zip(read).for_each(|(away, read)| away.read = read);
+        }
+        Some(self)
+    }
+
     fn read(mut self, by: usize, set: Set) -> Option<State> {
         self.used(by, set, 0);
         Some(self)
@@ -191,7 +202,7 @@ impl State {
                 self.change(by, &[(size_of(file), size)])
             }
             Op::Read(file, found) if found == number(file) => self.read(by, file_set(file)),
-            Op::Size(file, found) if found == size(file) => self.read(by, file_set(file)),
+            Op::Size(file, found) if found == size(file) => self.see(by, file_set(file)),
             _ => None,
         }
     }
@@ -241,50 +252,20 @@ impl State {
         let written_back = |count: usize| {
             let (back, rest) = away.changes.split_at(count);
             let synced = away.synced.saturating_sub(count);
-            let is_right = !back.iter().any(|change| away.conflicts_with(change))
-                && self.is_named(rest, synced, conflicts);
             let mut state = state.clone();
-            back.iter().for_each(|change| state.redo(change));
-            is_right.then(|| state.settled(by))
+            let has_conflict = back.iter().any(|change| {
+                let conflicts = away.conflicts_with(change, &state.values);
+                state.redo(change);
+                conflicts
+            });
+            (!has_conflict && is_named(rest, synced, conflicts)).then(|| state.settled(by))
         };
-        let mut states: Vec<State> =
-            (0..=away.changes.len()).filter_map(written_back).collect();
+        let mut states: Vec<State> = (0..=away.changes.len()).filter_map(written_back).collect();
         // Calls that the server had not made durable, and nothing behind them.
         if away.synced == 0 {
             states.extend(state.crash(by).into_iter().map(|state| state.settled(by)));
         }
         states
-    }
-
-    /// Whether what was synced of changes that are not written back is in conflict sets, as it was then or later.
-    fn is_named(&self, rest: &[Change], synced: usize, conflicts: &Conflicts) -> bool {
-        let mut mine: Vec<Option<(u64, u64)>> = vec![None; VALUES];
-        let fits = |mine: &[Option<(u64, u64)>]| {
-            let differs = |at: usize| mine[at].filter(|(old, new)| old != new).map(|it| it.1);
-            let is_named = (0..VALUES).all(|at| {
-                differs(at).is_none() || conflicts.named & (1 << at) != 0
-            });
-            let is_copied = (0..FILES as u8).all(|file| {
-                let size = conflicts.sizes[usize::from(file)];
-                differs(number_of(file))
-                    .is_none_or(|number| conflicts.numbers[usize::from(file)] == Some(number))
-                    && differs(size_of(file)).is_none_or(|wanted| size.is_none_or(|it| it == wanted))
-            });
-            is_named && is_copied
-        };
-        if synced == 0 {
-            return true;
-        }
-        for (number, change) in rest.iter().enumerate() {
-            for (at, old, new) in &change.0 {
-                let first = mine[*at].map_or(*old, |it| it.0);
-                mine[*at] = Some((first, *new));
-            }
-            if number + 1 >= synced && fits(&mine) {
-                return true;
-            }
-        }
-        false
     }
 
     fn settled(mut self, by: usize) -> State {
@@ -315,10 +296,45 @@ impl State {
 }
 
 impl Away {
-    /// Whether other clients have used what a change is about. Of a file, bytes that they have written beside it do not count, and may.
-    fn conflicts_with(&self, change: &Change) -> bool {
-        change.0.iter().any(|(at, ..)| (self.read | self.changed) & (1 << at) != 0)
+    /// Whether other clients have used what a change is about. A new name conflicts with another file of that name alone. Of a file,
+    /// bytes that they have written beside it do not count, and may.
+    fn conflicts_with(&self, change: &Change, values: &[u64; VALUES]) -> bool {
+        let conflicts = |(at, old, _): &(usize, u64, u64)| match *at < NAMES {
+            true => values[*at] != *old || *old != 0 && self.read & (1 << at) != 0,
+            false => (self.read | self.changed) & (1 << at) != 0,
+        };
+        change.0.iter().any(conflicts)
     }
+}
+
+/// Whether what was synced of changes that are not written back is in conflict sets, as it was then or later.
+fn is_named(rest: &[Change], synced: usize, conflicts: &Conflicts) -> bool {
+    let mut mine: Vec<Option<(u64, u64)>> = vec![None; VALUES];
+    let fits = |mine: &[Option<(u64, u64)>]| {
+        let differs = |at: usize| mine[at].filter(|(old, new)| old != new).map(|it| it.1);
+        let is_named =
+            (0..VALUES).all(|at| differs(at).is_none() || conflicts.named & (1 << at) != 0);
+        let is_copied = (0..FILES as u8).all(|file| {
+            let size = conflicts.sizes[usize::from(file)];
+            differs(number_of(file))
+                .is_none_or(|number| conflicts.numbers[usize::from(file)] == Some(number))
+                && differs(size_of(file)).is_none_or(|wanted| size.is_none_or(|it| it == wanted))
+        });
+        is_named && is_copied
+    };
+    if synced == 0 {
+        return true;
+    }
+    for (number, change) in rest.iter().enumerate() {
+        for (at, old, new) in &change.0 {
+            let first = mine[*at].map_or(*old, |it| it.0);
+            mine[*at] = Some((first, *new));
+        }
+        if number + 1 >= synced && fits(&mine) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether the calls, and what happened to clients, have an order in which each answer is right.

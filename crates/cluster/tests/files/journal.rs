@@ -88,7 +88,6 @@ impl Journaled {
         self.device.tallies().total().write_bytes
     }
 
-    /// Steps of the journal's device so far.
     pub(crate) fn position(&self) -> usize {
         self.recorder.position()
     }

@@ -33,6 +33,7 @@ mod journal_losses;
 mod journal_memory;
 mod journal_model;
 mod journal_pace;
+mod journal_programs;
 mod journal_restarts;
 mod journal_use;
 mod keeper_crashes;

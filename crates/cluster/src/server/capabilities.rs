@@ -238,7 +238,7 @@ impl Capabilities {
         }
     }
 
-    /// A session has changed this by itself, under its delegations: it got these after all others had released them, so what records say
+    /// A session has changed this by itself, under its delegations: it got these after every other session had released them, so what records say
     /// of others is outdated.
     pub(super) fn confirm_delegations(&self, session: u64, changes: &[Changed]) {
         let table = &mut *self.table.lock();

@@ -468,7 +468,7 @@ fn histories_with_journals_that_are_mounted_again_have_what_was_synced() {
     assert!(all.client_crashes > 100 && all.server_crashes > 50 && all.syncs > 100, "{all:?}");
 }
 
-/// What is not written back is named, if it was synced, and what others have used is not changed by it.
+/// What is not written back is named, if it was synced, and what other clients have used is not changed by it.
 #[test]
 fn histories_with_journals_that_lapse_lose_nothing_unnamed() {
     let all = live(200, Kind::Long);

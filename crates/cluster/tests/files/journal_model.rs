@@ -113,7 +113,7 @@ impl State {
         State { values, clients: (0..clients).map(client).collect() }
     }
 
-    /// A client has used these values: others keep nothing of them to themselves.
+    /// A client has used these values: no other client keeps them to itself.
     fn used(&mut self, by: usize, read: Set, changed: Set) {
         let others = self.clients.iter_mut().enumerate().filter(|(number, _)| *number != by);
         for (_, client) in others {

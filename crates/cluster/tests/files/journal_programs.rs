@@ -240,7 +240,7 @@ impl Program {
         self.ends(call, synced.ok().map(|()| Op::Sync(set)));
     }
 
-    /// What is there in the end.
+    /// The names and files in the end.
     pub(crate) async fn look_at_all(self) {
         self.find_again().await;
         for name in 0..NAMES as u8 {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 
 use serde_json::Value;
 
@@ -36,6 +36,12 @@ impl Foreground {
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: the process is a child that was not waited for.
         assert_eq!(unsafe { libc::kill(self.0.id().cast_signed(), signal) }, 0);
+    }
+
+    /// Tells it to end, as a shutdown does, and waits for that.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        self.signal(libc::SIGTERM);
+        self.0.wait().unwrap()
     }
 
     /// As with `kill -9`.

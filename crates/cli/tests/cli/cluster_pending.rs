@@ -4,12 +4,13 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::clients::{free_port, scrape, value};
 use crate::cluster::Scene;
-use crate::cluster_journal::inspect;
+use crate::cluster_journal::{first_mount, inspect};
 use crate::files::{Mount, text, wait_until};
 use crate::run::{bad, good, json, thalweg};
 
@@ -100,6 +101,15 @@ fn what_waits_in_a_journal_is_seen_and_drained() {
     let page = scrape(port);
     assert!(value(&page, "thalweg_client_journaled_changes", "address=") >= 2.0);
     assert!(value(&page, "thalweg_client_journal_used_bytes", "address=") >= 1024.0);
+    let metric = |name: &str| value(&page, &format!("thalweg_client_{name}"), "address=");
+    assert_eq!(metric("journaled_bytes"), 6.0);
+    assert!(metric("pending_changes") >= 2.0 && metric("pending_files") >= 2.0);
+    assert!((0.0..60.0).contains(&metric("pending_oldest_seconds")));
+    assert!(metric("journal_size_bytes") > 15e6);
+    for name in ["refused", "journal_failed", "undurable_calls", "journal_copies"] {
+        assert_eq!(metric(name), 0.0, "{name}");
+    }
+    assert_eq!(metric("journal_copies_missing"), 0.0);
 
     good(thalweg(["cluster", "drain"]).arg(root));
     let pending = client.pending();
@@ -158,6 +168,44 @@ fn an_umount_without_the_server_leaves_the_rest_in_the_journal() {
     client.mount_again();
     assert_eq!(text(&client.path("d/file")), "synced");
     client.umount(&[]);
+}
+
+/// As at a shutdown of the machine: it waits for a server that is away as an unmount does, and no longer.
+#[test]
+fn a_mount_that_is_told_to_end_leaves_the_rest_in_the_journal() {
+    for is_away in [false, true] {
+        let Some(mut scene) = Scene::with_mounts() else { return };
+        let (mount, journal, directory) = first_mount(&scene);
+        // The last ones are made without calls.
+        for number in 0..3 {
+            File::create(directory.join(number.to_string())).unwrap();
+        }
+        let file = File::create(directory.join("synced")).unwrap();
+        file.write_all_at(b"kept", 0).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        if is_away {
+            scene.server.as_mut().unwrap().kill_now();
+        }
+        let begun = Instant::now();
+        let status = mount.end();
+        let took = begun.elapsed();
+        assert!(status.success() && took < Duration::from_secs(20), "{status} after {took:?}");
+        let left = inspect(&journal);
+        assert_eq!(left["changes"].as_u64().unwrap() > 0, is_away, "{left}");
+        if is_away {
+            scene.serve_with(&[]);
+        }
+        let other = scene.mount("two", "/", "--rw");
+        if is_away {
+            let options = format!("journal_dev={}", journal.display());
+            good(scene.mount_command("one", "/").args(["-o", &options]));
+        }
+        assert_eq!(text(&other.join("d/synced")), "kept");
+        if is_away {
+            assert!(scene.umount("one", &[]).status.success());
+        }
+    }
 }
 
 #[test]

@@ -186,6 +186,7 @@ impl Capabilities {
                 Changed::Name { .. } | Changed::Content { .. } | Changed::Size { .. } => {}
             });
             if matches!(change, Changed::Delegation(_)) {
+                table.recorded.remove(&(ino, session));
                 let was_own = table.release_absent(ino, session);
                 if is_held || was_own {
                     table.share(ino, until);
@@ -235,6 +236,20 @@ impl Capabilities {
         if what != NOTHING {
             self.table.lock().add(session, ino, what, self.env.now());
         }
+    }
+
+    /// A session has changed this by itself, under its delegations: it got these after every other session had released them, so what records say
+    /// of others is outdated.
+    pub(super) fn confirm_delegations(&self, session: u64, changes: &[Changed]) {
+        let table = &mut *self.table.lock();
+        if !table.recorded.is_empty() {
+            changes.iter().for_each(|change| table.confirm(session, change.ino()));
+        }
+    }
+
+    /// The record of a session says that it had a delegation. Its client may have rebooted meanwhile, and have changes in its journal.
+    pub(super) fn resume_delegation(&self, session: u64, ino: Ino) {
+        self.table.lock().add_recorded(session, ino, self.env.now());
     }
 
     /// A session is about to cache pages of a file, and is told of changes from here on. Whether it is, which is so unless the file
@@ -350,6 +365,7 @@ impl Capabilities {
     pub(super) fn drop_session(&self, session: u64) {
         let mut table = self.table.lock();
         table.absent.remove(&session);
+        table.recorded.retain(|it| it.1 != session);
         table.holders.retain(|_, holders| {
             holders.retain(|it| it.session != session);
             !holders.is_empty()

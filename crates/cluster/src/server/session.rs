@@ -375,6 +375,19 @@ impl Session {
         self.journal.has_lapsed() || self.state.lock().has_ended
     }
 
+    /// Returns when the server calls the client no more.
+    pub(super) async fn deserted(&self) {
+        loop {
+            let moved = self.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            if self.is_deserted() {
+                return;
+            }
+            moved.await;
+        }
+    }
+
     /// Ends the session; what it held, the first time.
     pub(super) fn end(&self) -> Option<SessionResources> {
         let resources = {

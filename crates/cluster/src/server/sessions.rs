@@ -18,11 +18,7 @@ use super::counters::add;
 use super::options::Visitor;
 use super::session::{Identity, JournalInfo, Presence, Session, SessionJournal, SessionResources};
 use super::session_record::encode;
-use crate::protocol::{BATCH_SLOT, Changed, Grants};
-
-/// Grants of an earlier server to a session; its client may have rebooted meanwhile.
-const DELEGATED: Grants =
-    Grants { attributes: false, names: false, content: false, delegation: true };
+use crate::protocol::{BATCH_SLOT, Changed};
 
 /// Sessions that were handed over and have ended, of which the server knows.
 const MAX_HANDED_OVER: usize = 1024;
@@ -203,7 +199,7 @@ impl Sessions {
         drop(state);
         // What it may have changed in its journal is its again at this server: a client that has rebooted cannot reclaim that.
         for ino in session.journal.unused(held.inodes.iter()) {
-            self.base.capabilities.reclaim(session.serial, ino, DELEGATED);
+            self.base.capabilities.resume_delegation(session.serial, ino);
         }
         let presence = journal_presence(&session);
         if presence != Some(Presence::Lapsed) {

@@ -48,7 +48,7 @@ impl Foreign {
 }
 
 /// By names of files, offsets and bytes of ranges.
-type Ranges = BTreeMap<String, Vec<(u64, Vec<u8>)>>;
+pub(crate) type Ranges = BTreeMap<String, Vec<(u64, Vec<u8>)>>;
 
 /// Bytes that other clients have written.
 const THEIRS: u8 = 0;
@@ -101,7 +101,7 @@ async fn use_it(other: &Client, directory: Ino, what: Foreign, rng: &mut Rng) ->
 
 /// The state that the files at the server and the conflict copies come to, without a file that other clients have written; the bytes of
 /// that in the copy; and its name.
-async fn merged(
+pub(crate) async fn merged(
     client: &Client,
     directory: Ino,
     sets: &[ConflictSet],
@@ -152,7 +152,7 @@ async fn merged(
 }
 
 /// Everything that was synced is at the server or in a conflict copy.
-fn check_all(
+pub(crate) fn check_all(
     what: &str,
     history: &History,
     (now, ranges, written): (State, Ranges, Option<String>),

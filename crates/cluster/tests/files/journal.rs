@@ -83,9 +83,13 @@ impl Journaled {
         self.host.power_on();
     }
 
-    /// Bytes that were written to the journal's device so far.
+    /// Bytes written to the journal's device so far.
     pub(crate) fn written(&self) -> u64 {
         self.device.tallies().total().write_bytes
+    }
+
+    pub(crate) fn position(&self) -> usize {
+        self.recorder.position()
     }
 
     pub(crate) fn device(&self) -> DeviceRef {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_cluster::client::{AttachError, Client, ConflictScope, journal};
+use thalweg_cluster::client::{self, AttachError, Client, ConflictScope, journal};
 use thalweg_cluster::server;
 use thalweg_fs::{Cookie, Filesystem, FsError, Ino, Level, Node, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
@@ -139,6 +139,60 @@ fn writers_get_an_error_while_the_server_is_away_and_what_was_synced_survives() 
                 write_part(&client, file, number).await.unwrap();
             }
             assert_eq!(client.status().lost, 0);
+            let visitor = scene.client("other").await;
+            let seen = find(&visitor.client).await;
+            assert_eq!(parts(&visitor.client, seen).await.len(), usize::from(PARTS));
+        });
+    }
+}
+
+/// With `soft` writers wait for the server for so long and no longer, also while the journal is full, and what was synced is there.
+#[test]
+fn writers_give_up_after_a_time_while_the_journal_is_full() {
+    let patience = 2 * LEASE;
+    for crashes in [false, true] {
+        run(1, move |env| async move {
+            let mut scene = Scene::durable(&env).await;
+            let mut machine = Journaled::new(&scene, "a").await;
+            let options = client::Options { retry: Some(patience), ..machine.options(true) };
+            let connector = Box::new(machine.host().connector(&scene.server, PORT));
+            let client = Client::connect(machine.process.env(), connector, options).await.unwrap();
+            let directory = alone(&client, "d").await;
+            let file = make(&client, directory, "file", Node::File).await;
+            client.reference(file);
+            client.drain().await.unwrap();
+            scene.stop().await;
+            let (begun, mut synced) = (env.now(), 0);
+            let error = loop {
+                match write_part(&client, file, synced).await {
+                    Ok(()) => synced += 1,
+                    Err(error) => break error,
+                }
+            };
+            assert!((5..PARTS).contains(&synced), "{synced} writes of {PARTS}");
+            assert!(matches!(error, FsError::Store(_)), "{error:?}");
+            let took = env.now().since(begun);
+            assert!((patience..2 * patience).contains(&took), "{took:?}");
+            if crashes {
+                machine.crash(Shape::Nothing);
+                drop(client);
+                scene.start(Shape::Nothing).await;
+                let again = machine.mount(&scene, true).await.unwrap();
+                let seen = find(&again).await;
+                assert!(parts(&again, seen).await.len() >= usize::from(synced));
+                return;
+            }
+            scene.start(Shape::Nothing).await;
+            // The write that has failed is made again, as a program would.
+            let begun = env.now();
+            while synced < PARTS {
+                match write_part(&client, file, synced).await {
+                    Ok(()) => synced += 1,
+                    Err(error) => assert!(env.now().since(begun) < LEASE, "{error}"),
+                }
+                env.sleep(Duration::from_millis(10)).await;
+            }
+            assert_eq!((client.status().lost, client.status().evictions), (0, 0));
             let visitor = scene.client("other").await;
             let seen = find(&visitor.client).await;
             assert_eq!(parts(&visitor.client, seen).await.len(), usize::from(PARTS));

@@ -26,6 +26,19 @@ pub(crate) fn is_linearizable<S, O>(
 where
     S: Clone + Eq + Hash,
 {
+    has_order(first, history, |state, call| step(state, &call.op))
+}
+
+/// The same, where a call may lead to one of several states.
+pub(crate) fn has_order<S, O, I>(
+    first: S,
+    history: &[Recorded<O>],
+    step: impl Fn(&S, &Recorded<O>) -> I,
+) -> bool
+where
+    S: Clone + Eq + Hash,
+    I: IntoIterator<Item = S>,
+{
     assert!(history.len() <= 128);
     let all_answered = history.iter().enumerate().filter(|(_, it)| it.end.is_some());
     let needed = all_answered.fold(0u128, |set, (at, _)| set | 1 << at);
@@ -42,10 +55,11 @@ where
             if bound.is_some_and(|bound| call.start > bound) {
                 continue;
             }
-            let Some(next) = step(&state, &call.op) else { continue };
-            let next = (done | 1 << at, next);
-            if tried.insert(next.clone()) {
-                open.push(next);
+            for next in step(&state, call) {
+                let next = (done | 1 << at, next);
+                if tried.insert(next.clone()) {
+                    open.push(next);
+                }
             }
         }
     }

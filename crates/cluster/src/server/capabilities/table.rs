@@ -49,6 +49,8 @@ pub(super) struct Table {
     pub(super) pages: PageChanges,
     /// Sessions whose clients were away for too long.
     pub(super) absent: HashMap<u64, Absent>,
+    /// Delegations of sessions that are known from records alone: a record has also those that were taken back.
+    pub(super) recorded: HashSet<(Ino, u64)>,
 }
 
 /// What a client may have made that was away for too long: its journal may have changes of that.
@@ -93,6 +95,7 @@ impl Table {
             quotas_changed: 0,
             pages: PageChanges::default(),
             absent: HashMap::default(),
+            recorded: HashSet::default(),
         }
     }
 
@@ -204,6 +207,27 @@ impl Table {
                 held.delegation |= what.delegation;
             }
             None => holders.push(Holder { session, held: what, since, read: 0 }),
+        }
+    }
+
+    /// A record says that a session had a delegation.
+    pub(super) fn add_recorded(&mut self, session: u64, ino: Ino, since: Time) {
+        self.add(session, ino, DELEGATION, since);
+        self.recorded.insert((ino, session));
+    }
+
+    /// A session has a delegation of an inode, if it has one, in fact and not only on record: then no other one has.
+    pub(super) fn confirm(&mut self, session: u64, ino: Ino) {
+        let all = || self.holders.get(&ino).into_iter().flatten();
+        if !all().any(|it| it.session == session && it.held.delegation) {
+            return;
+        }
+        let others: SmallVec<[u64; 2]> =
+            all().map(|it| it.session).filter(|it| *it != session).collect();
+        for other in others {
+            if self.recorded.remove(&(ino, other)) {
+                self.reduce(ino, other, |holder| holder.held.delegation = false);
+            }
         }
     }
 

@@ -154,7 +154,15 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     }
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let unlinked = Unlinked::reference(ctx, &mutations);
-    let change = stages.recall.begin_with(ctx, changed_by_mutations(&kept), &[]).await?;
+    let changes = changed_by_mutations(&kept);
+    stages.capabilities.confirm_delegations(ctx.session.serial, &changes);
+    let change = tokio::select! {
+        biased;
+        change = stages.recall.begin_with(ctx, changes, &[]) => change?,
+        // The session lapses when its batches have ended: this one may wait for a session that lapses when a batch has ended that waits
+        // for this one.
+        () = ctx.session.deserted() => return Err(FsError::Stale),
+    };
     stages.sessions.note_uses(ctx.session.serial, || of_mutations(&kept)).await;
     // A client that had to release something has sent what it has written.
     ctx.session.journal.check_unused(&mutations)?;

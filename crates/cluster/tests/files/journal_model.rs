@@ -1,0 +1,343 @@
+//! What programs on clients with journals, and without, may find: the model that their histories are checked with.
+//!
+//! The names of a directory and two files are values. A change takes effect for all programs when it is acknowledged, and is kept
+//! until another client has seen it. A crash of its client takes back the last changes, in their order, but none that was
+//! synced. When the journal of a client lapses, other clients go on without its last changes; when the client is back, the first of
+//! these take effect, up to a conflict, and what was synced of the rest is in a conflict set.
+
+use crate::linear::{Recorded, has_order};
+
+/// Names in the directory.
+pub(crate) const NAMES: usize = 4;
+pub(crate) const FILES: usize = 2;
+/// Of each file a number, which its first bytes are, and its size.
+const VALUES: usize = NAMES + 2 * FILES;
+/// The inode of a name whose create had no answer.
+pub(crate) const UNKNOWN: u64 = u64::MAX;
+
+/// A set of values.
+pub(crate) type Set = u16;
+
+pub(crate) fn name_set(name: u8) -> Set {
+    1 << name
+}
+
+/// Both values of a file.
+pub(crate) fn file_set(file: u8) -> Set {
+    0b11 << number_of(file)
+}
+
+fn number_of(file: u8) -> usize {
+    NAMES + 2 * usize::from(file)
+}
+
+fn size_of(file: u8) -> usize {
+    number_of(file) + 1
+}
+
+/// A call with its answer, or what happens to a client.
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    /// The inode; `None` if the name was there.
+    Create(u8, Option<u64>),
+    Unlink(u8, bool),
+    Rename(u8, u8, bool),
+    Look(u8, Option<u64>),
+    Write(u8, u64),
+    /// Where the bytes went, if that is known.
+    Append(u8, Option<u64>),
+    Read(u8, u64),
+    Size(u8, u64),
+    Sync(Set),
+    /// The client's machine loses its power.
+    Crash,
+    /// Other clients go on without it.
+    Lapse,
+    /// It goes on, and everything that is left of it is durable.
+    Back(Conflicts),
+}
+
+/// What conflict sets say of a client that is back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Conflicts {
+    /// What they are about.
+    pub(crate) named: Set,
+    /// The numbers of files in their copies, and the sizes of copies of whole files.
+    pub(crate) numbers: [Option<u64>; FILES],
+    pub(crate) sizes: [Option<u64>; FILES],
+}
+
+/// A change: the values before and after it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Change(Vec<(usize, u64, u64)>);
+
+impl Change {
+    fn set(&self) -> Set {
+        self.0.iter().fold(0, |set, (value, ..)| set | 1 << value)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Away {
+    /// Changes that are in the journal alone, at most.
+    changes: Vec<Change>,
+    /// The first of them that were synced.
+    synced: usize,
+    /// What other clients have read and changed since.
+    read: Set,
+    changed: Set,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct Client {
+    has_journal: bool,
+    /// Changes that no other client has seen.
+    kept: Vec<Change>,
+    /// The first of them that were synced.
+    synced: usize,
+    away: Option<Away>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct State {
+    values: [u64; VALUES],
+    clients: Vec<Client>,
+}
+
+impl State {
+    /// No names, and files with the number 0. The first clients have journals.
+    pub(crate) fn new(clients: usize, journals: usize) -> State {
+        let client = |number| Client { has_journal: number < journals, ..Client::default() };
+        let mut values = [0; VALUES];
+        (0..FILES as u8).for_each(|file| values[size_of(file)] = 8);
+        State { values, clients: (0..clients).map(client).collect() }
+    }
+
+    /// A client has used these values: no other client keeps them to itself.
+    fn used(&mut self, by: usize, read: Set, changed: Set) {
+        let others = self.clients.iter_mut().enumerate().filter(|(number, _)| *number != by);
+        for (_, client) in others {
+            let is_seen = |change: &Change| change.set() & (read | changed) != 0;
+            let seen = client.kept.iter().rposition(is_seen).map_or(0, |at| at + 1);
+            client.kept.drain(..seen);
+            client.synced = client.synced.saturating_sub(seen);
+            if let Some(away) = &mut client.away {
+                away.read |= read;
+                away.changed |= changed;
+            }
+        }
+    }
+
+    /// A client has seen attributes alone: that conflicts with no write.
+    fn see(mut self, by: usize, set: Set) -> Option<State> {
+        let reads: Vec<Option<Set>> =
+            self.clients.iter().map(|it| Some(it.away.as_ref()?.read)).collect();
+        self.used(by, set, 0);
+        for (client, read) in self.clients.iter_mut().zip(reads) {
+            client.away.iter_mut().zip(read).for_each(|(away, read)| away.read = read);
+        }
+        Some(self)
+    }
+
+    fn read(mut self, by: usize, set: Set) -> Option<State> {
+        self.used(by, set, 0);
+        Some(self)
+    }
+
+    fn change(mut self, by: usize, values: &[(usize, u64)]) -> Option<State> {
+        let change = values.iter().map(|(at, new)| (*at, self.values[*at], *new)).collect();
+        let change = Change(change);
+        self.used(by, 0, change.set());
+        self.redo(&change);
+        let client = &mut self.clients[by];
+        if client.has_journal {
+            client.kept.push(change);
+        }
+        Some(self)
+    }
+
+    fn redo(&mut self, change: &Change) {
+        change.0.iter().for_each(|(at, _, new)| self.values[*at] = *new);
+    }
+
+    fn undo(&mut self, changes: &[Change]) {
+        for change in changes.iter().rev() {
+            change.0.iter().for_each(|(at, old, _)| self.values[*at] = *old);
+        }
+    }
+
+    fn name(self, by: usize, op: &Op) -> Option<State> {
+        let at = |name: u8| self.values[usize::from(name)];
+        match *op {
+            Op::Create(name, Some(ino)) if at(name) == 0 => {
+                self.change(by, &[(usize::from(name), ino)])
+            }
+            Op::Unlink(name, true) if at(name) != 0 => self.change(by, &[(usize::from(name), 0)]),
+            Op::Rename(from, to, true) if at(from) != 0 => {
+                let ino = at(from);
+                self.change(by, &[(usize::from(from), 0), (usize::from(to), ino)])
+            }
+            Op::Create(name, None) if at(name) != 0 => self.read(by, name_set(name)),
+            Op::Unlink(name, false) | Op::Rename(name, _, false) if at(name) == 0 => {
+                self.read(by, 0)
+            }
+            Op::Look(name, Some(ino)) if at(name) == ino => self.read(by, name_set(name)),
+            Op::Look(name, Some(ino)) if at(name) == UNKNOWN => {
+                let mut state = self;
+                state.values[usize::from(name)] = ino;
+                state.read(by, name_set(name))
+            }
+            Op::Look(name, None) if at(name) == 0 => self.read(by, 0),
+            _ => None,
+        }
+    }
+
+    fn file(self, by: usize, op: &Op) -> Option<State> {
+        let (number, size) =
+            (|file| self.values[number_of(file)], |file| self.values[size_of(file)]);
+        match *op {
+            Op::Write(file, number) => self.change(by, &[(number_of(file), number)]),
+            Op::Append(file, at) if at.is_none_or(|at| at == size(file)) => {
+                let size = size(file) + 8;
+                self.change(by, &[(size_of(file), size)])
+            }
+            Op::Read(file, found) if found == number(file) => self.read(by, file_set(file)),
+            Op::Size(file, found) if found == size(file) => self.see(by, file_set(file)),
+            _ => None,
+        }
+    }
+
+    fn sync(mut self, by: usize, set: Set) -> Option<State> {
+        let client = &mut self.clients[by];
+        let last = client.kept.iter().rposition(|change| change.set() & set != 0);
+        client.synced = client.synced.max(last.map_or(0, |at| at + 1));
+        Some(self)
+    }
+
+    /// Of what was not synced, a first part is left.
+    fn crash(&self, by: usize) -> Vec<State> {
+        let Client { kept, synced, .. } = &self.clients[by];
+        let left = |left: usize| {
+            let mut state = self.clone();
+            state.undo(&kept[left..]);
+            state.clients[by].kept.truncate(left);
+            state
+        };
+        (*synced..=kept.len()).map(left).collect()
+    }
+
+    /// The server has a first part of its changes.
+    fn lapse(&self, by: usize) -> Vec<State> {
+        let Client { kept, synced, .. } = &self.clients[by];
+        let sent = |sent: usize| {
+            let mut state = self.clone();
+            state.undo(&kept[sent..]);
+            let client = &mut state.clients[by];
+            let changes = client.kept.split_off(sent);
+            client.synced = client.synced.min(sent);
+            let synced = synced.saturating_sub(sent);
+            client.away = Some(Away { changes, synced, read: 0, changed: 0 });
+            state
+        };
+        (0..=kept.len()).map(sent).collect()
+    }
+
+    fn back(&self, by: usize, conflicts: &Conflicts) -> Vec<State> {
+        let mut state = self.clone();
+        let Some(away) = state.clients[by].away.take() else {
+            // Nothing conflicts while the journal has not lapsed.
+            let states = if conflicts.named == 0 { self.crash(by) } else { Vec::new() };
+            return states.into_iter().map(|state| state.settled(by)).collect();
+        };
+        let written_back = |count: usize| {
+            let (back, rest) = away.changes.split_at(count);
+            let synced = away.synced.saturating_sub(count);
+            let mut state = state.clone();
+            let has_conflict = back.iter().any(|change| {
+                let conflicts = away.conflicts_with(change, &state.values);
+                state.redo(change);
+                conflicts
+            });
+            (!has_conflict && is_named(rest, synced, conflicts)).then(|| state.settled(by))
+        };
+        let mut states: Vec<State> = (0..=away.changes.len()).filter_map(written_back).collect();
+        // Calls that the server had not made durable, and nothing behind them.
+        if away.synced == 0 {
+            states.extend(state.crash(by).into_iter().map(|state| state.settled(by)));
+        }
+        states
+    }
+
+    fn settled(mut self, by: usize) -> State {
+        let client = &mut self.clients[by];
+        client.kept.clear();
+        client.synced = 0;
+        self
+    }
+
+    /// The states after a call, or after what happened to a client.
+    fn step(&self, by: usize, op: &Op) -> Vec<State> {
+        match op {
+            Op::Crash => return self.crash(by),
+            Op::Lapse => return self.lapse(by),
+            Op::Back(conflicts) => return self.back(by, conflicts),
+            // It uses nothing after its lease.
+            _ if self.clients[by].away.is_some() => return Vec::new(),
+            _ => {}
+        }
+        let state = self.clone();
+        let next = match op {
+            Op::Create(..) | Op::Unlink(..) | Op::Rename(..) | Op::Look(..) => state.name(by, op),
+            Op::Sync(set) => state.sync(by, *set),
+            _ => state.file(by, op),
+        };
+        next.into_iter().collect()
+    }
+}
+
+impl Away {
+    /// Whether other clients have used what a change is about. A new name conflicts with another file of that name alone. Of a file,
+    /// bytes that they have written beside it do not count, and may.
+    fn conflicts_with(&self, change: &Change, values: &[u64; VALUES]) -> bool {
+        let conflicts = |(at, old, _): &(usize, u64, u64)| match *at < NAMES {
+            true => values[*at] != *old || *old != 0 && self.read & (1 << at) != 0,
+            false => (self.read | self.changed) & (1 << at) != 0,
+        };
+        change.0.iter().any(conflicts)
+    }
+}
+
+/// Whether what was synced of changes that are not written back is in conflict sets, as it was then or later.
+fn is_named(rest: &[Change], synced: usize, conflicts: &Conflicts) -> bool {
+    let mut mine: Vec<Option<(u64, u64)>> = vec![None; VALUES];
+    let fits = |mine: &[Option<(u64, u64)>]| {
+        let differs = |at: usize| mine[at].filter(|(old, new)| old != new).map(|it| it.1);
+        let is_named =
+            (0..VALUES).all(|at| differs(at).is_none() || conflicts.named & (1 << at) != 0);
+        let is_copied = (0..FILES as u8).all(|file| {
+            let size = conflicts.sizes[usize::from(file)];
+            differs(number_of(file))
+                .is_none_or(|number| conflicts.numbers[usize::from(file)] == Some(number))
+                && differs(size_of(file)).is_none_or(|wanted| size.is_none_or(|it| it == wanted))
+        });
+        is_named && is_copied
+    };
+    if synced == 0 {
+        return true;
+    }
+    for (number, change) in rest.iter().enumerate() {
+        for (at, old, new) in &change.0 {
+            let first = mine[*at].map_or(*old, |it| it.0);
+            mine[*at] = Some((first, *new));
+        }
+        if number + 1 >= synced && fits(&mine) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether the calls, and what happened to clients, have an order in which each answer is right.
+pub(crate) fn is_explained(first: State, history: &[Recorded<Op>]) -> bool {
+    has_order(first, history, |state: &State, it| state.step(it.client, &it.op))
+}

@@ -3,7 +3,7 @@
 //! The machines are those of `arion-zipf`. A client with a journal writes, and drains after each 8 MiB. Bytes are those that objects of files get,
 //! once for all copies, without names and attributes. As it is built, what a batch replaces is stored aside, unless it is in one object, and
 //! placed when it is old: so `redo_` figures are those when all bytes are in their places, and `at_once_` ones those before. With *undo* (thesis,
-//! section 10.6), the bytes that are replaced are read and in the pool before others take their places.
+//! section 10.6), the bytes that are replaced are read, and in the pool before they are replaced.
 //!
 //! | load | writes |
 //! |---|---|

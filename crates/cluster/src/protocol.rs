@@ -118,10 +118,8 @@ pub enum Request {
     /// The payload is a part of the mutations of a later [`Request::Batch`] of a client with a journal. Parts of another batch are
     /// dropped. [`Answer::Done`], or [`Answer::Unstaged`] if the server has no room for it.
     Stage {
-        /// The first position of the batch.
-        batch: u64,
-        /// Counted from 0 on.
-        part: u32,
+        /// The first position of the batch, and the number of the part, counted from 0 on.
+        part: (u64, u32),
         /// The batch replaces bytes of files, and does nothing else but to set their attributes.
         replaces: bool,
     },

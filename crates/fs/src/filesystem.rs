@@ -29,7 +29,7 @@ use crate::mutation::{ByteMutations, Mutation};
 pub use crate::node::{NewNode, Node, Rename};
 use crate::room::{Promises, RoomShare};
 use crate::session_table::{Held, JournalPosition, Recorder, SessionRecord};
-use crate::stored_ahead::{StoredPart, StoredWrites};
+use crate::stored_ahead::StoreAhead;
 
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
@@ -165,8 +165,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// [`FsError::NotPermitted`] for a directory; [`FsError::TooManyLinks`].
     async fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Answer, FsError>;
 
-    /// Removes a name of an inode that is no directory. The inode lives on while it has other names or
-    /// references.
+    /// Removes a name of an inode that is no directory. The inode lives on while it has other names or references.
     async fn unlink(&self, parent: Ino, name: &[u8]) -> Result<(), FsError>;
 
     /// Removes an empty directory.
@@ -199,8 +198,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// At most `len` bytes from `offset` on: less only at the end. Buffers follow one another.
     async fn read(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError>;
 
-    /// As [`Filesystem::read`], of bytes that a cache of the caller keeps until it is told that they change
-    /// ([`Filesystem::watch`]).
+    /// As [`Filesystem::read`], of bytes that a cache of the caller keeps until it is told that they change ([`Filesystem::watch`]).
     async fn read_cached(&self, ino: Ino, offset: u64, len: usize) -> Result<Vec<Bytes>, FsError> {
         self.read(ino, offset, len).await
     }
@@ -236,16 +234,14 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// Copies at most `len` bytes from one file to another, or within one; how many.
     async fn copy(&self, from: (Ino, u64), to: (Ino, u64), len: u64) -> Result<u64, FsError>;
 
-    /// Returns when all changes of an inode survive a crash; with `content_only`, its bytes and the
-    /// metadata needed to read them.
+    /// Returns when all changes of an inode survive a crash; with `content_only`, its bytes and the metadata needed to read them.
     async fn sync(&self, ino: Ino, content_only: bool) -> Result<(), FsError>;
 
     /// Returns when everything survives a crash.
     async fn sync_all(&self) -> Result<(), FsError>;
 
-    /// How far all changes of an inode have come that this filesystem shows. It never says more than is true, and may say
-    /// less: [`Level::Server`] of a file that the replicas have, while they do not have later changes of other files.
-    /// Nothing is synced for it.
+    /// How far all changes of an inode have come that this filesystem shows. It never says more than is true, and may say less:
+    /// [`Level::Server`] of a file that the replicas have, while they do not have later changes of other files. Nothing is synced for it.
     ///
     /// # Errors
     /// The one that a [`Filesystem::sync`] of the inode would fail with because changes of it were lost.
@@ -258,16 +254,14 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// Those of a sync; [`FsError::NoReplicas`] when no replica is connected now.
     async fn wait_for(&self, ino: Ino, level: Level, within: Duration) -> Result<bool, FsError>;
 
-    /// The value of an extended attribute. Names carry their namespace: `user.`, `trusted.`,
-    /// `security.`, or are those of access control lists, `system.posix_acl_access` and
-    /// `system.posix_acl_default`.
+    /// The value of an extended attribute. Names carry their namespace: `user.`, `trusted.`, `security.`, or are those of access control
+    /// lists, `system.posix_acl_access` and `system.posix_acl_default`.
     ///
     /// # Errors
     /// [`FsError::NoAttribute`], [`FsError::NotSupported`] for other namespaces.
     async fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes, FsError>;
 
-    /// Sets an extended attribute. An access control list that says no more than the mode can becomes
-    /// the mode.
+    /// Sets an extended attribute. An access control list that says no more than the mode can becomes the mode.
     async fn set_xattr(
         &self,
         ino: Ino,
@@ -331,8 +325,7 @@ pub trait Filesystem: Send + Sync + fmt::Debug + 'static {
     /// The locks on an inode, by their ranges. A filesystem behind a server knows those of its own callers only.
     fn locks(&self, ino: Ino) -> Vec<Lock>;
 
-    /// Sets the watcher, in place of an earlier one: it is told of every change that does not come through this
-    /// handle.
+    /// Sets the watcher, in place of an earlier one: it is told of every change that does not come through this handle.
     fn watch(&self, watcher: Watcher);
 
     /// Whether calls go to a server on another machine, for which they may have to wait.
@@ -492,30 +485,9 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
         end: JournalPosition,
     ) -> Result<(), FsError>;
 
-    /// [`SessionTable::apply`] for mutations of which the bytes of some writes are stored already.
-    ///
-    /// # Errors
-    /// As for that.
-    async fn apply_stored(
-        &self,
-        mutations: &[Mutation],
-        charged: &[RoomShare],
-        end: JournalPosition,
-        _stored: &StoredWrites,
-    ) -> Result<(), FsError> {
-        self.apply(mutations, charged, end).await
-    }
-
-    /// Stores a part of a batch of a session that is to come, whose writes replace bytes, if that is of use.
-    ///
-    /// # Errors
-    /// Those of the store.
-    async fn store_ahead(
-        &self,
-        _session: u64,
-        _part: Bytes,
-    ) -> Result<Option<StoredPart>, FsError> {
-        Ok(None)
+    /// What stores bytes of batches before these are there; `None` if that is of no use.
+    fn ahead(&self) -> Option<&dyn StoreAhead> {
+        None
     }
 
     /// Removes inodes without names and references that an earlier opening has left. Before that they are kept for sessions

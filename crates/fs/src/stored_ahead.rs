@@ -4,9 +4,37 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use thalweg_env::HashMap;
 
 use crate::attributes::Ino;
+use crate::error::FsError;
+use crate::mutation::Mutation;
+use crate::room::RoomShare;
+use crate::session_table::JournalPosition;
+
+/// A filesystem that stores bytes of batches ahead.
+#[async_trait]
+pub trait StoreAhead: Send + Sync {
+    /// Stores a part of a batch of a session that is to come, whose writes replace bytes, if that is of use now.
+    ///
+    /// # Errors
+    /// Those of the store.
+    async fn store_ahead(&self, session: u64, part: Bytes) -> Result<Option<StoredPart>, FsError>;
+
+    /// [`SessionTable::apply`](crate::SessionTable::apply) for mutations of which the bytes of some writes are stored already.
+    ///
+    /// # Errors
+    /// As for that.
+    async fn apply_stored(
+        &self,
+        mutations: &[Mutation],
+        charged: &[RoomShare],
+        end: JournalPosition,
+        stored: &StoredWrites,
+    ) -> Result<(), FsError>;
+}
 
 /// A part of the encoding of a batch that is stored. Its place may be used again when this is dropped, as far as no file has got
 /// bytes of it by then.

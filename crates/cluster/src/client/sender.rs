@@ -290,7 +290,8 @@ impl BatchSender {
     ) -> Result<bool, FsError> {
         let staging = parts.enumerate().map(|(part, bytes)| {
             let part = u32::try_from(part).expect("a batch has few parts");
-            let call = Outgoing::with(Request::Stage { batch, part, replaces }, vec![bytes], None);
+            let call =
+                Outgoing::with(Request::Stage { part: (batch, part), replaces }, vec![bytes], None);
             self.rpc.make(call, |_, _| {}, std::future::pending())
         });
         let answers: Vec<(Reply, Bytes)> = staging.buffered(PARTS_AT_ONCE).try_collect().await?;
@@ -422,7 +423,7 @@ impl BatchSender {
     }
 }
 
-/// Hands a part to who stages it, if that goes on.
+/// Hands a part to the stage that sends it, if that goes on.
 async fn put(sink: &PartSink, part: Bytes) {
     if let Some(sink) = sink {
         let _ = sink.send(part).await;

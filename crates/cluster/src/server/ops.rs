@@ -32,9 +32,7 @@ pub(super) async fn carry_out(
         Request::RequestDelegation { ino } => delegations::request(op, *ino).await,
         Request::Reserve => delegations::reserve_numbers(ctx).await,
         Request::Room { quota } => Ok(Response { room_for: vec![*quota], ..Response::done() }),
-        Request::Stage { batch, part, replaces } => {
-            Ok(batch::stage(op, (*batch, *part), (payload, *replaces)))
-        }
+        Request::Stage { part, replaces } => Ok(batch::stage(op, *part, (payload, *replaces))),
         batch @ Request::Batch { .. } => batch::apply(op, &payload, batch).await,
         Request::ReachContents { address } => content::reach_contents(op, address).await,
         Request::ExtendWriteBound { ino, end } => content::extend_write_bound(op, *ino, *end).await,

@@ -17,6 +17,7 @@ mod closed;
 mod crossing;
 mod damaged;
 mod direct;
+mod direct_journal;
 mod footprints;
 mod full;
 mod histories;

@@ -96,7 +96,7 @@ fn about_sessions(ino: Ino) -> Vec<Request> {
         Request::Forget,
         Request::Cancel(1),
         Request::Reserve,
-        Request::Stage { batch: 1, part: 0, replaces: true },
+        Request::Stage { part: (1, 0), replaces: true },
         Request::Room { quota: 0 },
         Request::ReachContents { address: String::new() },
         Request::SyncAll,

@@ -10,6 +10,7 @@
 
 mod contents;
 mod damage;
+mod external_records;
 mod lost;
 mod paths;
 mod remade;

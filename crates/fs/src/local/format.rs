@@ -48,6 +48,7 @@
 mod extent;
 mod kinds;
 mod times;
+mod versions;
 
 use bytes::Bytes;
 use thalweg_store::{block::BLOCK_SIZE, checksum::crc32c};
@@ -59,18 +60,8 @@ pub use extent::{Extent, extent_key};
 
 pub use kinds::{decode_kind, encode_kind};
 pub use times::{decode_time, encode_time};
+pub use versions::*;
 
-/// The newest version of a filesystem that is known here; one with a higher version is not opened.
-pub const FORMAT_VERSION: u16 = REDIRECT_VERSION;
-/// The version that a filesystem is made with.
-pub const FIRST_VERSION: u16 = 1;
-/// The version of a filesystem in which extents may be [lost](Extent::is_lost). A repair raises it when
-/// it records the first one.
-pub const LOST_VERSION: u16 = 2;
-/// The version that a filesystem is made with whose files have their contents [elsewhere](ELSEWHERE).
-pub const ELSEWHERE_VERSION: u16 = 3;
-/// The version of a filesystem in which bytes of contents elsewhere may be [redirected](Tag::Redirect). The first such bytes raise it.
-pub const REDIRECT_VERSION: u16 = 4;
 /// Flag of a superblock: the contents of files are kept elsewhere. There are no extents then, and the blocks of a
 /// file are those that its size has.
 pub const ELSEWHERE: u8 = 1;

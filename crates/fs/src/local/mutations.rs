@@ -8,6 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use async_trait::async_trait;
+use bytes::Bytes;
 use thalweg_env::HashSet;
 use thalweg_store::txn::Transaction;
 
@@ -25,8 +27,9 @@ use crate::error::FsError;
 use crate::filesystem::{SetXattr, WriteAt};
 use crate::mutation::runs::{is_stored, runs_of};
 use crate::mutation::{MAX_RESERVED, Mutation, MutationKind};
+use crate::room::RoomShare;
 use crate::session_table::JournalPosition;
-use crate::stored_ahead::StoredWrites;
+use crate::stored_ahead::{StoreAhead, StoredPart, StoredWrites};
 
 /// How the bytes that a batch replaces come to their files.
 enum Replacing<'a> {
@@ -157,6 +160,34 @@ impl LocalFs {
         (op.outcome, op.hash) = (end.position, end.hash);
         effects.add(op.finish().await?);
         Ok(effects)
+    }
+}
+
+#[async_trait]
+impl StoreAhead for LocalFs {
+    async fn store_ahead(&self, session: u64, part: Bytes) -> Result<Option<StoredPart>, FsError> {
+        match self.external_to_change()? {
+            Some(external_contents) => {
+                self.inner.store_ahead(external_contents, session, part).await
+            }
+            None => Ok(None),
+        }
+    }
+
+    async fn apply_stored(
+        &self,
+        mutations: &[Mutation],
+        charged: &[RoomShare],
+        end: JournalPosition,
+        stored: &StoredWrites,
+    ) -> Result<(), FsError> {
+        // What is made again after a crash has used its promise before.
+        let call = self.recorder.as_ref().map(|it| it.call);
+        let session = call.filter(|call| call.before.is_none()).map(|call| call.session);
+        let cover = session.map(|it| self.inner.rooms.cover(it, charged)).unwrap_or_default();
+        self.apply_all(mutations, &cover, end, stored).await?;
+        session.into_iter().for_each(|session| self.inner.rooms.spend(session, charged));
+        Ok(())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Bytes that are redirected ([`super::redirects`]): how they are stored, read and placed.
 //!
 //! Bytes are placed behind a sync, which makes the transactions durable that have redirected them: a crash leaves no batch half made.
-//! Their redirects go after that. What changes bytes of a file in their place has passed its gate, places what is redirected of
-//! these, and waits for another sync: else a crash would bring redirects back, and older bytes with them.
+//! Their redirects go after that. A call that changes bytes of a file in their place has passed its gate, places those of
+//! them that are redirected, and waits for another sync: else a crash would bring redirects back, and older bytes with them.
 //!
 //! Clients that reach contents themselves know of no redirects. While there may be some, bytes are placed at once, before anything
 //! else is told of the change.

@@ -10,6 +10,10 @@
 //! has a record of the first object that may be there, and of the first one that is not: this one is raised durably before bytes are
 //! stored behind it.
 
+mod records;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,18 +21,18 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use thalweg_env::{HashMap, Time};
-use zerocopy::little_endian::U64;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::format::{Tag, key, parse_key};
 use crate::attributes::Ino;
+use records::LONGEST;
+use records::redirect_record;
+pub(super) use records::{
+    Parsed, Redirect, bounds_key, bounds_record, parse_redirect, redirect_key,
+};
 
 /// The file with redirected bytes. No inode has its number.
 pub(super) const ASIDE: Ino = Ino(1 << 63);
 /// Objects that are filled at the same time: those of different sessions lie on different servers.
 const ARENAS: u64 = 16;
-/// Most bytes of a redirect, so that a part of a file can be placed alone.
-const LONGEST: u64 = 1 << 20;
 /// The bound is raised by so many objects.
 pub(super) const OBJECTS_AHEAD: u64 = 64;
 /// Redirects of all files before the oldest ones are placed, and their bytes.
@@ -36,64 +40,6 @@ const MOST: (usize, u64) = (1 << 17, 4 << 30);
 /// A file's bytes are placed when none was redirected for so long, and when the first one was so long ago.
 const STILL: Duration = Duration::from_secs(60);
 const OLD: Duration = Duration::from_secs(600);
-
-/// Where bytes of a file are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Redirect {
-    /// How many.
-    pub(super) len: u64,
-    /// The first byte in the file aside.
-    pub(super) at: u64,
-}
-
-/// What the record of a redirect says; its key has the file and the offset.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct RedirectRecord {
-    len: U64,
-    at: U64,
-}
-
-/// The objects of the file aside that may be there.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct BoundsRecord {
-    first: U64,
-    end: U64,
-}
-
-pub(super) fn bounds_key() -> Vec<u8> {
-    key(0, Tag::Redirect, &[])
-}
-
-pub(super) fn redirect_key(ino: u64, offset: u64) -> Vec<u8> {
-    key(0, Tag::Redirect, &[ino.to_be_bytes(), offset.to_be_bytes()].concat())
-}
-
-/// A record of redirects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Parsed {
-    /// The objects that may be there.
-    Bounds(Range<u64>),
-    /// Bytes of a file from an offset on.
-    Redirect(u64, u64, Redirect),
-}
-
-/// A record of redirects; `None` when it is invalid.
-pub(super) fn parse_redirect(key: &[u8], value: &[u8]) -> Option<Parsed> {
-    let (0, Tag::Redirect, rest) = parse_key(key)? else { return None };
-    if rest.is_empty() {
-        let BoundsRecord { first, end } = BoundsRecord::read_from_bytes(value).ok()?;
-        return (first <= end).then(|| Parsed::Bounds(first.get()..end.get()));
-    }
-    let (ino, offset) = rest.split_first_chunk()?;
-    let (ino, offset) = (u64::from_be_bytes(*ino), u64::from_be_bytes(offset.try_into().ok()?));
-    let RedirectRecord { len, at } = RedirectRecord::read_from_bytes(value).ok()?;
-    let redirect = Redirect { len: len.get(), at: at.get() };
-    let fits = |from: u64| from.checked_add(redirect.len).is_some();
-    let is_sound = redirect.len > 0 && redirect.len <= LONGEST && fits(offset) && fits(redirect.at);
-    is_sound.then_some(Parsed::Redirect(ino, offset, redirect))
-}
 
 /// The redirects of a file, by the first byte of each. None overlaps another one.
 type OfFile = BTreeMap<u64, Redirect>;
@@ -145,18 +91,10 @@ impl RedirectChange {
     /// The records that change, and what they become.
     pub(super) fn records(&self) -> impl Iterator<Item = (Vec<u8>, Option<Vec<u8>>)> {
         let gone = self.gone.iter().map(|offset| (redirect_key(self.ino, *offset), None));
-        let come = self.come.iter().map(|(offset, Redirect { len, at })| {
-            let record = RedirectRecord { len: (*len).into(), at: (*at).into() };
-            (redirect_key(self.ino, *offset), Some(record.as_bytes().to_vec()))
-        });
+        let come = self.come.iter();
+        let come = come.map(|(at, it)| (redirect_key(self.ino, *at), Some(redirect_record(*it))));
         gone.chain(come)
     }
-}
-
-/// The record of the objects that may be there.
-pub(super) fn bounds_record(bounds: &Range<u64>) -> Vec<u8> {
-    let record = BoundsRecord { first: bounds.start.into(), end: bounds.end.into() };
-    record.as_bytes().to_vec()
 }
 
 /// Part of a range of a file: in its place, or from this byte of the file aside on.
@@ -411,9 +349,9 @@ impl Redirects {
     /// The transactions that have freed bytes are durable, up to this one.
     pub(super) fn release(&self, last: u64) {
         let mut state = self.state.lock();
-        while let Some((.., freed)) = state.freed.pop_front_if(|(number, ..)| *number <= last) {
-            freed.iter().for_each(|it| state.release(it, self.unit));
-        }
+        let durable = state.freed.partition_point(|(number, ..)| *number <= last);
+        let durable: Vec<_> = state.freed.drain(..durable).collect();
+        durable.iter().flat_map(|(.., freed)| freed).for_each(|it| state.release(it, self.unit));
     }
 
     /// Whether a crash may bring redirects of a file back.
@@ -518,174 +456,5 @@ impl Redirects {
     pub(super) fn has_work(&self) -> bool {
         let state = self.state.lock();
         !state.files.is_empty() || !state.freed.is_empty() || !state.unused.is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rand::RngExt;
-    use thalweg_env::Rng;
-    use thalweg_sim::run;
-
-    use super::*;
-
-    const UNIT: u64 = 64;
-    const FILE: u64 = 500;
-
-    /// Where each byte of a file is, and what waits to be durable.
-    struct Model {
-        places: Vec<Option<u64>>,
-        waiting: Vec<u64>,
-    }
-
-    impl Model {
-        /// The bytes of objects that are used.
-        fn live(&self) -> HashMap<u64, u64> {
-            let mut live = HashMap::default();
-            for at in self.places.iter().flatten().chain(&self.waiting) {
-                *live.entry(at / UNIT).or_default() += 1;
-            }
-            live
-        }
-    }
-
-    fn check(redirects: &Redirects, model: &Model) {
-        for start in [0, 13, 250, 499] {
-            let mut at = start;
-            for Piece { range, aside } in redirects.pieces(7, start..FILE) {
-                assert_eq!(range.start, at);
-                for byte in range.clone() {
-                    let place = aside.map(|aside| aside + (byte - range.start));
-                    assert_eq!(place, model.places[byte as usize], "byte {byte}");
-                }
-                at = range.end;
-            }
-            assert_eq!(at, FILE);
-        }
-        let state = redirects.state.lock();
-        assert_eq!(state.live, model.live());
-        let bytes = model.places.iter().flatten().count() as u64;
-        let file = state.files.get(&7).map(|file| file.redirects.clone()).unwrap_or_default();
-        assert_eq!((state.count, state.bytes), (file.len(), bytes));
-        assert!(state.unused.iter().all(|object| !state.live.contains_key(object)));
-    }
-
-    /// Random changes, compared with a table of all bytes.
-    #[test]
-    fn each_byte_is_where_it_was_put_last() {
-        for seed in 0..30 {
-            run(seed, |env| async move { random_changes(env.rng()) });
-        }
-    }
-
-    fn random_changes(mut rng: Rng) {
-        let redirects = Arc::new(Redirects::new(UNIT, 0..0, Vec::new(), Time::default()));
-        let mut model = Model { places: vec![None; FILE as usize], waiting: Vec::new() };
-        let mut records = BTreeMap::new();
-        for _ in 0..200 {
-            let mut ranges = Vec::new();
-            for _ in 0..rng.random_range(1..4) {
-                let start = rng.random_range(0..FILE);
-                ranges.push(start..rng.random_range(start..=FILE.min(start + 90)));
-            }
-            let len = ranges.iter().map(|range| range.end - range.start).sum();
-            let is_placed = rng.random_bool(0.3);
-            let aside = (!is_placed).then(|| {
-                loop {
-                    match redirects.take(rng.random_range(0..3), len) {
-                        Some(aside) => break aside,
-                        None => redirects.set_bounds(redirects.raised(len)),
-                    }
-                }
-            });
-            if rng.random_bool(0.1) {
-                // The batch fails.
-                drop(aside);
-                check(&redirects, &model);
-                continue;
-            }
-            let mut next = aside.as_ref().map(Aside::start);
-            let ranges: Vec<_> = ranges
-                .into_iter()
-                .map(|range| {
-                    let at = next;
-                    next = next.map(|at| at + (range.end - range.start));
-                    (range, at)
-                })
-                .collect();
-            let change = redirects.plan(7, ranges.iter().cloned());
-            for (key, value) in change.records() {
-                match value {
-                    Some(value) => drop(records.insert(key, value)),
-                    None => drop(records.remove(&key).expect("a record that goes is there")),
-                }
-            }
-            redirects.commit(&change, Time::default());
-            drop(aside);
-            for (range, at) in ranges {
-                for byte in range.clone() {
-                    let place = at.map(|at| at + (byte - range.start));
-                    let before = std::mem::replace(&mut model.places[byte as usize], place);
-                    model.waiting.extend(before);
-                }
-            }
-            check(&redirects, &model);
-            if rng.random_bool(0.3) {
-                redirects.last_freed().into_iter().for_each(|last| redirects.release(last));
-                model.waiting.clear();
-                check(&redirects, &model);
-            }
-        }
-        // The next opening finds the same, and that all other objects are to be removed.
-        let found = records.iter().map(|(key, value)| match parse_redirect(key, value) {
-            Some(Parsed::Redirect(ino, offset, redirect)) => (ino, offset, redirect),
-            other => panic!("{other:?}"),
-        });
-        let bounds = redirects.state.lock().bounds.clone();
-        let again = Redirects::new(UNIT, bounds.clone(), found.collect(), Time::default());
-        model.waiting.clear();
-        check(&again, &model);
-        let live = model.live();
-        let unused = again.take_unused().into_iter().map(|it| it.start / UNIT);
-        assert!(unused.eq(bounds.filter(|object| !live.contains_key(object))));
-    }
-
-    #[test]
-    fn objects_go_when_nothing_of_them_is_used() {
-        let redirects = Arc::new(Redirects::new(UNIT, 0..8, Vec::new(), Time::default()));
-        redirects.state.lock().unused.clear();
-        redirects.state.lock().next = 0;
-        let one = redirects.take(0, 40).unwrap();
-        let other = redirects.take(1, 64).unwrap();
-        assert_eq!((one.start(), one.absent_from(), other.start()), (0, 0, 64));
-        let second = redirects.take(0, 20).unwrap();
-        assert_eq!((second.start(), second.absent_from()), (40, u64::MAX));
-        drop((one, second));
-        assert!(redirects.take_unused().is_empty(), "an object that is being filled stays");
-        drop(other);
-        assert_eq!(redirects.take_unused(), [64..128]);
-        let third = redirects.take(0, 130).unwrap();
-        assert_eq!(third.start(), 128, "what does not fit begins in an object of its own");
-        assert_eq!(redirects.take_unused(), [0..64], "and the one before goes");
-        assert!(redirects.take(2, 400).is_none(), "the bound is raised first");
-        assert_eq!(redirects.raised(400), 2..5 + 7 + OBJECTS_AHEAD);
-    }
-
-    #[test]
-    fn invalid_records_are_noticed() {
-        let sound = RedirectRecord { len: 9.into(), at: 0.into() };
-        let parsed = parse_redirect(&redirect_key(3, 5), sound.as_bytes());
-        assert_eq!(parsed, Some(Parsed::Redirect(3, 5, Redirect { len: 9, at: 0 })));
-        assert_eq!(
-            parse_redirect(&bounds_key(), &bounds_record(&(2..7))),
-            Some(Parsed::Bounds(2..7))
-        );
-        for (len, at) in [(0, 0), (LONGEST + 1, 0), (9, u64::MAX - 3)] {
-            let record = RedirectRecord { len: len.into(), at: at.into() };
-            assert_eq!(parse_redirect(&redirect_key(3, 5), record.as_bytes()), None);
-        }
-        assert_eq!(parse_redirect(&bounds_key(), &bounds_record(&(7..2))), None);
-        assert_eq!(parse_redirect(&redirect_key(3, 5)[..20], sound.as_bytes()), None);
-        assert_eq!(parse_redirect(&redirect_key(3, u64::MAX), sound.as_bytes()), None);
     }
 }

@@ -26,7 +26,7 @@ use crate::session_table::{
     Held, JournalPosition, MAX_WRITTEN, Recorder, SessionRecord, SlotRecord, SupersededCall,
     UsedByOthers,
 };
-use crate::stored_ahead::{StoredPart, StoredWrites};
+use crate::stored_ahead::{StoreAhead, StoredWrites};
 
 /// The session in the key of the number of the last server: no session has this number.
 const NO_SESSION: u64 = 0;
@@ -470,29 +470,8 @@ impl SessionTable for LocalFs {
         self.apply_stored(mutations, charged, end, &StoredWrites::default()).await
     }
 
-    async fn store_ahead(&self, session: u64, part: Bytes) -> Result<Option<StoredPart>, FsError> {
-        match self.external_to_change()? {
-            Some(external_contents) => {
-                self.inner.store_ahead(external_contents, session, part).await
-            }
-            None => Ok(None),
-        }
-    }
-
-    async fn apply_stored(
-        &self,
-        mutations: &[Mutation],
-        charged: &[RoomShare],
-        end: JournalPosition,
-        stored: &StoredWrites,
-    ) -> Result<(), FsError> {
-        // What is made again after a crash has used its promise before.
-        let call = self.recorder.as_ref().map(|it| it.call);
-        let session = call.filter(|call| call.before.is_none()).map(|call| call.session);
-        let cover = session.map(|it| self.inner.rooms.cover(it, charged)).unwrap_or_default();
-        self.apply_all(mutations, &cover, end, stored).await?;
-        session.into_iter().for_each(|session| self.inner.rooms.spend(session, charged));
-        Ok(())
+    fn ahead(&self) -> Option<&dyn StoreAhead> {
+        self.inner.external_contents.is_some().then_some(self as &dyn StoreAhead)
     }
 
     async fn release_orphans(&self) -> Result<(), FsError> {

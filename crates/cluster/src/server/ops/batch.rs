@@ -13,6 +13,7 @@ use thalweg_fs::{Filesystem, FsError, Ino, Rename};
 use super::super::context::RequestContext;
 use super::super::counters::add;
 use super::super::foreign_use::of_mutations;
+use super::super::recall::RecallGuard;
 use super::super::room::check_shares;
 use super::super::session::{BatchPosition, Session, StoringPart};
 use super::{Answered, Op, Response};
@@ -59,10 +60,11 @@ pub(super) fn stage(
     let staged = &ctx.session.staged;
     let is_kept =
         ctx.session.journal.is_kept() && staged.put(part, payload.clone(), &stages.staging_room);
-    if is_kept && replaces {
+    let has_ahead = || ctx.files.session_table().is_some_and(|table| table.ahead().is_some());
+    if is_kept && replaces && has_ahead() {
         let (files, session) = (ctx.files.clone(), ctx.session.serial);
         let storing = async move {
-            let stored = files.session_table()?.store_ahead(session, payload).await;
+            let stored = files.session_table()?.ahead()?.store_ahead(session, payload).await;
             // The batch stores it then, or fails as this did.
             stored
                 .inspect_err(|error| tracing::debug!(%error, "a part is not stored ahead"))
@@ -154,19 +156,14 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     }
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let unlinked = Unlinked::reference(ctx, &mutations);
-    let changes = changed_by_mutations(&kept);
-    stages.capabilities.confirm_delegations(ctx.session.serial, &changes);
-    let change = tokio::select! {
-        biased;
-        change = stages.recall.begin_with(ctx, changes, &[]) => change?,
-        // The session lapses when its batches have ended: this one may wait for a session that lapses when a batch has ended that waits
-        // for this one.
-        () = ctx.session.deserted() => return Err(FsError::Stale),
-    };
+    let change = begin(op, &kept).await?;
     stages.sessions.note_uses(ctx.session.serial, || of_mutations(&kept)).await;
     // A client that had to release something has sent what it has written.
     ctx.session.journal.check_unused(&mutations)?;
-    let applied = table.apply_stored(&kept, charged, position.end(), &stored).await;
+    let applied = match table.ahead() {
+        Some(ahead) => ahead.apply_stored(&kept, charged, position.end(), &stored).await,
+        None => table.apply(&kept, charged, position.end()).await,
+    };
     drop(change);
     if let Err(error) = applied {
         // Its client sends each half again.
@@ -186,6 +183,22 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     notify_of_names(op, &mutations).await;
     let room_for = charged.iter().map(|share| share.quota).collect();
     Ok(Response { room_for, referenced: unlinked.release(), ..response_of(made) })
+}
+
+/// The changes of a batch begin: no other client has what they concern.
+async fn begin<'a>(
+    Op { ctx, stages }: Op<'a>,
+    mutations: &[Mutation],
+) -> Result<RecallGuard<'a>, FsError> {
+    let changes = changed_by_mutations(mutations);
+    stages.capabilities.confirm_delegations(ctx.session.serial, &changes);
+    tokio::select! {
+        biased;
+        change = stages.recall.begin_with(ctx, changes, &[]) => change,
+        // The session lapses when its batches have ended: this one may wait for a session that lapses when a batch has ended that waits
+        // for this one.
+        () = ctx.session.deserted() => Err(FsError::Stale),
+    }
 }
 
 /// The mutations that are about something. A client with a journal may have changed bytes or attributes of an open file after it has

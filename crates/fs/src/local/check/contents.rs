@@ -33,7 +33,7 @@ impl Scan {
                         self.damages.push(Damage::ContentsBehind { ino, size, end });
                     }
                 }
-                None if self.removed.contains(&ino) => {}
+                None if self.external.removed.contains(&ino) => {}
                 None => self.damages.push(Damage::OrphanedContents { ino, objects, end }),
             }
         }
@@ -48,15 +48,16 @@ impl Scan {
     /// Redirected bytes are of files, within their sizes, and each has them once.
     fn check_redirects(&mut self, unit: u64, listed: &BTreeMap<Ino, Stored>) {
         let mut behind = (0, 0);
-        for (ino, offset, redirect) in std::mem::take(&mut self.redirects) {
+        for (ino, offset, redirect) in std::mem::take(&mut self.external.redirects) {
             let end = offset + redirect.len;
-            let is_removed = self.removed.contains(&ino);
+            let is_removed = self.external.removed.contains(&ino);
             let node = self.nodes.get(&ino).filter(|node| node.kind == Kind::File);
             // A file whose record is lost is made again, or its contents are removed: the next round knows.
             let is_orphan = node.is_none() && listed.contains_key(&Ino(ino));
             let is_within = node.is_some_and(|node| end <= node.record.size.get()) || is_orphan;
             let objects = redirect.at / unit..(redirect.at + redirect.len).div_ceil(unit);
-            let is_stored = self.aside.start <= objects.start && objects.end <= self.aside.end;
+            let is_stored = self.external.objects.start <= objects.start
+                && objects.end <= self.external.objects.end;
             let overlaps = behind.0 == ino && offset < behind.1;
             if !(is_within || is_removed) || !is_stored || overlaps {
                 self.damages.push(Damage::BadRecord(redirect_key(ino, offset).into()));

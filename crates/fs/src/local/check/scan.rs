@@ -10,13 +10,13 @@ use thalweg_store::txn::{Transaction, TxnError};
 
 use super::Report;
 use super::damage::Damage;
+use super::external_records::ExternalRecords;
 use crate::acl::Acl;
 use crate::attributes::{Ino, Kind};
 use crate::error::FsError;
 use crate::filesystem::{MAX_FILE, MAX_TARGET};
 use crate::local::area::BitmapPage;
 use crate::local::content::BLOCK;
-use crate::local::deferred_removals::parse_removed;
 use crate::local::dir_slots::position_of;
 use crate::local::extents::Run;
 use crate::local::format::{
@@ -27,7 +27,6 @@ use crate::local::format::{
 use crate::local::fs_call::FsCall;
 use crate::local::fs_state::FsState;
 use crate::local::orphans::freed_run;
-use crate::local::redirects::{Parsed, Redirect, parse_redirect};
 use crate::local::sessions::parse_record;
 use crate::local::table::table_key;
 use crate::xattr_name::{ACCESS_ACL, DEFAULT_ACL};
@@ -93,13 +92,8 @@ pub(super) struct Scan {
     quotas: BTreeSet<u64>,
     usage: BTreeMap<u64, (i64, i64)>,
     next_number: u64,
-    /// Removed files whose contents elsewhere are to be removed.
-    pub(super) removed: BTreeSet<u64>,
-    /// Redirected bytes of contents elsewhere: inode, offset, and where they are; and the objects that may be there.
-    pub(super) redirects: Vec<(u64, u64, Redirect)>,
-    pub(super) aside: Range<u64>,
-    /// Contents are kept elsewhere: of which nothing is stored, and all objects.
-    is_external: bool,
+    pub(super) external: ExternalRecords,
+    /// Of contents elsewhere: files of which nothing is stored, and all objects.
     pub(super) empty: Vec<u64>,
     pub(super) objects: u64,
     extents: u64,
@@ -124,9 +118,10 @@ impl Scan {
             names: self.names.len() as u64,
             extents: self.extents,
             blocks: self.blocks,
-            unfinished: (self.orphans.len() + self.freed.len() + self.removed.len()) as u64
+            unfinished: (self.orphans.len() + self.freed.len() + self.external.removed.len())
+                as u64
                 + self.reservations,
-            contents: self.is_external.then(|| self.contents_report()),
+            contents: self.external.is_there.then(|| self.contents_report()),
         }
     }
 
@@ -145,7 +140,8 @@ impl Scan {
 
 /// Reads a whole filesystem.
 pub(super) async fn scan(fs: &FsState, data: bool) -> Result<Scan, FsError> {
-    let mut scan = Scan { is_external: fs.external_contents.is_some(), ..Scan::default() };
+    let mut scan = Scan::default();
+    scan.external.is_there = fs.external_contents.is_some();
     if let Err(error) = fs.tree.check().await {
         scan.damages.push(tree_damage(error.into())?);
         return Ok(scan);
@@ -153,8 +149,9 @@ pub(super) async fn scan(fs: &FsState, data: bool) -> Result<Scan, FsError> {
     let txn = fs.look().await?;
     if let Err(error) = scan.read_records(fs, &txn).await {
         let damage = tree_damage(error)?;
-        let is_external = scan.is_external;
-        return Ok(Scan { damages: vec![damage], is_external, ..Scan::default() });
+        let is_there = scan.external.is_there;
+        let external = ExternalRecords { is_there, ..ExternalRecords::default() };
+        return Ok(Scan { damages: vec![damage], external, ..Scan::default() });
     }
     scan.check_names(fs);
     scan.check_reach();
@@ -234,20 +231,7 @@ impl Scan {
                 _ => false,
             },
             Tag::Session => parse_record(key, value).is_some(),
-            Tag::Removed => {
-                parse_removed(key, value).map(|(ino, _)| self.removed.insert(ino)).is_some()
-            }
-            Tag::Redirect => match parse_redirect(key, value).filter(|_| self.is_external) {
-                Some(Parsed::Bounds(objects)) => {
-                    self.aside = objects;
-                    true
-                }
-                Some(Parsed::Redirect(ino, offset, it)) => {
-                    self.redirects.push((ino, offset, it));
-                    true
-                }
-                None => false,
-            },
+            Tag::Removed | Tag::Redirect => self.external.take(tag, key, value),
             Tag::Quota => match (number(rest), decode::<QuotaRecord>(value, none)) {
                 (Some(root), Ok(_)) => self.quotas.insert(root),
                 _ => false,
@@ -316,7 +300,7 @@ impl Scan {
                 group.entries.push((position, Some(name), entry.chained));
                 true
             }
-            Tag::Extent if self.is_external => false,
+            Tag::Extent if self.external.is_there => false,
             Tag::Extent => match fs.area.extent(rest, value) {
                 Some(extent) => {
                     group.extents.push(extent);
@@ -384,7 +368,7 @@ impl Scan {
         }
         let stored = group.extents.iter().filter(|extent| !extent.is_lost());
         let blocks = match kind {
-            Kind::File if self.is_external => size.div_ceil(BLOCK),
+            Kind::File if self.external.is_there => size.div_ceil(BLOCK),
             _ => stored.map(|extent| extent.blocks).sum(),
         };
         self.nodes.insert(
@@ -536,7 +520,7 @@ impl Scan {
                 _ => {}
             }
         }
-        let exist = self.removed.iter().filter(|ino| self.nodes.contains_key(ino));
+        let exist = self.external.removed.iter().filter(|ino| self.nodes.contains_key(ino));
         self.damages.extend(exist.map(|ino| Damage::StaleRemoval { ino: *ino }));
         let gone = self.orphans.iter().filter(|ino| !self.nodes.contains_key(ino));
         self.damages.extend(gone.map(|ino| Damage::StaleOrphan { ino: *ino }));

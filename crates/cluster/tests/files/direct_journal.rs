@@ -41,8 +41,9 @@ fn what_a_journal_replaces_is_in_its_place_for_them() {
         assert_eq!(find(&b.client).await, file);
         for value in 4..8 {
             let now = replace(usize::from(value) * 20_000, value, &owner).await;
-            // The first read is noted by the server.
+            // The first read is noted by the server, and the client is to know the attributes.
             assert!(read(&b.client, file).await == now);
+            b.client.attributes(file).await.unwrap();
             let before = calls(&b.client);
             assert!(read(&b.client, file).await == now);
             assert_eq!(calls(&b.client), before, "it reads objects itself");

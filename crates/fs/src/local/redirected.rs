@@ -30,6 +30,9 @@ use crate::stored_ahead::{StoredPart, StoredWrites};
 
 /// Redirects that are placed in one transaction, and their bytes.
 const PLACED_AT_ONCE: (usize, u64) = (4096, 32 << 20);
+/// Files of which bytes are placed together, and those at the same time.
+const PLACED_FILES: usize = 256;
+const FILES_AT_ONCE: usize = 16;
 /// Reads of redirected bytes that are made at the same time, and the bytes of one.
 const READS_AT_ONCE: usize = 16;
 const LONGEST_READ: u64 = 4 << 20;
@@ -318,31 +321,48 @@ impl FsState {
         ino: u64,
         range: Range<u64>,
     ) -> Result<(), FsError> {
-        while self.place_some(external_contents, ino, &range).await? {}
+        while self.place_some(external_contents, &[ino], &range).await? {}
         Ok(())
     }
 
-    /// Places some of that; whether there was any.
+    /// Places some of that of files, whose gates the caller has passed alone; whether there was any.
     async fn place_some(
         &self,
         external_contents: &ExternalContents,
-        ino: u64,
+        inodes: &[u64],
         range: &Range<u64>,
     ) -> Result<bool, FsError> {
         let ExternalContents { contents, .. } = external_contents;
         let redirects = external_contents.redirects();
-        let some = redirects.some(ino, range, PLACED_AT_ONCE);
-        if some.is_empty() {
+        let (mut files, (mut count, mut bytes)) = (Vec::new(), PLACED_AT_ONCE);
+        for ino in inodes {
+            let some = redirects.some(*ino, range, (count, bytes));
+            count = count.saturating_sub(some.len());
+            bytes = bytes.saturating_sub(some.iter().map(|(_, it)| it.len).sum());
+            if !some.is_empty() {
+                files.push((*ino, some));
+            }
+        }
+        if files.is_empty() {
             return Ok(false);
         }
         self.release_redirects(external_contents).await?;
-        let ranges: Vec<_> = some.iter().map(|(at, it)| (*at..at + it.len, None)).collect();
-        let writes = read_aside(&**contents, some).await?;
-        contents.write_all(Ino(ino), &writes, u64::MAX).await?;
-        let change = redirects.plan(ino, ranges.into_iter());
+        let placing = files.iter().map(|(ino, some)| async move {
+            let writes = read_aside(&**contents, some.clone()).await?;
+            contents.write_all(Ino(*ino), &writes, u64::MAX).await
+        });
+        let placing = stream::iter(placing.collect::<Vec<_>>()).buffer_unordered(FILES_AT_ONCE);
+        placing.try_collect::<()>().await?;
+        let changes = files.iter().map(|(ino, some)| {
+            redirects.plan(*ino, some.iter().map(|(at, it)| (*at..at + it.len, None)))
+        });
+        let changes: Vec<RedirectChange> = changes.collect();
         self.change(async |txn| {
+            if let Some(aside) = txn.aside() {
+                aside.make_large();
+            }
             let mut op = FsCall::new(self, &txn, false);
-            op.change_redirects(change.clone());
+            changes.iter().for_each(|it| op.change_redirects(it.clone()));
             Ok(((), op.finish().await?))
         })
         .await?;
@@ -424,12 +444,15 @@ impl FsState {
         Ok(())
     }
 
-    /// Places bytes of the file for which it is time; whether there was one.
+    /// Places bytes of some files for which it is time; whether there were any.
     async fn place_oldest(&self, external_contents: &ExternalContents) -> Result<bool, FsError> {
-        let redirects = external_contents.redirects();
-        let Some(ino) = redirects.due(self.env.now()) else { return Ok(false) };
-        let _alone = external_contents.alone(ino).await;
-        self.place_some(external_contents, ino, &(0..MAX_FILE)).await?;
+        let mut due = external_contents.redirects().due(self.env.now(), PLACED_FILES);
+        if due.is_empty() {
+            return Ok(false);
+        }
+        due.sort_unstable();
+        let _gates = external_contents.alone_all(due.iter().copied().map(Ino)).await;
+        self.place_some(external_contents, &due, &(0..MAX_FILE)).await?;
         Ok(true)
     }
 

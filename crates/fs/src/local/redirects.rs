@@ -440,16 +440,20 @@ impl Redirects {
         4 * count > quarters * MOST.0 || 4 * bytes > quarters as u64 * MOST.1
     }
 
-    /// The file whose bytes are to be placed next, because they are old or there are too many of all files.
-    pub(super) fn due(&self, now: Time) -> Option<u64> {
+    /// The files whose bytes are to be placed next, because they are old or there are too many of all files: at most so many, the
+    /// oldest ones first.
+    pub(super) fn due(&self, now: Time, most: usize) -> Vec<u64> {
         let is_over = self.is_over(4);
         let state = self.state.lock();
-        let oldest = state.files.iter().min_by_key(|(ino, file)| (file.first, **ino))?;
         let is_due = |file: &File| now.since(file.last) >= STILL || now.since(file.first) >= OLD;
-        if is_over || is_due(oldest.1) {
-            return Some(*oldest.0);
+        let files = state.files.iter().filter(|(_, file)| is_over || is_due(file));
+        let mut due: Vec<(Time, u64)> = files.map(|(ino, file)| (file.first, *ino)).collect();
+        if due.len() > most {
+            due.select_nth_unstable(most);
+            due.truncate(most);
         }
-        state.files.iter().find(|(_, file)| is_due(file)).map(|(ino, _)| *ino)
+        due.sort_unstable();
+        due.into_iter().map(|(_, ino)| ino).collect()
     }
 
     /// Whether something waits to be placed, removed or made durable.

@@ -247,6 +247,14 @@ fn what_batches_replace_is_placed_later() {
         }
         assert!(aside().await.unwrap() < 30, "what was replaced again is not kept");
         replace(&fs, files[1], 99).await;
+        // Those of many files are placed together.
+        let mut others = Vec::new();
+        for number in 0..300 {
+            let file = create(&fs, ROOT, &format!("c{number}")).await;
+            write(&fs, file, 0, &[1; 5 * STRIPE as usize]).await;
+            replace(&fs, file, number as u8).await;
+            others.push(file);
+        }
         assert!(rig.check(false).await.is_clean());
         fs.close().await.unwrap();
         drop(fs);
@@ -259,6 +267,9 @@ fn what_batches_replace_is_placed_later() {
         assert_eq!(aside().await, None);
         assert!(rig.contents.bytes_of(files[1]).is_empty());
         assert_eq!(content(&fs, files[0]).await, of(39));
+        for (number, file) in (0..).zip(&others) {
+            assert_eq!(rig.contents.bytes_of(*file), of(number as u8));
+        }
         assert!(rig.check(false).await.is_clean());
         assert!(rig.check(true).await.is_clean());
     });

@@ -118,7 +118,7 @@ impl LocalFs {
             .prepare_growth(external_contents, ino.0, &record, (offset, end), &Cover::default())
             .await?;
         self.inner.extend_write_bound(external_contents, ino.0, end).await?;
-        self.inner.before_change_in_place(external_contents, ino.0, offset..end).await?;
+        self.inner.place(external_contents, ino.0, offset..end).await?;
         external_contents.contents.write(ino, offset, &data).await?;
         let durability = if how.sync { Durability::Synced } else { Durability::Visible };
         self.change_as(durability, async |txn| {
@@ -175,7 +175,7 @@ impl LocalFs {
         }
         let stored = end.min(size).min(write_bound_of(&record));
         if clears && offset < stored {
-            self.inner.before_change_in_place(external_contents, ino.0, offset..stored).await?;
+            self.inner.place(external_contents, ino.0, offset..stored).await?;
             external_contents.contents.zero(ino, offset..stored).await?;
         }
         let least = if grows { end } else { 0 };

@@ -1,8 +1,8 @@
 //! Bytes that are redirected ([`super::redirects`]): how they are stored, read and placed.
 //!
 //! Bytes are placed behind a sync, which makes the transactions durable that have redirected them: a crash leaves no batch half made.
-//! Their redirects go after that. A call that changes bytes of a file in their place has passed its gate, places those of
-//! them that are redirected, and waits for another sync: else a crash would bring redirects back, and older bytes with them.
+//! Their redirects go after that. A call that changes bytes of a file in their place has passed its gate, and places those of them that
+//! are redirected. A crash may bring redirects back, with the bytes before the call: then it has undone the call, too.
 //!
 //! Clients that reach contents themselves know of no redirects. While there may be some, bytes are placed at once, before anything
 //! else is told of the change.
@@ -369,21 +369,6 @@ impl FsState {
         Ok(true)
     }
 
-    /// Before bytes of a range of a file are changed in their place: nothing of them is redirected, also not after a crash. The caller
-    /// has passed the file's gate alone.
-    pub(super) async fn before_change_in_place(
-        &self,
-        external_contents: &ExternalContents,
-        ino: u64,
-        range: Range<u64>,
-    ) -> Result<(), FsError> {
-        self.place(external_contents, ino, range).await?;
-        if external_contents.redirects().may_come_back(ino) {
-            self.release_redirects(external_contents).await?;
-        }
-        Ok(())
-    }
-
     /// Before a batch replaces bytes in their place.
     pub(super) async fn before_replaced_in_place(
         &self,
@@ -391,7 +376,7 @@ impl FsState {
         replaced: &Replaced,
     ) -> Result<(), FsError> {
         for (ino, range) in replaced.ranges() {
-            self.before_change_in_place(external_contents, ino.0, range).await?;
+            self.place(external_contents, ino.0, range).await?;
         }
         Ok(())
     }
@@ -406,6 +391,8 @@ impl FsState {
             for (ino, _) in &replaced.0 {
                 self.place(external_contents, ino.0, 0..MAX_FILE).await?;
             }
+            // What such a client writes next is durable at once: no crash is to bring redirects back.
+            self.release_redirects(external_contents).await?;
         } else if external_contents.redirects().is_over(4) {
             self.wake.notify_one();
         }

@@ -125,8 +125,8 @@ struct State {
     arenas: HashMap<u64, Range<u64>>,
     /// Bytes of each object that are used.
     live: HashMap<u64, u64>,
-    /// Bytes that are free once the transactions that have freed them are durable: these are numbered, and each is about a file.
-    freed: VecDeque<(u64, u64, Vec<Range<u64>>)>,
+    /// Bytes that are free once the transactions that have freed them are durable: these are numbered.
+    freed: VecDeque<(u64, Vec<Range<u64>>)>,
     last_freed: u64,
     /// Objects that are to be removed.
     unused: Vec<u64>,
@@ -337,7 +337,7 @@ impl Redirects {
         let State { freed, last_freed, .. } = &mut *guard;
         if !change.freed.is_empty() {
             *last_freed += 1;
-            freed.push_back((*last_freed, change.ino, change.freed.clone()));
+            freed.push_back((*last_freed, change.freed.clone()));
         }
     }
 
@@ -352,11 +352,6 @@ impl Redirects {
         let durable = state.freed.partition_point(|(number, ..)| *number <= last);
         let durable: Vec<_> = state.freed.drain(..durable).collect();
         durable.iter().flat_map(|(.., freed)| freed).for_each(|it| state.release(it, self.unit));
-    }
-
-    /// Whether a crash may bring redirects of a file back.
-    pub(super) fn may_come_back(&self, ino: u64) -> bool {
-        self.state.lock().freed.iter().any(|(_, of, _)| *of == ino)
     }
 
     /// Objects that are to be removed.

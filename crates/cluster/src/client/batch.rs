@@ -30,6 +30,8 @@ pub(super) struct Batch {
     pub(super) user: User,
     /// No name changes and no file becomes longer, so that bytes may be stored before or after.
     pub(super) only_replaces: bool,
+    /// The same as far as is known: of a journal that is written back, what takes no blocks replaces others.
+    pub(super) replaces: bool,
     /// With it the server has all mutations up to this one.
     pub(super) last: u64,
     /// Bytes of files that its mutations write.
@@ -101,7 +103,7 @@ impl Taking {
 impl Batch {
     /// These mutations, which are of one user.
     pub(super) fn of(taken: Vec<Waiting>) -> Batch {
-        let mut only_replaces = true;
+        let (mut only_replaces, mut replaces) = (true, true);
         let mut hashes = Vec::with_capacity(taken.len());
         let last = taken.last().map_or(0, |last| last.number);
         let user = taken.first().and_then(|first| first.user.clone());
@@ -110,7 +112,9 @@ impl Batch {
         let parts = taken.into_iter().map(|Waiting { hash, record, quota, .. }| {
             hashes.push(hash);
             let Parts { mutation, blocks, grows } = record.into_parts();
-            only_replaces &= !grows && mutation.kind.names().next().is_none();
+            let is_named = mutation.kind.names().next().is_some();
+            only_replaces &= !grows && !is_named;
+            replaces &= !is_named && (!grows || blocks == 0);
             let room = room_of(&mutation.kind, blocks);
             (mutation, Charge { quota, room })
         });
@@ -122,6 +126,7 @@ impl Batch {
             hashes,
             user,
             only_replaces,
+            replaces,
             last,
             bytes,
             releases,

@@ -150,7 +150,7 @@ impl BatchSender {
         let (part, user) = (batch.part(part), &batch.user);
         let (staged_in, spent) = (encoded.staged_in, encoded.spent.clone());
         let mutations = &encoded.mutations[..];
-        let replaces = batch.only_replaces;
+        let replaces = batch.replaces;
         let message = Message { mutations, part, user, positions, replaces, sync, releases, spent };
         let sent = self.send_message(message, &encoded, last < until).await;
         if let Err(FsError::Store(failure)) = &sent
@@ -307,7 +307,7 @@ impl BatchSender {
         let Some(mut batch) = queue.peek_batch(&self.usual_limit()) else { return };
         let (count, last) = (batch.mutations.len(), batch.last);
         let first = last + 1 - count as u64;
-        let (begun, replaces) = (self.base.now(), batch.only_replaces);
+        let (begun, replaces) = (self.base.now(), batch.replaces);
         // What is read of the journal goes while more is read.
         let (sink, parts) = mpsc::channel(PARTS_AT_ONCE);
         let parts = stream::unfold(parts, async |mut parts| Some((parts.recv().await?, parts)));

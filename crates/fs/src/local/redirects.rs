@@ -272,7 +272,8 @@ impl Redirects {
     pub(super) fn raised(&self, len: u64) -> Range<u64> {
         let state = self.state.lock();
         let live = state.live.keys().chain(&state.unused).copied();
-        let filled = state.arenas.values().map(|it| it.start / self.unit);
+        let filled = state.arenas.values().filter(|it| !it.is_empty());
+        let filled = filled.map(|it| it.start / self.unit);
         let first = live.chain(filled).min().unwrap_or(state.next);
         first.min(state.next)..state.next + len.div_ceil(self.unit) + OBJECTS_AHEAD
     }
@@ -354,9 +355,18 @@ impl Redirects {
         durable.iter().flat_map(|(.., freed)| freed).for_each(|it| state.release(it, self.unit));
     }
 
-    /// Objects that are to be removed.
+    /// Objects that are to be removed: also those that are being filled, if nothing of them is used.
     pub(super) fn take_unused(&self) -> Vec<Range<u64>> {
-        let unused = std::mem::take(&mut self.state.lock().unused);
+        let mut guard = self.state.lock();
+        let State { arenas, live, unused, .. } = &mut *guard;
+        arenas.retain(|_, left| {
+            let object = left.start / self.unit;
+            let is_used = left.is_empty() || live.contains_key(&object);
+            unused.extend((!is_used).then_some(object));
+            is_used
+        });
+        let unused = std::mem::take(unused);
+        drop(guard);
         unused.into_iter().map(|object| object * self.unit..(object + 1) * self.unit).collect()
     }
 

@@ -133,7 +133,7 @@ fn check_again(redirects: &Redirects, model: &Model, records: &BTreeMap<Vec<u8>,
 
 #[test]
 fn objects_go_when_nothing_of_them_is_used() {
-    let redirects = Arc::new(Redirects::new(UNIT, 0..8, Vec::new(), Time::default()));
+    let redirects = Arc::new(Redirects::new(UNIT, 0..9, Vec::new(), Time::default()));
     let unused = || redirects.take_unused().iter().map(|it| (it.start, it.end)).collect::<Vec<_>>();
     redirects.state.lock().unused.clear();
     redirects.state.lock().next = 0;
@@ -142,15 +142,19 @@ fn objects_go_when_nothing_of_them_is_used() {
     assert_eq!((one.start(), one.absent_from(), other.start()), (0, 0, 64));
     let second = redirects.take(0, 20).unwrap();
     assert_eq!((second.start(), second.absent_from()), (40, u64::MAX));
-    drop((one, second));
-    assert!(redirects.take_unused().is_empty(), "an object that is being filled stays");
+    drop(second);
+    assert!(unused().is_empty(), "an object that is being filled stays");
+    drop(one);
+    assert_eq!(unused(), vec![(0, 64)], "unless nothing of it is used");
     drop(other);
     assert_eq!(unused(), vec![(64, 128)]);
-    let third = redirects.take(0, 130).unwrap();
-    assert_eq!(third.start(), 128, "what does not fit begins in an object of its own");
-    assert_eq!(unused(), vec![(0, 64)], "and the one before goes");
+    let third = redirects.take(0, 40).unwrap();
+    let fourth = redirects.take(0, 130).unwrap();
+    assert_eq!((third.start(), fourth.start()), (128, 192), "what does not fit has its own object");
+    drop(third);
+    assert_eq!(unused(), vec![(128, 192)], "and the one before goes");
     assert!(redirects.take(2, 400).is_none(), "the bound is raised first");
-    assert_eq!(redirects.raised(400), 2..5 + 7 + OBJECTS_AHEAD);
+    assert_eq!(redirects.raised(400), 3..6 + 7 + OBJECTS_AHEAD);
 }
 
 #[test]

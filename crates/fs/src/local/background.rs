@@ -127,17 +127,28 @@ impl FsState {
         self.has_deferred_removals()
     }
 
+    /// Does what is to be done for redirected bytes, once in a while or when there are too many: it takes a sync, and each removal of a file
+    /// wakes the keeper.
+    async fn keep_redirects_at_times(&self, last: &mut Time) {
+        let now = self.env.now();
+        if now.since(*last) < LEFTOVERS_PERIOD && !self.has_too_many_redirects() {
+            return;
+        }
+        *last = now;
+        if let Err(error) = self.keep_redirects().await {
+            tracing::warn!(%error, "bytes that are stored aside stay there for now");
+        }
+    }
+
     /// Waits for something to do, and does it, until the filesystem is closed.
     pub(super) async fn keep(self: Arc<FsState>) {
-        let mut waits_since = None;
+        let (mut waits_since, mut redirects_kept) = (None, self.env.now());
         loop {
             // The callers that need this work run it too, and get the error then.
             self.run_deferred_work().await.ok();
             let is_open = self.collect_ended();
             let has_deferred_removals = self.clear_deferred_removals(&mut waits_since).await;
-            if let Err(error) = self.keep_redirects().await {
-                tracing::warn!(%error, "bytes that are stored aside stay there for now");
-            }
+            self.keep_redirects_at_times(&mut redirects_kept).await;
             let period = match () {
                 () if is_open => ATIME_PERIOD / 20,
                 () if has_deferred_removals => LEFTOVERS_PERIOD,

@@ -443,6 +443,11 @@ impl FsState {
         Ok(true)
     }
 
+    /// Whether bytes are to be placed because there are too many redirects.
+    pub(super) fn has_too_many_redirects(&self) -> bool {
+        self.external_contents.as_ref().is_some_and(|it| it.redirects().is_over(4))
+    }
+
     /// What the keeper does for redirects: places what is old, and removes objects that are not used.
     ///
     /// # Errors

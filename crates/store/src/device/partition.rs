@@ -34,9 +34,7 @@ impl Partition {
     pub fn start(&self) -> u64 {
         self.start
     }
-}
 
-impl Partition {
     /// The same with larger sectors, as another device has them that is to hold the same bytes.
     pub fn in_sectors_of(mut self, sector: u32) -> Partition {
         let sector = sector.max(self.geometry.sector);

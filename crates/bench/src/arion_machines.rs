@@ -90,6 +90,7 @@ impl Plan {
             recall: self.timer(usual.recall),
             // The hard limit of a client of Ceph.
             memory: (self.memory / 5) as usize,
+            background: Some((self.memory / 10) as usize),
             ..usual
         }
     }

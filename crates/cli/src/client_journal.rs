@@ -212,6 +212,7 @@ fn fill(env: &Env, opened: &OpenJournal) {
 pub(crate) fn refuse_options(options: &JournalOptions) -> Outcome<()> {
     let JournalOptions { data, threshold, commit, journal_size, .. } = options;
     let JournalOptions { on_conflict, conflict, replicate, receive, recall, sync, .. } = options;
+    let JournalOptions { memory, background, .. } = options;
     let is_about_journal = data.is_some()
         || threshold.is_some()
         || commit.is_some()
@@ -221,9 +222,11 @@ pub(crate) fn refuse_options(options: &JournalOptions) -> Outcome<()> {
         || replicate.is_some()
         || receive.is_some()
         || recall.is_some()
+        || memory.is_some()
+        || background.is_some()
         || sync.is_some();
     if is_about_journal {
-        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, recall=, sync=, replicate= and receive are about a journal";
+        let words = "commit=, journal_size=, data=, threshold=, conflict=, on_conflict=, recall=, memory=, background=, sync=, replicate= and receive are about a journal";
         return Err(Failure::new(words).help("name one with journal_dev=PATH, or leave them out"));
     }
     Ok(())

@@ -73,6 +73,15 @@ impl Room {
         }
     }
 
+    /// Whether there is less of something than a third of this.
+    pub fn is_below_third(self, of: Room) -> bool {
+        let below = |own: u64, of: u64| own < of / 3;
+        below(self.blocks, of.blocks)
+            || below(self.inodes, of.inodes)
+            || below(self.places, of.places)
+            || below(self.bytes, of.bytes)
+    }
+
     /// Whether nothing fits.
     pub fn is_none(self) -> bool {
         self == Room::NONE

@@ -113,6 +113,9 @@ Of a shared filesystem, for changes that the client has made by itself:
   on_conflict=copy|discard|refuse  what becomes of them: conflict copies, which thalweg cluster conflicts lists; they are
                     dropped, and counted in the log; or the mount fails (copy)
   recall=SECONDS    how long another client may have to wait for what this one has not sent (30)
+  memory=SIZE       of what waits to be sent, so much is in memory as well (64M); the rest is in the journal alone
+  background=SIZE   begin to send when so much is in memory, unless most of it is replaced before long; without it, what
+                    waits is bounded by the journal and recall= alone
   sync=journal|server  where changes are when fsync returns: in the journal, or also durable at the server (journal)
   replicate=HOST[:PORT][+HOST…][:memory|disk]  keep copies of the journal there, at thalweg cluster keep: fsync returns
                     when they have its changes, on their drives (disk) or in their memory
@@ -202,17 +205,19 @@ fn refuse_shared(options: &MountOptions) -> Outcome<()> {
     }
     let JournalOptions { journal_size, on_conflict, conflict, replicate, receive, .. } =
         &options.journal;
-    let JournalOptions { recall, sync, .. } = options.journal;
+    let JournalOptions { recall, memory, background, sync, .. } = options.journal;
+    let is_of_memory = memory.is_some() || background.is_some();
     let is_of_conflicts = on_conflict.is_some() || conflict.is_some();
     let is_elsewhere = replicate.is_some() || receive.is_some();
     if journal_size.is_some()
         || is_of_conflicts
         || is_elsewhere
         || recall.is_some()
+        || is_of_memory
         || sync.is_some()
     {
         return Err(Failure::new(
-            "journal_size=, conflict=, on_conflict=, recall=, sync=, replicate= and receive are for shared filesystems: SERVER:/PATH",
+            "journal_size=, conflict=, on_conflict=, recall=, memory=, background=, sync=, replicate= and receive are for shared filesystems: SERVER:/PATH",
         ));
     }
     Ok(())
@@ -228,7 +233,7 @@ async fn shared(
 ) -> Outcome<()> {
     let JournalOptions { writeback, expire, commit, journal_size, on_conflict, conflict, .. } =
         options.journal;
-    let JournalOptions { data, threshold, recall, sync, .. } = options.journal;
+    let JournalOptions { data, threshold, recall, memory, background, sync, .. } = options.journal;
     let JournalOptions { journal_dev, replicate, receive, .. } = options.journal.clone();
     let has_journal = journal_dev.is_some();
     let ours = JournalOptions {
@@ -242,6 +247,8 @@ async fn shared(
         on_conflict,
         conflict,
         recall,
+        memory,
+        background,
         sync,
         replicate: replicate.clone(),
         receive: receive.clone(),

@@ -242,6 +242,7 @@ impl Remote {
             Some(_) => (WITH_JOURNAL, WITH_JOURNAL),
             None => (defaults.writeback, defaults.expire),
         };
+        let in_memory = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let options = Options {
             writeback: options.writeback.unwrap_or(writeback),
             expire: options.expire.unwrap_or(expire),
@@ -250,6 +251,8 @@ impl Remote {
             on_conflict: options.on_conflict.unwrap_or(defaults.on_conflict),
             conflict: options.conflict.unwrap_or(defaults.conflict),
             recall: options.recall.unwrap_or(defaults.recall),
+            memory: options.memory.map_or(defaults.memory, in_memory),
+            background: options.background.map(in_memory),
             sync: options.sync.unwrap_or(defaults.sync),
             host: host_name().unwrap_or(defaults.host),
             journal,

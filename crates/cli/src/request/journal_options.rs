@@ -11,12 +11,15 @@ use thalweg_cluster::client::{
 use thalweg_store::inplace::{self, Mode};
 
 use super::keepers::KeeperHosts;
-use super::option_values::{Setting, seconds};
+use super::option_values::{Setting, seconds, size};
 use crate::failure::{Failure, Outcome};
 use crate::listen::ListenAddress;
 
 /// A server waits 60 s at most for a client that is sending, and batches may be slower than the last ones were.
 const LONGEST_RECALL: Duration = Duration::from_secs(40);
+
+/// Bytes that wait in a client's memory, at least.
+const LEAST_MEMORY: u64 = 1 << 20;
 
 /// How an in-place volume keeps its journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +36,9 @@ pub(crate) struct JournalOptions {
     pub(crate) conflict: Option<ConflictScope>,
     /// How long another client may wait for what one with a journal has not sent.
     pub(crate) recall: Option<Duration>,
+    /// Bytes in memory of what one with a journal has not sent, and those with which it begins to send.
+    pub(crate) memory: Option<u64>,
+    pub(crate) background: Option<u64>,
     /// Where a client with a journal has changes when a sync of them returns.
     pub(crate) sync: Option<SyncTo>,
     /// Where a client of a shared filesystem has copies of its journal.
@@ -57,6 +63,16 @@ pub(crate) struct JournalOptions {
     pub(crate) discard: Option<bool>,
 }
 
+/// Bytes of memory: no fewer than a batch in one message has.
+fn memory(name: &str, value: &str) -> Outcome<u64> {
+    match size(name, value)?.0 {
+        bytes if bytes < LEAST_MEMORY => {
+            Err(Failure::new(format!("{name}={value} is less than 1 MiB")))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
 impl JournalOptions {
     /// Takes an option of a client's journal of a shared filesystem.
     pub(super) fn take_shared(&mut self, name: &str, value: &str) -> Outcome<()> {
@@ -74,6 +90,8 @@ impl JournalOptions {
             "sync" => {
                 self.sync = Some(value.parse().map_err(|error: UnknownSyncTo| wrong(&error))?)
             }
+            "memory" => self.memory = Some(memory(name, value)?),
+            "background" => self.background = Some(memory(name, value)?),
             "recall" => {
                 let recall = seconds(name, value)?;
                 if !(Duration::from_secs(1)..=LONGEST_RECALL).contains(&recall) {
@@ -128,6 +146,8 @@ impl JournalOptions {
             self.on_conflict.map(|what| format!("on_conflict={what}")),
             self.conflict.map(|scope| format!("conflict={scope}")),
             seconds("recall", self.recall),
+            self.memory.map(|bytes| format!("memory={bytes}")),
+            self.background.map(|bytes| format!("background={bytes}")),
             self.sync.map(|place| format!("sync={place}")),
             self.replicate.as_ref().map(|keepers| format!("replicate={keepers}")),
             self.receive.as_ref().map(|place| format!("receive={place}")),

@@ -160,9 +160,8 @@ impl MountOptions {
             "data" => journal.data = Some(value.parse::<Mode>().map_err(Failure::new)?),
             "journal_dev" => journal.journal_dev = Some(value.into()),
             "journal_size" => journal.journal_size = Some(size(name, value)?.0),
-            "on_conflict" | "conflict" | "replicate" | "receive" | "recall" | "sync" => {
-                journal.take_shared(name, value)?
-            }
+            "on_conflict" | "conflict" | "replicate" | "receive" | "recall" | "sync" | "memory"
+            | "background" => journal.take_shared(name, value)?,
             "threshold" => journal.threshold = Some(bytes(name, value)?),
             "gap" => journal.gap = Some(Setting::parse(value, |value| bytes(name, value))?),
             "rotational" => {
@@ -293,10 +292,9 @@ mod tests {
         let options = parse(list).unwrap().journal.over(inplace::Options::default());
         assert_eq!((options.mode, options.threshold), (Mode::Selective, 2048));
         assert_eq!((options.gap, options.rotational), (Some(65_536), Some(false)));
-        let shared = "recall=5,sync=server,replicate=k1";
-        assert!(
-            parse(shared).unwrap().journal.words().join(",").starts_with("recall=5,sync=server")
-        );
+        let shared = "recall=5,memory=1048576,background=1048576,sync=server,";
+        let journal = parse(&format!("{shared}replicate=k1")).unwrap().journal;
+        assert!(journal.words().join(",").starts_with(shared), "{:?}", journal.words());
         // `auto` resets what was set.
         let auto = parse("gap=auto,rotational=auto").unwrap().journal;
         assert_eq!(auto.words().join(","), "gap=auto,rotational=auto");
@@ -318,6 +316,8 @@ mod tests {
             "recall=0",
             "recall=41",
             "recall=x",
+            "memory=5K",
+            "background=much",
             "sync=here",
             "recover=maybe",
             "recover=",

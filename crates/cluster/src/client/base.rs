@@ -122,7 +122,7 @@ impl ClientBase {
 
     pub(super) fn new(env: &Env, options: Options) -> ClientBase {
         let (session, inodes) = (Arc::new(Session::new(env)), Arc::new(Inodes::new()));
-        let limit = DirtyLimit::new(options.memory, options.recall);
+        let limit = DirtyLimit::new((options.memory, options.background), options.recall);
         let page_memory = Arc::new(PageMemory::new(limit.page_memory()));
         let queue = Arc::new(WritebackQueue::new(inodes.clone(), limit));
         ClientBase {

@@ -75,7 +75,7 @@ impl BatchLimit {
 pub(super) struct Taking {
     /// Bytes of the mutations, and those of them that are sent.
     pub(super) bytes: usize,
-    sent: usize,
+    pub(super) sent: usize,
     written: HashMap<Ino, Ranges>,
 }
 

@@ -10,12 +10,15 @@ use std::time::Duration;
 const FIRST_RATE: u64 = 16 << 20;
 /// A batch of fewer bytes says nothing of the link.
 const LEAST_MEASURED: usize = 64 << 10;
+/// What batches send of a thousand bytes, if nothing is replaced meanwhile.
+const WHOLE: u64 = 1000;
 /// So much may wait on any link.
 const LEAST: u64 = 8 << 20;
 
 pub(super) struct DirtyLimit {
     /// Bytes that may wait in memory.
     memory: usize,
+    background: Option<usize>,
     /// Time within which the rest can be sent.
     recall: Duration,
     /// Bytes of the journal; how many its records take; and those of these with mutations that the server does not have.
@@ -24,12 +27,19 @@ pub(super) struct DirtyLimit {
     unsent: AtomicU64,
     /// What the link has carried in a second, lately.
     rate: AtomicU64,
+    /// Bytes that batches have sent of a thousand that were written, lately.
+    kept: AtomicU64,
 }
 
 impl DirtyLimit {
-    pub(super) fn new(memory: usize, recall: Duration) -> DirtyLimit {
+    /// Of so much memory, of which this much is in use when sending begins.
+    pub(super) fn new(
+        (memory, background): (usize, Option<usize>),
+        recall: Duration,
+    ) -> DirtyLimit {
         let (journal, used, unsent) = Default::default();
-        DirtyLimit { memory, recall, journal, used, unsent, rate: AtomicU64::new(FIRST_RATE) }
+        let (rate, kept) = (AtomicU64::new(FIRST_RATE), AtomicU64::new(WHOLE));
+        DirtyLimit { memory, background, recall, journal, used, unsent, rate, kept }
     }
 
     /// The journal takes so many bytes.
@@ -59,6 +69,19 @@ impl DirtyLimit {
         self.used.load(Ordering::Relaxed) > self.journal() / 4 * 3
     }
 
+    /// Whether mutations with so many bytes in memory are to be sent (table 7.1: in the background). What later mutations replace mostly
+    /// waits on, since that is sent once; the journal keeps it.
+    pub(super) fn is_memory_short(&self, bytes: usize) -> bool {
+        self.background.is_some_and(|most| bytes >= most)
+            && self.kept.load(Ordering::Relaxed) > WHOLE / 2
+    }
+
+    /// Whether bytes of mutations that the journal has are to stay there alone, where so many are in memory.
+    pub(super) fn is_to_spill(&self, bytes: usize) -> bool {
+        // Behind what is sent in the background: that is not read back.
+        bytes >= self.memory / 2 + self.background.unwrap_or(0).min(self.memory) / 2
+    }
+
     pub(super) fn memory(&self) -> usize {
         self.memory
     }
@@ -85,6 +108,17 @@ impl DirtyLimit {
         self.rate.load(Ordering::Relaxed)
     }
 
+    /// A batch with so many bytes of files was sent as so many.
+    pub(super) fn coalesced(&self, bytes: usize, sent: usize) {
+        if bytes < LEAST_MEASURED {
+            return;
+        }
+        let now = (sent.min(bytes) as u64 * WHOLE) / bytes as u64;
+        let before = self.kept.load(Ordering::Relaxed);
+        // What the load does now counts: one batch tells enough.
+        self.kept.store((before + 3 * now) / 4, Ordering::Relaxed);
+    }
+
     /// A batch with so many bytes took so long.
     pub(super) fn sent(&self, bytes: usize, took: Duration) {
         if bytes < LEAST_MEASURED {
@@ -103,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_may_wait_follows_the_link_and_the_journal() {
-        let limit = DirtyLimit::new(1 << 20, Duration::from_secs(30));
+        let limit = DirtyLimit::new((1 << 20, None), Duration::from_secs(30));
         limit.begin_journal(1 << 40);
         assert_eq!(limit.bytes(), 30 * FIRST_RATE);
         for _ in 0..100 {
@@ -119,9 +153,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_replaced_mostly_waits_when_memory_is_short() {
+        let limit = DirtyLimit::new((1 << 20, Some(1 << 19)), Duration::from_secs(30));
+        assert!(!limit.is_memory_short((1 << 19) - 1) && limit.is_memory_short(1 << 19));
+        limit.coalesced(1 << 20, 1 << 17);
+        assert!(!limit.is_memory_short(1 << 20));
+        limit.coalesced(1 << 20, 1 << 20);
+        assert!(limit.is_memory_short(1 << 19));
+    }
+
+    #[test]
     fn what_waits_is_sent_before_a_server_gives_up() {
         let recall = Duration::from_secs(30);
-        let limit = DirtyLimit::new(1 << 20, recall);
+        let limit = DirtyLimit::new((1 << 20, None), recall);
         limit.begin_journal(1 << 40);
         for rate in [1 << 20, 100 << 20] {
             for _ in 0..100 {

@@ -38,7 +38,7 @@ pub(super) struct QueueReport {
 impl WritebackQueue {
     /// These mutations are in a record of the journal. Their bytes stay there alone while many wait.
     pub(super) fn spill(&self, numbers: RangeInclusive<u64>, place: RecordPlace) {
-        if self.in_memory() < self.limit.memory() / 2 {
+        if !self.limit.is_to_spill(self.in_memory()) {
             return;
         }
         let (mut freed, mut collected) = (0, self.collected.lock());
@@ -63,6 +63,11 @@ impl WritebackQueue {
     /// Bytes that the link carries in a second.
     pub(super) fn rate(&self) -> u64 {
         self.limit.rate()
+    }
+
+    /// A batch with so many bytes of files was sent as so many.
+    pub(super) fn coalesced(&self, bytes: usize, sent: usize) {
+        self.limit.coalesced(bytes, sent);
     }
 
     /// A batch with so many bytes took so long.

@@ -79,7 +79,8 @@ impl Stages {
         let quota = match change() {
             Local::Made(made) => return Ok(Some(made)),
             Local::NoRoom(quota) if room.begin_request(self.base.now()) => quota,
-            Local::NoRoom(_) | Local::NeedsCall => return Ok(None),
+            Local::NoRoom(_) => return self.change_with_room(&change).await,
+            Local::NeedsCall => return Ok(None),
         };
         self.rpc.order(Request::Room { quota }).await?;
         let made = change();
@@ -88,7 +89,26 @@ impl Stages {
         }
         match made {
             Local::Made(made) => Ok(Some(made)),
-            Local::NoRoom(_) | Local::NeedsCall => Ok(None),
+            Local::NoRoom(_) => self.change_with_room(&change).await,
+            Local::NeedsCall => Ok(None),
+        }
+    }
+
+    /// Makes a change that finds too little room as soon as the server has enough of the mutations that have taken it: a call would have to wait for all of
+    /// them.
+    async fn change_with_room<T>(
+        &self,
+        change: &impl Fn() -> Local<T>,
+    ) -> Result<Option<T>, FsError> {
+        let last = self.base.queue.last();
+        loop {
+            let turn = self.writeback.hold().await;
+            match change() {
+                Local::Made(made) => return Ok(Some(made)),
+                Local::NoRoom(_) if !self.base.queue.has(last) => {}
+                Local::NoRoom(_) | Local::NeedsCall => return Ok(None),
+            }
+            self.writeback.send_batch(turn, None, 0).await?;
         }
     }
 

@@ -44,6 +44,10 @@ pub struct Options {
     pub keepers: Vec<KeeperTarget>,
     /// Bytes of its own changes that wait in memory; with a journal, more wait there.
     pub memory: usize,
+    /// With a journal: bytes in memory with which the client begins to send in the background (table 7.1 of the paper), unless most of what waits
+    /// is replaced before long. `None`: what waits is bounded by the journal and the link alone, and what memory does not keep is
+    /// read back from the journal.
+    pub background: Option<usize>,
     /// Bytes that are sent as one change at most, about; with a journal.
     pub batch: usize,
     /// No more waits in the journal than the link carries in this time: another client that wants it waits for so long.
@@ -75,6 +79,7 @@ impl Default for Options {
             data: JournaledData::Wasteless,
             keepers: Vec::new(),
             memory: 64 << 20,
+            background: None,
             batch: MAX_STAGED / 2,
             recall: Duration::from_secs(30),
             on_conflict: OnConflict::Copy,

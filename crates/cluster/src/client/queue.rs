@@ -194,6 +194,7 @@ impl WritebackQueue {
         if self.has_journal() {
             return self.waiting() >= FULL_OF_JOURNALED
                 || self.dirty() >= self.limit.bytes()
+                || self.is_memory_short()
                 || self.limit.is_journal_short();
         }
         self.waiting() >= FULL || self.in_memory() >= BATCH_BYTES
@@ -336,7 +337,7 @@ impl WritebackQueue {
     }
 
     /// How many mutations the next batch has: those of one user, within a limit.
-    fn next_batch(&self, waiting: &VecDeque<Waiting>, limit: &BatchLimit) -> usize {
+    fn next_batch(&self, waiting: &VecDeque<Waiting>, limit: &BatchLimit) -> (usize, Taking) {
         let journaled = self.journaled.load(Ordering::Acquire);
         let (mut taking, mut count) = (Taking::default(), 0);
         let mut quotas = SmallVec::<[u64; MAX_SHARES]>::new();
@@ -359,7 +360,20 @@ impl WritebackQueue {
             count += 1;
         }
         assert!(quotas.len() < MAX_SHARES, "one share is the volume's");
-        count
+        (count, taking)
+    }
+
+    /// Whether what is in memory is to be sent in the background.
+    pub(super) fn is_memory_short(&self) -> bool {
+        self.limit.is_memory_short(self.in_memory())
+    }
+
+    /// Notes how much of the next batch is sent.
+    pub(super) fn foresee_batch(&self, limit: &BatchLimit) {
+        let mut collected = self.collected.lock();
+        self.collect(&mut collected);
+        let (_, taking) = self.next_batch(&collected.waiting, limit);
+        self.limit.coalesced(taking.bytes, taking.sent);
     }
 
     /// Takes the next batch. The caller sends one at a time.
@@ -367,7 +381,7 @@ impl WritebackQueue {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
         let Collected { waiting, done, releases, sending, .. } = &mut *collected;
-        let count = self.next_batch(waiting, limit);
+        let (count, _) = self.next_batch(waiting, limit);
         let taken: Vec<Waiting> = waiting.drain(..count).collect();
         let last = *done + taken.len() as u64;
         let data_bytes = taken.iter().map(|it| it.record.data_bytes()).sum();
@@ -391,7 +405,7 @@ impl WritebackQueue {
     pub(super) fn peek_batch(&self, limit: &BatchLimit) -> Option<Batch> {
         let mut collected = self.collected.lock();
         self.collect(&mut collected);
-        let count = self.next_batch(&collected.waiting, limit);
+        let (count, _) = self.next_batch(&collected.waiting, limit);
         if count == 0 || count == collected.waiting.len() {
             return None;
         }

@@ -169,6 +169,15 @@ impl PromisedRoom {
         ledger.charged.iter().find(|share| share.quota == 0).map_or(Room::NONE, |share| share.room)
     }
 
+    /// Whether mutations that the server is not known to have take most of what it has promised: it promises more when it has them.
+    pub(super) fn is_short(&self) -> bool {
+        let ledger = self.0.lock();
+        ledger.charged.iter().any(|charged| {
+            let left = ledger.left.iter().find(|it| it.quota == charged.quota);
+            left.map_or(Room::NONE, |it| it.room).is_below_third(charged.room)
+        })
+    }
+
     /// What the server has promised, and mutations have not taken.
     pub(super) fn left(&self) -> RoomGrant {
         let ledger = self.0.lock();

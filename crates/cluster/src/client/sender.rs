@@ -111,6 +111,11 @@ impl BatchSender {
         known.map_or(limit, |mutations| limit.again(mutations))
     }
 
+    /// Notes what becomes of the next batch, before it is taken for want of memory.
+    pub(super) fn foresee(&self) {
+        self.base.queue.foresee_batch(&self.usual_limit());
+    }
+
     fn usual_limit(&self) -> BatchLimit {
         if !self.base.session.has_journal() {
             return BatchLimit::MESSAGE;
@@ -207,6 +212,9 @@ impl BatchSender {
         self.journaling.note_loaded(loaded);
         let end = encoder.finish();
         parts.push(end.clone());
+        if part.len() == batch.mutations.len() {
+            self.base.queue.coalesced(batch.bytes, parts.iter().map(Bytes::len).sum());
+        }
         let gone = coalesced.as_ref().into_iter().flat_map(|it| it.gone());
         let spent = self.base.numbers.highest_of(gone);
         let first = last + 1 - part.len() as u64;

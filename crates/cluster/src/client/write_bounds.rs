@@ -125,7 +125,8 @@ mod tests {
     fn a_bound_that_was_asked_for_before_a_change_does_not_count() {
         let (ino, now) = (Ino(5), Time::default());
         let inodes = Arc::new(Inodes::new());
-        let queue = WritebackQueue::new(inodes.clone(), DirtyLimit::new(1 << 20, Duration::ZERO));
+        let queue =
+            WritebackQueue::new(inodes.clone(), DirtyLimit::new((1 << 20, None), Duration::ZERO));
         let bounds = WriteBounds::new(inodes.clone(), Arc::new(queue));
         let bytes = ByteMutations::default();
         inodes.set_rules(LocalRules { bytes, is_direct: true, squash: Squash::None });

@@ -37,7 +37,7 @@ impl Writeback {
             };
             self.base.env.spawn(committing).detach();
         }
-        if self.base.queue.is_full()
+        if self.is_full()
             && self.base.refusals.holds(self.base.now(), false).is_none()
             && let Ok(turn) = self.sending.clone().try_lock_owned()
         {
@@ -52,8 +52,18 @@ impl Writeback {
         self.base.queue.is_over_full()
     }
 
+    /// Whether so much waits that some of it is to be sent: memory, the journal or the room that the server has promised run short.
+    fn is_full(&self) -> bool {
+        self.base.queue.is_full() || self.base.queue.has_journal() && self.base.room.is_short()
+    }
+
     async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {
-        while self.base.queue.is_full() {
+        if self.base.queue.is_memory_short() {
+            // A batch has what the journal has.
+            self.journaling.before_send().await?;
+            self.sender.foresee();
+        }
+        while self.is_full() {
             if self.base.queue.has_waiting() {
                 self.send_batch(turn, None, 0).await?;
                 turn = self.hold().await;

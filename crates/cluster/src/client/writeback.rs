@@ -29,7 +29,7 @@ pub(super) struct Writeback {
     rpc: Arc<Rpc>,
     direct_io: Arc<DirectIo>,
     pub(super) journaling: Journaling,
-    sender: BatchSender,
+    pub(super) sender: BatchSender,
     /// One batch at a time, so that they count in their order.
     pub(super) sending: Arc<tokio::sync::Mutex<()>>,
     /// A commit has begun because the journal lacks much.
@@ -68,8 +68,8 @@ impl Writeback {
         self.send_batches(true, true).await
     }
 
-    /// Sends the mutations that wait; with `all`, as [`Writeback::send_all`]. Unless it is `urgent`, the link rests between batches, for the calls of
-    /// programs.
+    /// Sends the mutations that wait while there are too many; with `all`, as [`Writeback::send_all`]. Unless it is `urgent`, the link rests between
+    /// batches, for the calls of programs.
     pub(super) async fn send_batches(
         self: &Arc<Self>,
         all: bool,
@@ -80,7 +80,7 @@ impl Writeback {
             let turn = self.hold().await;
             let is_set_aside = self.is_set_aside.load(Ordering::Relaxed);
             let queue = &self.base.queue;
-            let is_wanted = all || queue.is_full() || queue.is_over_memory();
+            let is_wanted = all || queue.is_over_full();
             if is_set_aside || queue.has(last) || !is_wanted {
                 return Ok(());
             }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_cluster::client::{self, Client, journal};
 use thalweg_fs::{Filesystem, Ino, WriteAt, WriteHow};
+use thalweg_sim::net::LinkSpec;
 use thalweg_sim::run;
 
 use crate::journal::Journaled;
@@ -146,4 +147,118 @@ fn a_sync_to_the_server_is_durable_there() {
             assert_eq!(found.size == 506, to_server, "{found:?}");
         });
     }
+}
+
+/// Bytes that the link of a slow client carries in a second.
+const SLOW: u64 = 2 << 20;
+
+/// Has the link between a machine and the server be slow.
+fn slow_down(scene: &Scene, machine: &Journaled) {
+    let link = LinkSpec { bandwidth: SLOW, ..LinkSpec::of(Duration::from_millis(1)) };
+    scene.network.set_links(&machine.host(), &scene.server, link);
+}
+
+/// Messages for a purpose that a client has sent.
+fn messages(client: &Client, purpose: &str) -> u64 {
+    client.traffic().sent_for(purpose).messages
+}
+
+#[test]
+fn makers_wait_for_a_batch_and_not_for_all_that_waits() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::sized(&scene, "a", 256 << 20).await;
+        slow_down(&scene, &machine);
+        let options = client::Options {
+            writeback: LONG,
+            recall: Duration::from_secs(8),
+            memory: 64 << 20,
+            batch: 256 << 10,
+            ..machine.options(true)
+        };
+        let (client, file) = mount(&scene, &machine, options).await;
+        let (mut longest, mut most, piece) = (Duration::ZERO, 0, 64 << 10);
+        // So that it knows its link.
+        for at in 0..256 {
+            write(&client, file, at % 64 * piece, piece as usize).await;
+            if at % 64 == 63 {
+                client.drain().await.unwrap();
+            }
+        }
+        for at in 0..2000 {
+            let begun = env.now();
+            write(&client, file, at % 64 * piece, piece as usize).await;
+            longest = env.now().since(begun).max(longest);
+            most = client.pending().unsent.bytes.max(most);
+        }
+        // What the link carries in that time waits, and half as much again.
+        assert!(most > 16 << 20, "{most} bytes wait: the makers never had to");
+        assert!(longest < Duration::from_secs(1), "a write has waited for {longest:?}");
+        assert!(longest > Duration::from_millis(50), "no write has waited");
+    });
+}
+
+#[test]
+fn makers_without_room_wait_for_a_batch_and_not_for_all_that_waits() {
+    run(1, |env| async move {
+        let scene = Scene::durable(&env).await;
+        let machine = Journaled::sized(&scene, "a", 64 << 20).await;
+        slow_down(&scene, &machine);
+        let options = client::Options {
+            writeback: LONG,
+            memory: 64 << 20,
+            batch: 128 << 10,
+            ..machine.options(true)
+        };
+        let (client, _) = mount(&scene, &machine, options).await;
+        let directory = client.find(Ino::ROOT, b"d").await.unwrap().ino;
+        let (created, wrote) = (messages(&client, "Create"), messages(&client, "Write"));
+        let (mut longest, mut total) = (Duration::ZERO, 0);
+        // More than the promise: a quarter of what is free.
+        for at in 0..80 {
+            let begun = env.now();
+            let name = format!("file{at}");
+            let file = make(&client, directory, &name, thalweg_fs::Node::File).await;
+            client.reference(file);
+            write(&client, file, 0, 64 << 10).await;
+            client.unreference(file, 1);
+            longest = env.now().since(begun).max(longest);
+            total += 64 << 10;
+        }
+        assert_eq!(messages(&client, "Create"), created, "a file was made by a call");
+        assert_eq!(messages(&client, "Write"), wrote, "a file was written by a call");
+        let sent = total - client.pending().unsent.bytes;
+        assert!(sent > 1 << 20, "{sent} bytes were sent: the promise was enough");
+        assert!(longest < Duration::from_millis(500), "a file has waited for {longest:?}");
+    });
+}
+
+#[test]
+fn what_waits_in_memory_is_sent_in_the_background_unless_it_is_replaced() {
+    run(1, |env| async move {
+        for (background, blocks, is_sent) in
+            [(Some(256 << 10), 128, true), (Some(256 << 10), 4, false), (None, 128, false)]
+        {
+            let scene = Scene::durable(&env).await;
+            let machine = Journaled::sized(&scene, "a", 64 << 20).await;
+            let options = client::Options {
+                writeback: LONG,
+                memory: 64 << 20,
+                background,
+                ..machine.options(true)
+            };
+            let (client, file) = mount(&scene, &machine, options).await;
+            let (mut most, written) = (0, 1024 * 4096);
+            for at in 0..1024 {
+                write(&client, file, at % blocks * 4096, 4096).await;
+                env.sleep(Duration::from_millis(1)).await;
+                most = client.pending().unsent.bytes.max(most);
+            }
+            let left = client.pending().unsent.bytes;
+            match is_sent {
+                true => assert!(most < 512 << 10, "{most} bytes have waited"),
+                false => assert_eq!(left, written),
+            }
+        }
+    });
 }

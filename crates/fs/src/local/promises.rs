@@ -24,9 +24,10 @@ const LEAST_PART: u64 = 1 << 14;
 /// Blocks of metadata that no promise takes: for records of sessions, of removals, and for changes that are made again.
 const SPARE_PAGES: u64 = 16;
 
-/// What is wanted beside what a session has, to come to this: nothing of what it has half of.
+/// What is wanted beside what a session has, to come to this: nothing of what it has almost all of. A client may have used all of its promise for what
+/// waits in its journal, and goes on with what it gets when a batch of that is applied.
 fn wanted(own: Room, most: Room) -> Room {
-    let wants = |own: u64, most: u64| if own < most / 2 { most - own } else { 0 };
+    let wants = |own: u64, most: u64| if own < most - most / 64 { most - own } else { 0 };
     Room {
         blocks: wants(own.blocks, most.blocks),
         inodes: wants(own.inodes, most.inodes),

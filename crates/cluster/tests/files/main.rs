@@ -19,6 +19,7 @@ mod damaged;
 mod direct;
 mod direct_journal;
 mod footprints;
+mod fsx;
 mod full;
 mod histories;
 mod holes;

@@ -54,6 +54,7 @@ mod move_node;
 mod moves;
 mod moving;
 mod moving_crashes;
+mod moving_cuts;
 mod objects;
 mod own_attributes;
 mod own_files;

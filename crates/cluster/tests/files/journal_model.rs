@@ -246,8 +246,13 @@ impl State {
 
     fn sync(mut self, by: usize, set: Set) -> Option<State> {
         let client = &mut self.clients[by];
-        let last = client.kept.iter().rposition(|change| change.set() & set != 0);
-        client.synced = client.synced.max(last.map_or(0, |at| at + 1));
+        // What was in the journal before the lease was over.
+        let (changes, synced) = match &mut client.away {
+            Some(away) => (&away.changes, &mut away.synced),
+            None => (&client.kept, &mut client.synced),
+        };
+        let last = changes.iter().rposition(|change| change.set() & set != 0);
+        *synced = last.map_or(0, |at| at + 1).max(*synced);
         Some(self)
     }
 
@@ -352,6 +357,7 @@ impl State {
             Op::Crash => return self.crash(by),
             Op::Lapse => return self.lapse(by),
             Op::Back(conflicts) => return self.back(by, conflicts),
+            Op::Sync(_) => {}
             // It uses nothing after its lease.
             _ if self.clients[by].away.is_some() => return Vec::new(),
             _ => {}

@@ -1,5 +1,5 @@
 //! Charts of the benchmarks on a real machine, from the figures of their reports, with the values beside them that the thesis states in its
-//! text. What it only draws is not guessed: there our bars stand alone.
+//! text. Values that it only draws are not guessed: there our bars stand alone.
 
 use crate::Report;
 use crate::plot::{Chart, Series, Shape};

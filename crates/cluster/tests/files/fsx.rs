@@ -386,7 +386,7 @@ fn live(seed: u64, has_objects: bool) -> Tally {
     run(seed, move |env| async move {
         let mut life = Life::new(&env, seed, has_objects).await;
         life.run(seed % 3 == 2).await;
-        // Nobody else has a copy in memory.
+        // This client has no copy in memory.
         let visitor = life.scene.client("other").await;
         let file = visitor.client.find(Ino::ROOT, b"file").await.unwrap().ino;
         visitor.client.reference(file);

@@ -19,7 +19,7 @@ use crate::absence::{come_back, lists};
 use crate::journal::Journaled;
 use crate::journal_crashes::left;
 use crate::journal_model::*;
-use crate::journal_programs::{History, Kind, Program, begin, find_all};
+use crate::journal_programs::{History, Kind, Program, begin, find_all, has_objects};
 use crate::linear::Recorded;
 use crate::scene::*;
 
@@ -382,11 +382,6 @@ async fn read_copy(client: &Client, entry: &ConflictEntry, file: usize, all: &mu
     all.sizes[file] = if is_whole { Some(found.size) } else { entry.size };
 }
 
-/// Whether contents of files are objects in a life.
-fn has_objects(seed: u64) -> bool {
-    seed % 8 == 5
-}
-
 /// The calls of a life, in the order of their beginnings.
 fn life(seed: u64, kind: Kind, scope: Scope) -> (Vec<Recorded<Op>>, usize, Tally) {
     run(seed, |env| async move {
@@ -474,6 +469,13 @@ fn histories_with_journals_that_failed_are_right() {
     }
 }
 
+/// A client that comes back to its only journal is told that it is an older copy.
+#[test]
+#[ignore = "the mount of a journal of which there is no copy is refused as one of an older copy"]
+fn a_journal_is_no_older_copy_of_itself() {
+    check(6_173_931_603_851, Kind::Long, Scope::Prefix);
+}
+
 /// A change that was not synced may be lost with its client's machine, in the order of the changes, and nothing else.
 #[test]
 fn histories_with_journals_that_are_mounted_again_have_what_was_synced() {
@@ -488,7 +490,7 @@ fn histories_with_journals_that_lapse_lose_nothing_unnamed() {
     assert!(all.lapses > 100 && all.sets > 10, "{all:?}");
 }
 
-/// With `conflict=file` all is written back but what others have used and what depends on that, which is named.
+/// With `conflict=file` all is written back but changes of files that other clients use meanwhile, and what depends on these, which is named.
 #[test]
 fn histories_with_journals_that_lapse_file_by_file_lose_nothing_unnamed() {
     let all = live(200, Kind::Long, Scope::File);

@@ -3,7 +3,7 @@
 //! The names of a directory and two files are values. A change takes effect for all programs when it is acknowledged, and is kept
 //! until another client has seen it. A crash of its client takes back the last changes, in their order, but none that was
 //! synced. When the journal of a client lapses, other clients go on without its last changes; when the client is back, the first of
-//! these take effect, up to a conflict, or all but those that conflict and what depends on them. What was synced of the rest is in a
+//! these take effect, up to a conflict, or all but those that conflict and what depends on them. Of the rest, all that was synced is in a
 //! conflict set.
 
 use crate::linear::{Recorded, has_order};
@@ -291,11 +291,15 @@ impl State {
             let states = if conflicts.named == 0 { self.crash(by) } else { Vec::new() };
             return states.into_iter().map(|state| state.settled(by)).collect();
         };
-        let written_back = |count: usize| match self.scope {
-            Scope::Prefix => state.clone().with_prefix(&away, count, conflicts),
-            Scope::File => state.clone().with_independent(&away, count, conflicts),
+        let uses = away.uses(self.scope, conflicts);
+        let written_back = |count: usize| {
+            let back = |away: &Away| match self.scope {
+                Scope::Prefix => state.clone().with_prefix(away, count, conflicts),
+                Scope::File => state.clone().with_independent(away, count, conflicts),
+            };
+            uses.iter().filter_map(back).collect::<Vec<State>>()
         };
-        let written_back = (0..=away.changes.len()).filter_map(written_back);
+        let written_back = (0..=away.changes.len()).flat_map(written_back);
         let mut states: Vec<State> = written_back.map(|state| state.settled(by)).collect();
         // Calls that the server had not made durable, and nothing behind them.
         if away.synced == 0 {
@@ -373,6 +377,19 @@ impl State {
 }
 
 impl Away {
+    /// What other clients may have used. One that has opened a file, and written some bytes of it, may have read all of it by itself: then
+    /// the server counts that, and the file is named.
+    fn uses(&self, scope: Scope, conflicts: &Conflicts) -> Vec<Away> {
+        let mut uses = vec![self.clone()];
+        let files = (0..FILES as u8).map(file_set).filter(|_| scope == Scope::File);
+        let used = self.read | self.changed;
+        for file in files.filter(|file| used & conflicts.named & file != 0) {
+            let read = uses.clone().into_iter().map(|it| Away { read: it.read | file, ..it });
+            uses.extend(read.collect::<Vec<_>>());
+        }
+        uses
+    }
+
     /// Whether other clients have used what a change is about. A new name conflicts with another file of that name alone. Of a file,
     /// bytes that they have written beside it do not count, and may.
     fn conflicts_with(&self, change: &Change, values: &[u64; VALUES]) -> bool {

@@ -1,5 +1,5 @@
 //! Redirected bytes are placed right behind their batch: a crash finds nothing of a batch that it has undone in a file, and nothing old over
-//! what a client that reaches contents itself has written since. What placing costs.
+//! what a client that reaches contents itself has written since. The cost of placing is counted, too.
 
 use std::sync::Arc;
 use std::time::Duration;

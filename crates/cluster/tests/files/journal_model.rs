@@ -3,7 +3,7 @@
 //! The names of a directory and two files are values. A change takes effect for all programs when it is acknowledged, and is kept
 //! until another client has seen it. A crash of its client takes back the last changes, in their order, but none that was
 //! synced. When the journal of a client lapses, other clients go on without its last changes; when the client is back, the first of
-//! these take effect, up to a conflict, or all but those that conflict and what depends on them. Of the rest, all that was synced is in a
+//! these take effect, up to a conflict, or all but those that conflict and what depends on them. Synced changes among the rest are in a
 //! conflict set.
 
 use crate::linear::{Recorded, has_order};

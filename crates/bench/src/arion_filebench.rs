@@ -12,6 +12,7 @@
 //!
 //! | figure | meaning |
 //! |---|---|
+//! | `ceph_sync_received_per_op_over_ours`, `ceph_sync_sent_…` | bytes that an object server receives and sends for an operation of Ceph mounted synchronously, over ours |
 //! | `ops_over_ceph`, `ops_over_ceph_sync` | operations in a second over those of the other |
 //! | `latency_over_ceph` | time of a round |
 //! | `received_per_op_over_ceph`, `sent_per_op_over_ceph` | bytes that the object servers receive and send for an operation until the end of the run; `drained_...` until everything is durable |
@@ -72,6 +73,9 @@ const VARMAIL_AIMS: &[Aim] = &[
 const CREATEFILES_AIMS: &[Aim] = &[("ops_over_ceph", 1.0, true), ("ops_over_ceph_sync", 1.0, true)];
 /// Operations in a second of figure 8.1a: Ceph, Arion-60.
 const PAPER: [f64; 2] = [544.6, 842.8];
+/// Received and sent for an operation of figure 8.1b: Arion-60 over Ceph. Of figure 8.1d: Ceph-sync over Arion-60, both.
+const PAPER_NETWORK: [f64; 2] = [0.70, 0.69];
+const PAPER_SYNC: f64 = 1.062;
 
 fn run_varmail(options: &Options) -> Result<Report, BenchError> {
     let scale = rig::scale(options, 0.02)?;
@@ -93,6 +97,12 @@ fn run_varmail(options: &Options) -> Result<Report, BenchError> {
         &seen,
         Some(Series::paper("thesis", paper)),
     )];
+    let network = [
+        ("received", "received_per_op_over_ceph", Some(PAPER_NETWORK[0])),
+        ("sent", "sent_per_op_over_ceph", Some(PAPER_NETWORK[1])),
+    ];
+    let title = "Figure 8.1b: varmail, network load of an object server for an operation, Arion-60 over Ceph";
+    report.charts.push(network_chart(&report, title, &network));
     Ok(report)
 }
 
@@ -111,9 +121,42 @@ fn run_createfiles(options: &Options) -> Result<Report, BenchError> {
     compare(&mut report, ours, ceph);
     report.figure("ops_over_ceph_sync", rounded(ours.ops / sync.ops));
     count_missed(&mut report, CREATEFILES_AIMS);
+    let over = |of: fn(&Seen) -> u64| rounded(sync.per_op(of(sync)) / ours.per_op(of(ours)));
+    report
+        .figure("ceph_sync_received_per_op_over_ours", over(|seen| seen.servers.received))
+        .figure("ceph_sync_sent_per_op_over_ours", over(|seen| seen.servers.sent));
     report.charts =
         vec![chart("Figure 8.1c: createfiles", "Ceph, Ceph-sync, Arion-60", &seen, None)];
+    let network = [
+        (
+            "received, Ceph-sync over Arion-60",
+            "ceph_sync_received_per_op_over_ours",
+            Some(PAPER_SYNC),
+        ),
+        ("sent, Ceph-sync over Arion-60", "ceph_sync_sent_per_op_over_ours", Some(PAPER_SYNC)),
+        ("received, Arion-60 over Ceph", "received_per_op_over_ceph", None),
+        ("sent, Arion-60 over Ceph", "sent_per_op_over_ceph", None),
+    ];
+    let title = "Figure 8.1d: createfiles, network load of an object server for an operation";
+    report.charts.push(network_chart(&report, title, &network));
     Ok(report)
+}
+
+/// Bars of ratios: each with its name, its figure, and what the text says of it.
+fn network_chart(report: &Report, title: &str, bars: &[(&str, &str, Option<f64>)]) -> Chart {
+    let points = |of: &dyn Fn(usize) -> Option<f64>| {
+        (0..bars.len()).filter_map(|nth| Some((nth as f64, of(nth)?))).collect()
+    };
+    Chart {
+        title: title.to_owned(),
+        x: bars.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join("; "),
+        y: "ratio".to_owned(),
+        shape: Shape::Bars,
+        series: vec![
+            Series::paper("thesis", points(&|nth| bars[nth].2)),
+            Series::measured("measured", points(&|nth| report.number(bars[nth].1))),
+        ],
+    }
 }
 
 fn measure_all(

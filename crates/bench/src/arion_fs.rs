@@ -30,6 +30,7 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 10 for `fsync` and 8 for `sqlite`, all `_over_local` 0.7 |
 
+use crate::arion_charts;
 use crate::cluster_fs::{self, compare};
 use crate::cluster_loads::{Load, durable::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
@@ -71,7 +72,11 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &[Need::LoopDevices, Need::Program("losetup")]].concat();
-    compare(ENTRY.name, (&LOADS, &SUBJECTS, &needs), aim, options)
+    let mut report = compare(ENTRY.name, (&LOADS, &SUBJECTS, &needs), aim, options)?;
+    let loads = LOADS.map(|load| load.name);
+    report.charts =
+        arion_charts::rates(&report, "Durable writes", &loads, (&[], &[])).into_iter().collect();
+    Ok(report)
 }
 
 #[cfg(test)]

@@ -27,10 +27,12 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 2.5 for `load` and 5.7 for the runs, all `_over_local` 0.7; a read is to take 1.05 times as long as with `ceph-fuse` at most, and 1 / 0.7 times as long as on a local mount |
 
+use crate::arion_charts;
 use crate::cluster_fs::{self, measure};
 use crate::cluster_loads::{Load, latency_name, leveldb::LOADS, missed};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
+use crate::plot::Chart;
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -89,7 +91,25 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     let mut report = measure(ENTRY.name, &LOADS, &subjects(), &needs, &options)?;
     let missed = all_missed(&report);
     report.figure("below_aim", missed);
+    report.charts = charts(&report);
     Ok(report)
+}
+
+/// Operations in a second of Ceph and Arion, whatever the cache: of the load phase about, of the run of workload A up to.
+const PAPER: [[(usize, f64); 2]; 2] = [[(0, 225.0), (1, 441.0)], [(0, 563.0), (1, 2490.0)]];
+/// Milliseconds of an update, and of a read, which take around 0.1 in both.
+const PAPER_LATENCY: [[(usize, f64); 2]; 2] = [[(0, 4.4), (1, 0.1)], [(0, 0.7), (1, 0.1)]];
+
+fn charts(report: &Report) -> Vec<Chart> {
+    let loads = LOADS.map(|load| load.name);
+    let [ceph, arion] = &PAPER;
+    let title = "Figure 8.14a: YCSB over LevelDB, cache of 256 MB (load phase of the thesis: approximately)";
+    let rates = arion_charts::rates(report, title, &loads, (ceph, arion));
+    let [ceph, arion] = &PAPER_LATENCY;
+    let title =
+        "Figure 8.15a: latency of workload A, mean of the run (reads of the thesis: approximately)";
+    let latencies = arion_charts::latencies(report, title, "run_a", (ceph, arion));
+    [rates, latencies].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -100,6 +120,17 @@ mod tests {
     fn leveldb_that_is_missing_is_named() {
         let refused = run(&Options::default()).unwrap_err().to_string();
         assert_eq!(refused.contains("libleveldb-dev"), !cfg!(feature = "leveldb"), "{refused}");
+    }
+
+    #[test]
+    fn the_papers_values_are_those_of_the_load_and_of_workload_a() {
+        assert_eq!((LOADS[0].name, LOADS[1].name), ("load", "run_a"));
+        let mut report = Report::new(ENTRY.name, 1);
+        assert!(charts(&report).is_empty());
+        report.figure("rados_run_a_per_s", 2000.0);
+        assert_eq!(charts(&report).len(), 1);
+        report.figure("rados_read_latency_us", 100.0);
+        assert_eq!(charts(&report).len(), 2);
     }
 
     #[test]

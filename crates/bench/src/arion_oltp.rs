@@ -21,10 +21,12 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 8 with one thread of a server and 3.2 with ten, all `_over_local` 0.7 |
 
+use crate::arion_charts;
 use crate::cluster_fs::{self, compare};
 use crate::cluster_loads::{Load, oltp::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
+use crate::plot::Chart;
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -60,12 +62,37 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &NEEDS].concat();
     let subjects = Subject::with_journals(2).map(|subject| Subject { size: SIZE, ..subject });
-    compare(ENTRY.name, (&LOADS, &subjects, &needs), aim, options)
+    let mut report = compare(ENTRY.name, (&LOADS, &subjects, &needs), aim, options)?;
+    report.charts = charts(&report);
+    Ok(report)
+}
+
+/// Updates of one and of two servers over Ceph, by threads, as the text has them; of inserts it says that they are alike.
+const PAPER: [(usize, f64); 4] = [(0, 4.9), (1, 2.3), (4, 8.2), (5, 3.2)];
+
+fn charts(report: &Report) -> Vec<Chart> {
+    let loads = LOADS.map(|load| load.name);
+    let over = "Figure 8.8: updates and inserts of a database over Ceph, as the text has them";
+    let rates = "Figure 8.8: updates and inserts of a database";
+    let ratios = arion_charts::ratios(report, over, &loads, &PAPER);
+    [ratios, arion_charts::rates(report, rates, &loads, (&[], &[]))].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_papers_values_are_those_of_updates() {
+        let named = PAPER.map(|(x, value)| (LOADS[x].name, value));
+        let expected = [("update_1", 4.9), ("update_10", 2.3), ("two_update_1", 8.2)];
+        assert_eq!(named[..3], expected);
+        assert_eq!(named[3], ("two_update_10", 3.2));
+        let mut report = Report::new(ENTRY.name, 1);
+        assert!(charts(&report).is_empty());
+        report.figure("rados_insert_1_over_ceph_fuse", 9.0).figure("rados_insert_1_per_s", 90.0);
+        assert_eq!(charts(&report).len(), 2);
+    }
 
     #[test]
     fn one_thread_has_the_higher_aim() {

@@ -17,10 +17,12 @@
 //! | `rados_LOAD_drain_s`, `embedded_…` | seconds from the end of the load until the server has made all of it durable |
 //! | `below_aim` | the ratios that miss their aims: `rados_…_over_ceph_fuse` is to be 10 with one connection, 1 with more, and 0.95 for `everysec_10`; all `_over_local` 0.7 |
 
+use crate::arion_charts;
 use crate::cluster_fs::{self, compare};
 use crate::cluster_loads::{Load, redis::LOADS};
 use crate::cluster_mounts::{Kind, Subject};
 use crate::machine::Need;
+use crate::plot::Chart;
 use crate::{BenchEntry, BenchError, Options, Report};
 
 /// This benchmark in the list.
@@ -55,13 +57,36 @@ fn aim(load: &Load, ours: Subject, peer: Subject) -> Option<f64> {
 
 fn run(options: &Options) -> Result<Report, BenchError> {
     let needs = [&cluster_fs::NEEDS[..], &NEEDS].concat();
-    compare(ENTRY.name, (&LOADS, &Subject::with_journals(1), &needs), aim, options)
+    let mut report =
+        compare(ENTRY.name, (&LOADS, &Subject::with_journals(1), &needs), aim, options)?;
+    report.charts = charts(&report);
+    Ok(report)
+}
+
+/// Of one connection, whose writes are all synced: operations in a second.
+const PAPER: [f64; 2] = [233.0, 1669.0];
+
+fn charts(report: &Report) -> Vec<Chart> {
+    let loads = LOADS.map(|load| load.name);
+    let [ceph, arion] = PAPER.map(|rate| [(0, rate)]);
+    let title = "Figure 8.13: SET of Redis";
+    arion_charts::rates(report, title, &loads, (&ceph, &arion)).into_iter().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cluster_loads::missed;
+
+    #[test]
+    fn the_papers_values_are_those_of_one_connection() {
+        assert_eq!(LOADS[0].name, "always_1");
+        let mut report = Report::new(ENTRY.name, 1);
+        report.figure("ceph_fuse_always_1_per_s", 200.0);
+        let [chart] = &charts(&report)[..] else { panic!("one chart") };
+        let points: Vec<_> = chart.series.iter().map(|it| &it.points[..]).collect();
+        assert_eq!(points, [[(0.0, 233.0)], [(0.0, 1669.0)], [(0.0, 200.0)]]);
+    }
 
     #[test]
     fn one_connection_has_the_highest_aim() {

@@ -68,6 +68,8 @@ const AIMS: &[(&str, f64)] = &[
 ];
 /// Milliseconds of figure 8.2a, as its text has them: Ceph, Ceph-1, Arion-60.
 const PAPER: [f64; 3] = [1.0, 1.5, 0.6];
+/// Percent of the time in which the disks with the journal and with the filesystem of figures 8.2c and 8.2d are busy: Ceph-1, Arion-60.
+const PAPER_BUSY: [[f64; 2]; 2] = [[21.4, 22.3], [88.2, 20.7]];
 
 const fn after(seconds: u64) -> System {
     System::Arion(Duration::from_secs(seconds))
@@ -165,6 +167,18 @@ fn charts(seen: &[Seen]) -> Vec<Chart> {
                 bars(&[0, 1, 2], |seen| seen.servers.received as f64 / SERVERS / 1e6),
             )],
         },
+        busy_chart(
+            seen,
+            "Figure 8.2c: journal of an object server, until the last write",
+            PAPER_BUSY[0],
+            |seen| seen.servers.journal.busy,
+        ),
+        busy_chart(
+            seen,
+            "Figure 8.2d: filesystem of an object server, until the last write",
+            PAPER_BUSY[1],
+            |seen| seen.servers.filesystem.busy,
+        ),
         Chart {
             title: "Figure 8.3a: latency of a write".to_owned(),
             x: "written back after 5, 30, 60, 120 s, never".to_owned(),
@@ -173,6 +187,22 @@ fn charts(seen: &[Seen]) -> Vec<Chart> {
             series: vec![Series::measured("measured", bars(&[3, 4, 2, 5, 6], latency))],
         },
     ]
+}
+
+/// How busy a disk of an object server is, with Ceph-1 and with Arion-60.
+fn busy_chart(seen: &[Seen], title: &str, paper: [f64; 2], of: fn(&Seen) -> Duration) -> Chart {
+    let bars = |values: [f64; 2]| values.into_iter().enumerate().map(|(x, it)| (x as f64, it));
+    let percent = |seen: &Seen| of(seen).as_secs_f64() / SERVERS / seen.seconds * 100.0;
+    Chart {
+        title: title.to_owned(),
+        x: "Ceph-1, Arion-60".to_owned(),
+        y: "percent busy".to_owned(),
+        shape: Shape::Bars,
+        series: vec![
+            Series::paper("thesis", bars(paper).collect()),
+            Series::measured("measured", bars([percent(&seen[1]), percent(&seen[2])]).collect()),
+        ],
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -58,6 +58,7 @@
 //!
 //! The names of a simulated pool of files, then their number. Every other lock is held alone, for a few statements.
 
+mod arion_charts;
 pub mod arion_filebench;
 mod arion_files;
 pub mod arion_fs;

@@ -311,4 +311,16 @@ impl Contents for SimContents {
     async fn space(&self) -> Result<Option<Space>, FsError> {
         Ok(Some(Space { size: 1 << 40, free: 1 << 39 }))
     }
+
+    fn location(&self) -> Option<Bytes> {
+        Some(Bytes::from_static(b"memory"))
+    }
+
+    async fn address(&self) -> Result<String, FsError> {
+        Ok("the server".to_owned())
+    }
+
+    async fn shut_out(&self, _address: &str) -> Result<(), FsError> {
+        Ok(())
+    }
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use thalweg_cluster::client::{AttachError, Client};
 use thalweg_env::{Env, Task};
-use thalweg_fs::{Filesystem, Ino, Node, Rename, WriteAt, WriteHow};
+use thalweg_fs::{Filesystem, FsError, Ino, Node, Rename, WriteAt, WriteHow};
 use thalweg_sim::crash::Shape;
 use thalweg_sim::{campaign, run};
 
@@ -22,9 +22,9 @@ use crate::scene::*;
 use crate::states::{History, State};
 
 /// How often events are looked for: requests to a device and messages take many times as long.
-const TICK: Duration = Duration::from_micros(5);
+pub(crate) const TICK: Duration = Duration::from_micros(5);
 /// Requests to the server's devices take so long at most.
-const SERVER: Duration = Duration::from_micros(60);
+pub(crate) const SERVER: Duration = Duration::from_micros(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
@@ -43,7 +43,7 @@ struct At {
 }
 
 /// What is left of the last writes.
-fn left(seed: u64, event: usize) -> Shape {
+pub(crate) fn left(seed: u64, event: usize) -> Shape {
     let seed = seed.wrapping_mul(1009).wrapping_add(event as u64);
     match seed % 4 {
         0 => Shape::Nothing,
@@ -76,22 +76,36 @@ async fn watch<T>(
     }
 }
 
-/// A program, with what it has come to.
-struct Script {
-    client: Client,
+/// A program in the directory `d`, with what it has come to.
+pub(crate) struct Script {
+    pub(crate) client: Client,
     directory: Ino,
-    inodes: BTreeMap<&'static str, Ino>,
+    pub(crate) inodes: BTreeMap<&'static str, Ino>,
     state: State,
-    history: Arc<Mutex<History>>,
+    pub(crate) history: Arc<Mutex<History>>,
 }
 
 impl Script {
+    /// Mounts, and makes the directory.
+    pub(crate) async fn begin(scene: &Scene, machine: &Journaled, top: Ino) -> Script {
+        let client = machine.mount(scene, true).await.unwrap();
+        client.find(Ino::ROOT, b"top").await.unwrap();
+        client.reference(top);
+        let directory = make(&client, top, "d", Node::Directory).await;
+        client.reference(directory);
+        client.sync_all().await.unwrap();
+        let history = Arc::new(Mutex::new(History::default()));
+        history.lock().states.push(State::new());
+        let (inodes, state) = Default::default();
+        Script { client, directory, inodes, state, history }
+    }
+
     fn begins(&self) {
         self.history.lock().states.push(self.state.clone());
     }
 
     /// All changes so far are synced.
-    fn synced(&self) {
+    pub(crate) fn synced(&self) {
         let mut history = self.history.lock();
         history.synced = history.states.len() - 1;
         history.syncs += 1;
@@ -106,13 +120,23 @@ impl Script {
     }
 
     async fn write(&mut self, name: &'static str, at: usize, byte: u8, len: usize) {
+        self.try_write(name, at, byte, len).await.unwrap();
+    }
+
+    pub(crate) async fn try_write(
+        &mut self,
+        name: &'static str,
+        at: usize,
+        byte: u8,
+        len: usize,
+    ) -> Result<(), FsError> {
         let bytes = Arc::make_mut(self.state.get_mut(name).unwrap().as_mut().unwrap());
         bytes.resize(bytes.len().max(at + len), 0);
         bytes[at..at + len].fill(byte);
         self.begins();
         let data = vec![Bytes::from(vec![byte; len])];
         let at = WriteAt::Offset(at as u64);
-        self.client.write(self.inodes[name], at, data, WriteHow::default()).await.unwrap();
+        self.client.write(self.inodes[name], at, data, WriteHow::default()).await.map(|_| ())
     }
 
     async fn sync(&self, name: &str) {
@@ -138,7 +162,7 @@ impl Script {
     }
 
     /// Before another client wants anything.
-    async fn first(&mut self) {
+    pub(crate) async fn first(&mut self) {
         self.create("x").await;
         self.write("x", 0, 1, 3000).await;
         self.sync("x").await;
@@ -207,21 +231,14 @@ impl Stage {
         let (visitor, top) = bystander(&scene).await;
         let machine = Journaled::new(&scene, "a").await;
         let (env, other) = (env.clone(), visitor.client.clone());
-        let history = Arc::new(Mutex::new(History::default()));
-        history.lock().states.push(State::new());
+        let history = Arc::default();
         Stage { env, seed, scene, machine, other, top, _visitor: visitor, history }
     }
 
-    /// Mounts, and makes the directory.
-    async fn script(&self) -> Script {
-        let client = self.machine.mount(&self.scene, true).await.unwrap();
-        client.find(Ino::ROOT, b"top").await.unwrap();
-        client.reference(self.top);
-        let directory = make(&client, self.top, "d", Node::Directory).await;
-        client.reference(directory);
-        client.sync_all().await.unwrap();
-        let (inodes, state) = Default::default();
-        Script { client, directory, inodes, state, history: self.history.clone() }
+    async fn script(&mut self) -> Script {
+        let script = Script::begin(&self.scene, &self.machine, self.top).await;
+        self.history = script.history.clone();
+        script
     }
 
     /// What the script does. Another client looks at everything in its middle.
@@ -300,7 +317,7 @@ fn mounted(mounted: Result<Client, AttachError>) -> Option<Client> {
 }
 
 /// What another client finds.
-async fn look(other: &Client, top: Ino) -> State {
+pub(crate) async fn look(other: &Client, top: Ino) -> State {
     let directory = other.find(top, b"d").await.unwrap().ino;
     other.reference(directory);
     found(other, directory).await
@@ -365,7 +382,7 @@ fn places(count: usize, step: usize) -> impl Iterator<Item = At> {
 }
 
 /// One of how many places is taken, in a short run and in a long one. No multiple of the number of cuts, so that each cut is there.
-fn step(short: usize, long: usize) -> usize {
+pub(crate) fn step(short: usize, long: usize) -> usize {
     if campaign::length() > 1 { long } else { short }
 }
 

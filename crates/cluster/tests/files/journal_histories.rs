@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::join_all;
 use rand::RngExt;
-use thalweg_cluster::client::{self, AttachError, Client};
+use thalweg_cluster::client::{self, AttachError, Client, ConflictScope};
 use thalweg_cluster::conflicts::{ConflictEntry, ConflictKind};
 use thalweg_env::{Env, Rng, Time};
 use thalweg_fs::{Filesystem, Ino, Node, WriteAt, WriteHow};
@@ -19,7 +19,7 @@ use crate::absence::{come_back, lists};
 use crate::journal::Journaled;
 use crate::journal_crashes::left;
 use crate::journal_model::*;
-use crate::journal_programs::{History, Kind, Program, begin, find_all};
+use crate::journal_programs::{History, Kind, Program, begin, find_all, has_objects};
 use crate::linear::Recorded;
 use crate::scene::*;
 
@@ -90,16 +90,20 @@ struct Life {
 }
 
 impl Life {
-    async fn new(env: &Env, seed: u64, kind: Kind) -> Life {
+    async fn new(env: &Env, seed: u64, (kind, scope): (Kind, Scope)) -> Life {
         let options =
             thalweg_cluster::server::Options { share: Duration::from_millis(1), ..options() };
-        let scene = Scene::either(env, options, seed % 8 == 5).await;
+        let scene = Scene::either(env, options, has_objects(seed)).await;
         let journals = 1 + (seed % 2) as usize;
         let mut slots = Vec::new();
         for number in 0..CLIENTS {
             let name = format!("c{number}");
             if number < journals {
-                let machine = Box::new(Journaled::new(&scene, &name).await);
+                let mut machine = Box::new(Journaled::new(&scene, &name).await);
+                machine.conflict = match scope {
+                    Scope::Prefix => ConflictScope::Prefix,
+                    Scope::File => ConflictScope::File,
+                };
                 slots.push(Slot::Journal { machine, client: None });
                 continue;
             }
@@ -379,9 +383,9 @@ async fn read_copy(client: &Client, entry: &ConflictEntry, file: usize, all: &mu
 }
 
 /// The calls of a life, in the order of their beginnings.
-fn life(seed: u64, kind: Kind) -> (Vec<Recorded<Op>>, usize, Tally) {
+fn life(seed: u64, kind: Kind, scope: Scope) -> (Vec<Recorded<Op>>, usize, Tally) {
     run(seed, |env| async move {
-        let mut life = Life::new(&env, seed, kind).await;
+        let mut life = Life::new(&env, seed, (kind, scope)).await;
         // So that the checker has less to try, the network is whole after a while.
         for _ in 0..6 {
             if !life.is_over() {
@@ -413,19 +417,23 @@ fn life(seed: u64, kind: Kind) -> (Vec<Recorded<Op>>, usize, Tally) {
     })
 }
 
-fn check(seed: u64, kind: Kind) -> Tally {
-    let (history, journals, tally) = life(seed, kind);
+fn check(seed: u64, kind: Kind, scope: Scope) -> Tally {
+    let (history, journals, tally) = life(seed, kind, scope);
     let line =
         |it: &Recorded<Op>| format!("{} {:?} {:?} {:?}\n", it.client, it.start, it.end, it.op);
-    let is_right = is_explained(State::new(CLIENTS, journals), &history);
-    assert!(is_right, "seed {seed}, {kind:?}:\n{}", history.iter().map(line).collect::<String>());
+    let is_right = is_explained(State::new(CLIENTS, journals, scope, has_objects(seed)), &history);
+    assert!(
+        is_right,
+        "seed {seed}, {kind:?}, {scope:?}:\n{}",
+        history.iter().map(line).collect::<String>()
+    );
     tally
 }
 
-fn live(lives: u64, kind: Kind) -> Tally {
+fn live(lives: u64, kind: Kind, scope: Scope) -> Tally {
     let mut all = Tally::default();
     for seed in campaign::seeds(lives) {
-        let tally = check(seed, kind);
+        let tally = check(seed, kind, scope);
         all.calls += tally.calls;
         all.server_crashes += tally.server_crashes;
         all.client_crashes += tally.client_crashes;
@@ -436,19 +444,19 @@ fn live(lives: u64, kind: Kind) -> Tally {
         all.syncs += tally.syncs;
         all.batches += tally.batches;
     }
-    println!("{kind:?}: {all:?}");
+    println!("{kind:?}, {scope:?}: {all:?}");
     all
 }
 
 #[test]
 fn histories_with_journals_over_short_cuts_are_linearizable() {
-    let all = live(100, Kind::Short);
+    let all = live(100, Kind::Short, Scope::Prefix);
     assert!(all.cuts > 200 && all.batches > 500, "{all:?}");
 }
 
 #[test]
 fn histories_with_journals_over_crashes_of_the_server_are_linearizable() {
-    let all = live(100, Kind::Servers);
+    let all = live(100, Kind::Servers, Scope::Prefix);
     assert!(all.server_crashes > 100 && all.batches > 500, "{all:?}");
 }
 
@@ -457,20 +465,34 @@ fn histories_with_journals_over_crashes_of_the_server_are_linearizable() {
 #[test]
 fn histories_with_journals_that_failed_are_right() {
     for (seed, kind) in [(16_777_557, Kind::Servers), (16_777_681, Kind::Restarts)] {
-        check(seed, kind);
+        check(seed, kind, Scope::Prefix);
     }
+}
+
+/// A client that comes back to its only journal is told that it is an older copy.
+#[test]
+#[ignore = "the mount of a journal of which there is no copy is refused as one of an older copy"]
+fn a_journal_is_no_older_copy_of_itself() {
+    check(6_173_931_603_851, Kind::Long, Scope::Prefix);
 }
 
 /// A change that was not synced may be lost with its client's machine, in the order of the changes, and nothing else.
 #[test]
 fn histories_with_journals_that_are_mounted_again_have_what_was_synced() {
-    let all = live(100, Kind::Restarts);
+    let all = live(100, Kind::Restarts, Scope::Prefix);
     assert!(all.client_crashes > 100 && all.server_crashes > 50 && all.syncs > 100, "{all:?}");
 }
 
 /// What is not written back is named, if it was synced, and what other clients have used is not changed by it.
 #[test]
 fn histories_with_journals_that_lapse_lose_nothing_unnamed() {
-    let all = live(200, Kind::Long);
+    let all = live(200, Kind::Long, Scope::Prefix);
+    assert!(all.lapses > 100 && all.sets > 10, "{all:?}");
+}
+
+/// With `conflict=file` all is written back but changes of files that other clients use meanwhile, and what depends on these, which is named.
+#[test]
+fn histories_with_journals_that_lapse_file_by_file_lose_nothing_unnamed() {
+    let all = live(200, Kind::Long, Scope::File);
     assert!(all.lapses > 100 && all.sets > 10, "{all:?}");
 }

@@ -3,7 +3,8 @@
 //! The names of a directory and two files are values. A change takes effect for all programs when it is acknowledged, and is kept
 //! until another client has seen it. A crash of its client takes back the last changes, in their order, but none that was
 //! synced. When the journal of a client lapses, other clients go on without its last changes; when the client is back, the first of
-//! these take effect, up to a conflict, and what was synced of the rest is in a conflict set.
+//! these take effect, up to a conflict, or all but those that conflict and what depends on them. Synced changes among the rest are in a
+//! conflict set.
 
 use crate::linear::{Recorded, has_order};
 
@@ -33,6 +34,11 @@ fn number_of(file: u8) -> usize {
 
 fn size_of(file: u8) -> usize {
     number_of(file) + 1
+}
+
+/// Both values of the file that one is of.
+fn file_of(value: usize) -> Set {
+    file_set(((value - NAMES) / 2) as u8)
 }
 
 /// A call with its answer, or what happens to a client.
@@ -102,15 +108,26 @@ struct Client {
 pub(crate) struct State {
     values: [u64; VALUES],
     clients: Vec<Client>,
+    scope: Scope,
+    has_objects: bool,
+}
+
+/// Which changes of a client that is back are not written back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Scope {
+    /// The first one that conflicts, and all behind it.
+    Prefix,
+    /// Those that conflict, and those that depend on them.
+    File,
 }
 
 impl State {
-    /// No names, and files with the number 0. The first clients have journals.
-    pub(crate) fn new(clients: usize, journals: usize) -> State {
+    /// No names, and files with the number 0. The first clients have journals. Contents of files may be objects.
+    pub(crate) fn new(clients: usize, journals: usize, scope: Scope, has_objects: bool) -> State {
         let client = |number| Client { has_journal: number < journals, ..Client::default() };
         let mut values = [0; VALUES];
         (0..FILES as u8).for_each(|file| values[size_of(file)] = 8);
-        State { values, clients: (0..clients).map(client).collect() }
+        State { values, clients: (0..clients).map(client).collect(), scope, has_objects }
     }
 
     /// A client has used these values: no other client keeps them to itself.
@@ -166,6 +183,25 @@ impl State {
         }
     }
 
+    /// Without these changes. Where contents are objects, a write that was a call is not one change: a crash may undo its transaction, and
+    /// leave its bytes.
+    fn without(&self, changes: &[Change]) -> Vec<State> {
+        let mut state = self.clone();
+        state.undo(changes);
+        let mut states = vec![state];
+        if !self.has_objects {
+            return states;
+        }
+        for value in (0..FILES as u8).map(number_of) {
+            let written = changes.iter().flat_map(|it| &it.0).rfind(|(at, ..)| *at == value);
+            let Some((_, _, number)) = written else { continue };
+            let mut left = states.clone();
+            left.iter_mut().for_each(|state| state.values[value] = *number);
+            states.extend(left);
+        }
+        states
+    }
+
     fn name(self, by: usize, op: &Op) -> Option<State> {
         let at = |name: u8| self.values[usize::from(name)];
         match *op {
@@ -177,7 +213,8 @@ impl State {
                 let ino = at(from);
                 self.change(by, &[(usize::from(from), 0), (usize::from(to), ino)])
             }
-            Op::Create(name, None) if at(name) != 0 => self.read(by, name_set(name)),
+            // Nothing of the file is asked for.
+            Op::Create(name, None) if at(name) != 0 => self.see(by, name_set(name)),
             Op::Unlink(name, false) | Op::Rename(name, _, false) if at(name) == 0 => {
                 self.read(by, 0)
             }
@@ -209,8 +246,13 @@ impl State {
 
     fn sync(mut self, by: usize, set: Set) -> Option<State> {
         let client = &mut self.clients[by];
-        let last = client.kept.iter().rposition(|change| change.set() & set != 0);
-        client.synced = client.synced.max(last.map_or(0, |at| at + 1));
+        // What was in the journal before the lease was over.
+        let (changes, synced) = match &mut client.away {
+            Some(away) => (&away.changes, &mut away.synced),
+            None => (&client.kept, &mut client.synced),
+        };
+        let last = changes.iter().rposition(|change| change.set() & set != 0);
+        *synced = last.map_or(0, |at| at + 1).max(*synced);
         Some(self)
     }
 
@@ -218,28 +260,28 @@ impl State {
     fn crash(&self, by: usize) -> Vec<State> {
         let Client { kept, synced, .. } = &self.clients[by];
         let left = |left: usize| {
-            let mut state = self.clone();
-            state.undo(&kept[left..]);
-            state.clients[by].kept.truncate(left);
-            state
+            let mut states = self.without(&kept[left..]);
+            states.iter_mut().for_each(|state| state.clients[by].kept.truncate(left));
+            states
         };
-        (*synced..=kept.len()).map(left).collect()
+        (*synced..=kept.len()).flat_map(left).collect()
     }
 
     /// The server has a first part of its changes.
     fn lapse(&self, by: usize) -> Vec<State> {
         let Client { kept, synced, .. } = &self.clients[by];
         let sent = |sent: usize| {
-            let mut state = self.clone();
-            state.undo(&kept[sent..]);
-            let client = &mut state.clients[by];
-            let changes = client.kept.split_off(sent);
-            client.synced = client.synced.min(sent);
-            let synced = synced.saturating_sub(sent);
-            client.away = Some(Away { changes, synced, read: 0, changed: 0 });
-            state
+            let mut states = self.without(&kept[sent..]);
+            for state in &mut states {
+                let client = &mut state.clients[by];
+                let changes = client.kept.split_off(sent);
+                client.synced = client.synced.min(sent);
+                let synced = synced.saturating_sub(sent);
+                client.away = Some(Away { changes, synced, read: 0, changed: 0 });
+            }
+            states
         };
-        (0..=kept.len()).map(sent).collect()
+        (0..=kept.len()).flat_map(sent).collect()
     }
 
     fn back(&self, by: usize, conflicts: &Conflicts) -> Vec<State> {
@@ -249,23 +291,61 @@ impl State {
             let states = if conflicts.named == 0 { self.crash(by) } else { Vec::new() };
             return states.into_iter().map(|state| state.settled(by)).collect();
         };
+        let uses = away.uses(self.scope, conflicts);
         let written_back = |count: usize| {
-            let (back, rest) = away.changes.split_at(count);
-            let synced = away.synced.saturating_sub(count);
-            let mut state = state.clone();
-            let has_conflict = back.iter().any(|change| {
-                let conflicts = away.conflicts_with(change, &state.values);
-                state.redo(change);
-                conflicts
-            });
-            (!has_conflict && is_named(rest, synced, conflicts)).then(|| state.settled(by))
+            let back = |away: &Away| match self.scope {
+                Scope::Prefix => state.clone().with_prefix(away, count, conflicts),
+                Scope::File => state.clone().with_independent(away, count, conflicts),
+            };
+            uses.iter().filter_map(back).collect::<Vec<State>>()
         };
-        let mut states: Vec<State> = (0..=away.changes.len()).filter_map(written_back).collect();
+        let written_back = (0..=away.changes.len()).flat_map(written_back);
+        let mut states: Vec<State> = written_back.map(|state| state.settled(by)).collect();
         // Calls that the server had not made durable, and nothing behind them.
         if away.synced == 0 {
             states.extend(state.crash(by).into_iter().map(|state| state.settled(by)));
         }
         states
+    }
+
+    /// The first so many changes of a client that was away are written back, if none of them conflicts.
+    fn with_prefix(mut self, away: &Away, count: usize, conflicts: &Conflicts) -> Option<State> {
+        let (back, rest) = away.changes.split_at(count);
+        let synced = away.synced.saturating_sub(count);
+        for change in back {
+            if away.conflicts_with(change, &self.values) {
+                return None;
+            }
+            self.redo(change);
+        }
+        is_named(rest, synced, conflicts).then_some(self)
+    }
+
+    /// Of the first so many changes, which are in the journal, all are written back but those that conflict, or depend on one that is
+    /// not written back. Those are named, and nothing else is.
+    fn with_independent(
+        mut self,
+        away: &Away,
+        count: usize,
+        conflicts: &Conflicts,
+    ) -> Option<State> {
+        if count < away.synced {
+            return None;
+        }
+        let mut skipped = Skipped::default();
+        for change in &away.changes[..count] {
+            if skipped.has_before(change) || away.conflicts_with(change, &self.values) {
+                skipped.add(change);
+            } else {
+                self.redo(change);
+            }
+        }
+        let Skipped { changes, values, .. } = skipped;
+        // The names of a file that is gone are not known.
+        let all_names = (1 << NAMES) - 1;
+        let unnamed = if conflicts.named & all_names == all_names { all_names } else { 0 };
+        let is_exact = conflicts.named & !(values | unnamed) == 0;
+        (is_exact && is_named(&changes, changes.len(), conflicts)).then_some(self)
     }
 
     fn settled(mut self, by: usize) -> State {
@@ -281,6 +361,7 @@ impl State {
             Op::Crash => return self.crash(by),
             Op::Lapse => return self.lapse(by),
             Op::Back(conflicts) => return self.back(by, conflicts),
+            Op::Sync(_) => {}
             // It uses nothing after its lease.
             _ if self.clients[by].away.is_some() => return Vec::new(),
             _ => {}
@@ -296,6 +377,19 @@ impl State {
 }
 
 impl Away {
+    /// What other clients may have used. One that has opened a file, and written some bytes of it, may have read all of it by itself: then
+    /// the server counts that, and the file is named.
+    fn uses(&self, scope: Scope, conflicts: &Conflicts) -> Vec<Away> {
+        let mut uses = vec![self.clone()];
+        let files = (0..FILES as u8).map(file_set).filter(|_| scope == Scope::File);
+        let used = self.read | self.changed;
+        for file in files.filter(|file| used & conflicts.named & file != 0) {
+            let read = uses.clone().into_iter().map(|it| Away { read: it.read | file, ..it });
+            uses.extend(read.collect::<Vec<_>>());
+        }
+        uses
+    }
+
     /// Whether other clients have used what a change is about. A new name conflicts with another file of that name alone. Of a file,
     /// bytes that they have written beside it do not count, and may.
     fn conflicts_with(&self, change: &Change, values: &[u64; VALUES]) -> bool {
@@ -304,6 +398,39 @@ impl Away {
             false => (self.read | self.changed) & (1 << at) != 0,
         };
         change.0.iter().any(conflicts)
+    }
+}
+
+/// Changes that are not written back.
+#[derive(Default)]
+struct Skipped {
+    changes: Vec<Change>,
+    /// What they are about: the names stay as they are, and so do the files.
+    values: Set,
+    /// The inodes of their names.
+    inodes: Vec<u64>,
+}
+
+impl Skipped {
+    /// Whether a later change depends on one of them.
+    fn has_before(&self, change: &Change) -> bool {
+        let is_of = |inode: &u64| *inode != 0 && self.inodes.contains(inode);
+        let depends = |(at, old, new): &(usize, u64, u64)| match *at < NAMES {
+            true => self.values & (1 << at) != 0 || is_of(old) || is_of(new),
+            false => self.values & file_of(*at) != 0,
+        };
+        change.0.iter().any(depends)
+    }
+
+    fn add(&mut self, change: &Change) {
+        let values = change.0.iter().map(|(at, ..)| match *at < NAMES {
+            true => 1 << at,
+            false => file_of(*at),
+        });
+        self.values = values.fold(self.values, |set, value| set | value);
+        let names = change.0.iter().filter(|(at, ..)| *at < NAMES);
+        self.inodes.extend(names.flat_map(|(_, old, new)| [*old, *new]));
+        self.changes.push(change.clone());
     }
 }
 

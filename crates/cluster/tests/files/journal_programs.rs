@@ -31,6 +31,11 @@ pub(crate) enum Kind {
     Long,
 }
 
+/// Whether contents of files are objects in a life.
+pub(crate) fn has_objects(seed: u64) -> bool {
+    seed % 8 == 5
+}
+
 /// The calls, in the order of their beginnings.
 pub(crate) type History = Arc<Mutex<BTreeMap<u64, Recorded<Op>>>>;
 

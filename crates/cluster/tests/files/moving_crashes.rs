@@ -18,12 +18,12 @@ use crate::scene::*;
 
 /// What happened.
 #[derive(Debug, Default)]
-struct Moves {
-    tally: Tally,
-    moved: u64,
-    stayed: u64,
+pub(crate) struct Moves {
+    pub(crate) tally: Tally,
+    pub(crate) moved: u64,
+    pub(crate) stayed: u64,
     /// The command did not learn of the end, or ended with its machine.
-    unknown: u64,
+    pub(crate) unknown: u64,
 }
 
 /// Works until the mount is stale.
@@ -42,18 +42,18 @@ fn work(env: &Env, mut program: Program) -> Task<()> {
 }
 
 /// The machine waits for a mount; that, when it is there.
-async fn wait(scene: &Scene, to: &Journaled, lazy: bool) -> Task<Client> {
+pub(crate) async fn wait(scene: &Scene, to: &Journaled, lazy: bool) -> Task<Client> {
     let receiver = receive(scene, to, lazy).await.unwrap();
     to.process.env().spawn(async move { arrived(&receiver).await })
 }
 
 /// The two machines, and what they run.
-struct Pair {
-    from: Journaled,
-    to: Journaled,
-    client: Option<Client>,
+pub(crate) struct Pair {
+    pub(crate) from: Journaled,
+    pub(crate) to: Journaled,
+    pub(crate) client: Option<Client>,
     /// The mount, when it is at the other machine.
-    there: Option<Task<Client>>,
+    pub(crate) there: Option<Task<Client>>,
 }
 
 impl Pair {
@@ -97,7 +97,7 @@ impl Pair {
 }
 
 /// One of the machines has the mount; which.
-async fn settle(
+pub(crate) async fn settle(
     scene: &Scene,
     pair: &mut Pair,
     outcome: Option<Result<MoveReport, MoveError>>,

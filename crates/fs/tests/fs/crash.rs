@@ -2,6 +2,7 @@
 //! promises: that after some call, no older than the last durable one.
 
 mod batches;
+mod placing;
 mod repair;
 mod reuse;
 mod rig;

@@ -313,3 +313,21 @@ impl FsCall<'_> {
         self.effects.ticket.get_or_insert_with(|| Ticket::new(rooms))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_batch_has_used_is_promised_again() {
+        assert_eq!(wanted(Room::NONE, MOST), MOST);
+        assert_eq!(wanted(MOST, MOST), Room::NONE);
+        // Its client waits for that: it may have used everything, and the server has this much of it.
+        let used = MOST.part(16);
+        let left = MOST.checked_sub(used).unwrap();
+        assert_eq!(wanted(left, MOST), used);
+        // Not with each small answer.
+        let left = MOST.checked_sub(MOST.part(128)).unwrap();
+        assert_eq!(wanted(left, MOST), Room::NONE);
+    }
+}

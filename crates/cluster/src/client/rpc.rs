@@ -48,6 +48,8 @@ pub(super) struct Outgoing {
     pub(super) named: Arc<[Ino]>,
     /// It fails if its caller gives it up before it was sent.
     caller: Option<Interruption>,
+    /// The number of the session without which it is to fail, if it was not sent by then: what it says is of that one.
+    pub(super) of_session: Option<u64>,
     effect: Option<CallEffect>,
     is_once: bool,
     is_change: bool,
@@ -59,8 +61,19 @@ impl Outgoing {
         let (effect, is_once, is_change) = (print.effect(), print.is_once(), print.is_change());
         let named = print.inodes.as_slice().into();
         drop(print);
-        let (slot, caller, request) = (None, None, Arc::new(request));
-        Outgoing { request, payload, user, slot, named, caller, effect, is_once, is_change }
+        let (slot, caller, of_session, request) = (None, None, None, Arc::new(request));
+        Outgoing {
+            request,
+            payload,
+            user,
+            slot,
+            named,
+            caller,
+            of_session,
+            effect,
+            is_once,
+            is_change,
+        }
     }
 }
 
@@ -168,6 +181,9 @@ impl Rpc {
                 tracing::error!(
                     "a call was under way when the server ended the session; it may count or not"
                 );
+                return Err(LinkError::Evicted.into());
+            }
+            if call.of_session.is_some_and(|it| it != self.base.session.generation()) {
                 return Err(LinkError::Evicted.into());
             }
             base.call_numbers.sends(number.number, base.session.server_number());

@@ -58,6 +58,8 @@ struct Message<'a> {
     part: Part<'a>,
     user: &'a User,
     positions: Option<BatchPositions>,
+    /// The number of the session that has these positions.
+    session: u64,
     /// No name changes and no file becomes longer.
     replaces: bool,
     /// The answer comes when everything is durable.
@@ -68,9 +70,23 @@ struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    fn plain(part: Part<'a>, user: &'a User, positions: Option<BatchPositions>) -> Message<'a> {
+    fn plain(
+        part: Part<'a>,
+        user: &'a User,
+        (positions, session): (Option<BatchPositions>, u64),
+    ) -> Message<'a> {
         let (replaces, sync, releases, spent) = Default::default();
-        Message { mutations: part.0, part, user, positions, replaces, sync, releases, spent }
+        Message {
+            mutations: part.0,
+            part,
+            user,
+            positions,
+            session,
+            replaces,
+            sync,
+            releases,
+            spent,
+        }
     }
 }
 
@@ -151,12 +167,14 @@ impl BatchSender {
         };
         // What was lost before it has positions, too.
         let hash = batch.hash_up_to(last);
+        let session = self.base.session.generation();
         let positions = self.positions(last, hash)?;
         let (part, user) = (batch.part(part), &batch.user);
         let (staged_in, spent) = (encoded.staged_in, encoded.spent.clone());
         let mutations = &encoded.mutations[..];
         let replaces = batch.replaces;
-        let message = Message { mutations, part, user, positions, replaces, sync, releases, spent };
+        let message =
+            Message { mutations, part, user, positions, session, replaces, sync, releases, spent };
         let sent = self.send_message(message, &encoded, last < until).await;
         if let Err(FsError::Store(failure)) = &sent
             && matches!(failure.action(), Action::Divide | Action::RetrySmaller)
@@ -357,7 +375,7 @@ impl BatchSender {
         user: &User,
         sync: bool,
     ) -> Result<(), FsError> {
-        let message = Message { sync, ..Message::plain(part, user, None) };
+        let message = Message { sync, ..Message::plain(part, user, (None, 0)) };
         self.send_plain(&message).await
     }
 
@@ -368,7 +386,8 @@ impl BatchSender {
         user: &User,
         positions: Option<BatchPositions>,
     ) -> Result<(), FsError> {
-        self.send_plain(&Message::plain(part, user, positions)).await
+        let of = (positions, self.base.session.generation());
+        self.send_plain(&Message::plain(part, user, of)).await
     }
 
     async fn send_plain(&self, message: &Message<'_>) -> Result<(), FsError> {
@@ -426,6 +445,8 @@ impl BatchSender {
         let request = Request::Batch { sync, charged, releases, positions, staged, spent };
         let mut call = Outgoing::with(request, vec![payload], (*user).clone());
         (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
+        // A position is another mutation's in the next session: this one would be applied a second time there, over what others have written.
+        call.of_session = positions.map(|_| message.session);
         let (reply, _) = self.rpc.make(call, then, std::future::pending()).await?;
         Ok(reply.answer)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::RngExt;
 use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::server::use_without_server;
 use thalweg_env::Env;
 use thalweg_fs::mutation::{Mutation, MutationKind};
 use thalweg_fs::session_table::JournalPosition;
@@ -493,7 +494,7 @@ fn addresses_of_clients_are_checked() {
         direct.admit(session, &three.address().await.unwrap()).await.unwrap();
         assert_eq!(session_table.sessions().await.unwrap().len(), 2);
         // As an opening without a server does.
-        assert_eq!(session_table.end_all_sessions().await.unwrap(), 2);
+        assert_eq!(use_without_server(session_table).await.unwrap().ended, 2);
         assert!(three.write(Ino(77), 0, &data).await.is_err());
         assert!(finder.find(b"nowhere", false).await.is_err());
     });

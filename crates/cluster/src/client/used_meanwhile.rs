@@ -27,7 +27,7 @@ impl UsedMeanwhile {
         Ok((UsedMeanwhile { inodes, all }, list.len()))
     }
 
-    /// Whether others may have changed a file, which has these attributes now, and the client knows by this number.
+    /// Whether a file may have been changed by another client or without a server, which has these attributes now, and the client knows by this number.
     pub(super) fn may_be_changed(&self, ino: Ino, now: &Attributes) -> bool {
         match (self.inodes.get(&ino), self.all) {
             (Some(it), _) => it.changed != now.changed,

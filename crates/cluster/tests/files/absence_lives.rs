@@ -236,17 +236,6 @@ fn check_others(name: &str, seen: Option<&Seen>, entries: &[&ConflictEntry]) {
     assert!(entries.iter().all(is_one), "{name}: {one} was used, and not {entries:?}");
 }
 
-/// All files are read on the volume itself.
-async fn read_alone(files: &Arc<dyn Filesystem>) {
-    let top = files.find(Ino::ROOT, b"top").await.unwrap().ino;
-    let directory = files.find(top, b"d").await.unwrap().ino;
-    for entry in files.read_directory(directory, Cookie::START, 1000, false).await.unwrap() {
-        if entry.kind == Kind::File {
-            files.read(entry.ino, 0, 1 << 20).await.unwrap();
-        }
-    }
-}
-
 fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, usize) {
     run(seed, move |env| async move {
         let mut scene = Scene::either(&env, options(), has_objects(seed)).await;
@@ -282,13 +271,6 @@ fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, us
         if rng.random_bool(0.3) {
             scene.crash(left(&mut rng)).await;
         }
-        // The server's volume is used without it, now and then.
-        let is_alone = seed % 5 == 3;
-        if is_alone {
-            scene.stop().await;
-            scene.without_server(left(&mut rng), read_alone).await;
-            scene.start(left(&mut rng)).await;
-        }
         let directory = other.find(top, b"d").await.unwrap().ino;
         other.reference(directory);
         let seen = use_it(&other, directory, what, &mut rng).await;
@@ -311,10 +293,10 @@ fn live(seed: u64, leaves: Leaves, conflict: ConflictScope) -> (Tally, usize, us
         let sets = lists(&recovered).await;
         let entries: Vec<_> = sets.iter().flat_map(|set| &set.entries).collect();
         check_seen(&other, directory, seen.as_ref()).await;
-        if !is_alone && matches!(what, Foreign::Nothing | Foreign::Lists) {
+        if matches!(what, Foreign::Nothing | Foreign::Lists) {
             assert!(sets.is_empty(), "{name}: {sets:?}");
         }
-        if conflict == ConflictScope::File && !renames && !is_alone {
+        if conflict == ConflictScope::File && !renames {
             check_others(&name, seen.as_ref(), &entries);
         }
         let copies = entries.iter().filter(|entry| entry.copy.is_some()).count();

@@ -171,7 +171,7 @@ impl SessionJournal {
         self.all.lock().noted
     }
 
-    /// The inodes that mutations make, if it is to be noted that others have not used these.
+    /// The inodes that mutations make, if these are to be told from those that were there when the filesystem was used without a server.
     pub(in crate::server) fn unnoted(&self, mutations: &[Mutation]) -> Vec<Ino> {
         let all = self.all.lock();
         let made = mutations.iter().filter_map(|it| it.kind.made());

@@ -89,6 +89,7 @@ mod session;
 mod size_records;
 mod stages;
 mod takeover;
+mod used_meanwhile;
 mod user;
 mod write_around;
 mod write_bounds;

@@ -37,7 +37,7 @@ mod used;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_fs::mutation::ByteMutations;
-use thalweg_fs::session_table::Committed;
+use thalweg_fs::session_table::{AllUsed, Committed};
 use thalweg_fs::{
     Allocation, AttributeChange, Attributes, Caller, Cookie, Handle, Ino, Kind, Level, Lock,
     LockKind, LockOwner, LockRange, NewNode, OpenFlags, PageCache, Rename, RoomShare, Seek,
@@ -186,7 +186,7 @@ pub enum Request {
     Path {
         ino: Ino,
     },
-    /// Of a client with a journal that was away. [`Answer::Bytes`]: a list of [`UsedInode`], after their owners have sent what they made.
+    /// Of a client with a journal that was away. [`Answer::Used`], after the owners of these have sent what they made.
     UsedMeanwhile,
     Attributes {
         ino: Ino,
@@ -468,6 +468,9 @@ pub enum Answer {
     Made,
     /// It failed.
     Failed(WireError),
+    /// The payload is a list of [`UsedInode`]. Each other inode counts as used as well that was there when the filesystem was used without a
+    /// server, if it was.
+    Used(Option<AllUsed>),
 }
 
 /// A name of a directory in an answer.

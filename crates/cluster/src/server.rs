@@ -12,7 +12,7 @@
 //! - `reply`: what is granted with an answer, and in which order answers are sent.
 //!
 //! Beside these: `grace_period`: the sessions of the server before this one go on; `moves`: what is moved out of the directory
-//! that a client sees; `room`: what clients are promised; `inode_limit`: clients that know too much are asked to forget some of
+//! that a client sees; `without`: the filesystem is used without a server; `room`: what clients are promised; `inode_limit`: clients that know too much are asked to forget some of
 //! it; `report`, `counters`: what an administrator sees.
 //!
 //! A client that is silent for the time of its lease cannot use what it caches any more. If a change waits for its
@@ -46,6 +46,7 @@ mod session_record;
 mod sessions;
 mod stages;
 mod use_notes;
+mod without;
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -65,6 +66,7 @@ pub use report::{
     SessionStatus,
 };
 use stages::Stages;
+pub use without::{SessionsWithoutServer, use_without_server};
 
 /// Serves a filesystem. Clones are the same server; the sessions end with the last of them.
 #[derive(Clone, Debug)]

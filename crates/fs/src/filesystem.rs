@@ -413,21 +413,12 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// Those of the transaction; [`FsError::Damaged`].
     async fn number_server(&self) -> Result<u64, FsError>;
 
-    /// Removes all sessions from the records, for an opening without a server; how many. Their clients do not hear of
-    /// changes then, so they cannot go on with what they cache.
+    /// The filesystem is about to be used without a server: a session whose client has a journal gets another record, and each inode
+    /// counts as used by others ([`Held::all`]); one transaction, durable. The filesystem has the client's mutations up to a position.
     ///
     /// # Errors
-    /// Those of the transactions.
-    async fn end_all_sessions(&self) -> Result<usize, FsError> {
-        let sessions: Vec<u64> = self.sessions().await?.iter().map(|it| it.session).collect();
-        if !sessions.is_empty() {
-            if let Some(direct) = self.direct() {
-                direct.shut_out(&sessions).await?;
-            }
-            self.end_sessions(&sessions).await?;
-        }
-        Ok(sessions.len())
-    }
+    /// As [`SessionTable::set_session`].
+    async fn use_all(&self, session: u64, info: Bytes, position: u64) -> Result<(), FsError>;
 
     /// Gives a session another record; returns when that survives a crash.
     ///

@@ -51,6 +51,7 @@ mod source;
 mod space;
 mod superblock;
 mod table;
+mod use_records;
 mod versions;
 mod xattrs;
 mod zeros;

@@ -93,6 +93,19 @@ pub struct Held {
     pub numbers: Vec<Range<u64>>,
     /// Inodes of these that other clients have used while it was away.
     pub used: Vec<UsedByOthers>,
+    /// The filesystem was used without a server meanwhile.
+    pub all: Option<AllUsed>,
+    /// Inodes that it has made since.
+    pub made: Vec<Ino>,
+}
+
+/// The filesystem was used without a server, by programs that note nothing: each inode that it had counts as used by others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AllUsed {
+    /// When that began. Each change since has a later time, whatever the clock says.
+    pub noted: Timestamp,
+    /// The position in the client's journal that the filesystem had: inodes that the client has made behind it came later.
+    pub position: u64,
 }
 
 /// An inode that other clients have used while the client was away that has changes of it in its journal.

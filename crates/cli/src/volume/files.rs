@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use thalweg_cluster::server::{SessionsWithoutServer, use_without_server};
 use thalweg_env::Env;
 use thalweg_fs::check;
 use thalweg_fs::contents::{self, Contents};
@@ -208,9 +209,15 @@ impl Files {
 
     async fn end_sessions(&self) -> Outcome<()> {
         let Some(session_table) = self.local.session_table() else { return Ok(()) };
-        let clients = session_table.end_all_sessions().await?;
-        if clients > 0 {
-            tracing::warn!(clients, "clients of the server of this filesystem lost their sessions");
+        let SessionsWithoutServer { ended, away } = use_without_server(session_table).await?;
+        if ended > 0 {
+            tracing::warn!(ended, "clients of the server of this filesystem lost their sessions");
+        }
+        if away > 0 {
+            tracing::warn!(
+                away,
+                "clients of the server of this filesystem may have changes in their journals: those of files that are there become conflict copies"
+            );
         }
         Ok(())
     }

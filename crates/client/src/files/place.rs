@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thalweg_cluster::client::address::Address;
 use thalweg_cluster::client::{self, Client};
+use thalweg_cluster::server::use_without_server;
 use thalweg_env::Env;
 use thalweg_fs::local::{self, Format, LocalFs};
 use thalweg_fs::{Filesystem, FsError};
@@ -57,7 +58,7 @@ async fn open_alone(
     let options = local::Options { read_only, ..local::Options::default() };
     let local = LocalFs::open(env, volume, name, options).await?;
     if let Some(session_table) = local.session_table() {
-        session_table.end_all_sessions().await?;
+        use_without_server(session_table).await?;
     }
     Ok(local)
 }

@@ -11,12 +11,14 @@ use thalweg_fs::ranges::Ranges;
 
 use super::journal_runs::Run;
 use super::options::ConflictScope;
-use crate::protocol::UsedInode;
+use super::used_meanwhile::UsedMeanwhile;
 
 /// What the mutations of a journal come upon, one after the other.
 pub(super) struct ConflictRule<'a> {
     scope: ConflictScope,
-    used: &'a HashMap<Ino, UsedInode>,
+    used: &'a UsedMeanwhile,
+    /// Inodes that the client has made since the filesystem was used without a server.
+    made: HashSet<Ino>,
     /// The mutations that follow conflict.
     has_stopped: bool,
     /// Inodes that are not made.
@@ -31,10 +33,25 @@ pub(super) struct ConflictRule<'a> {
 }
 
 impl<'a> ConflictRule<'a> {
-    pub(super) fn new(scope: ConflictScope, used: &'a HashMap<Ino, UsedInode>) -> ConflictRule<'a> {
-        let (has_stopped, unmade, blocked) = Default::default();
+    pub(super) fn new(scope: ConflictScope, used: &'a UsedMeanwhile) -> ConflictRule<'a> {
+        let (made, has_stopped, unmade, blocked) = Default::default();
         let (unwritten, names, directories) = Default::default();
-        ConflictRule { scope, used, has_stopped, unmade, blocked, unwritten, names, directories }
+        ConflictRule {
+            scope,
+            used,
+            made,
+            has_stopped,
+            unmade,
+            blocked,
+            unwritten,
+            names,
+            directories,
+        }
+    }
+
+    /// Whether an inode was there when the filesystem was used without a server, if it was.
+    fn is_of_all(&self, ino: Ino) -> bool {
+        self.used.all.is_some() && !self.made.contains(&ino)
     }
 
     /// Whether a mutation conflicts with what other clients have done, or depends on one that is skipped.
@@ -52,7 +69,10 @@ impl<'a> ConflictRule<'a> {
             MutationKind::Write { ino, offset, data, .. } => {
                 let range = *offset..offset.saturating_add(data.len() as u64);
                 let overlaps = |it: &Ranges| it.overlaps(&range);
-                let is_used = self.used.get(ino).is_some_and(|it| it.conflicts_with(&range));
+                let is_used = match self.used.inodes.get(ino) {
+                    Some(it) => it.conflicts_with(&range),
+                    None => self.is_of_all(*ino),
+                };
                 is_used
                     || self.blocked.contains(ino)
                     || self.unwritten.get(ino).is_some_and(overlaps)
@@ -60,7 +80,8 @@ impl<'a> ConflictRule<'a> {
             // A name in it stays.
             MutationKind::RemoveDirectory { ino, .. } if self.directories.contains(ino) => true,
             kind => kind.subjects().any(|ino| {
-                self.used.contains_key(&ino)
+                self.used.inodes.contains_key(&ino)
+                    || self.is_of_all(ino)
                     || self.blocked.contains(&ino)
                     || self.unwritten.contains_key(&ino)
             }),
@@ -82,6 +103,8 @@ impl<'a> ConflictRule<'a> {
             if is_skipped {
                 self.skip(kind);
                 skipped.add(position..position + 1);
+            } else if self.used.all.is_some_and(|all| position > all.position) {
+                self.made.extend(kind.made());
             }
         }
     }
@@ -115,6 +138,7 @@ mod tests {
 
     use super::super::journal_runs::JournaledMutation;
     use super::*;
+    use crate::protocol::UsedInode;
 
     fn skipped_of(
         mut rule: ConflictRule<'_>,
@@ -165,7 +189,8 @@ mod tests {
         refused: &[u64],
         kinds: Vec<MutationKind>,
     ) -> Vec<u64> {
-        let used = used.iter().map(|it| (it.ino, it.clone())).collect();
+        let inodes = used.iter().map(|it| (it.ino, it.clone())).collect();
+        let used = UsedMeanwhile { inodes, all: None };
         let of = |kind| Mutation { time: Timestamp::default(), kind };
         let mutations = kinds.into_iter().map(of);
         let mutations =
@@ -248,7 +273,7 @@ mod tests {
 
     #[test]
     fn what_was_skipped_before_a_crash_stays_skipped() {
-        let used = HashMap::default();
+        let used = UsedMeanwhile::default();
         let of = |kind| JournaledMutation {
             mutation: Mutation { time: Timestamp::default(), kind },
             blocks: 0,

@@ -14,11 +14,12 @@ use super::conflict_folders::ConflictFolders;
 use super::filesystem::Client;
 use super::inode_changes::{Changes, Name, Part, Rest, extent};
 use super::stages::Stages;
+use super::used_meanwhile::UsedMeanwhile;
 use super::user::{self, User, act};
 use crate::conflicts::{
     ConflictEntry, ConflictKind, ConflictSet, DIRECTORY, FORMAT, INFIX, encode_path, user_folder,
 };
-use crate::protocol::{Answer, Request, UsedInode};
+use crate::protocol::{Answer, Request};
 
 /// Longest name of a file in bytes.
 const MAX_NAME: usize = thalweg_fs::filesystem::MAX_NAME;
@@ -47,7 +48,7 @@ pub(super) struct Keeper<'a> {
     /// The session whose journal it is.
     journaled: &'a Stages,
     /// The inodes that other clients have used.
-    used: &'a HashMap<Ino, UsedInode>,
+    used: &'a UsedMeanwhile,
     host: &'a str,
     /// The paths of copies: a file may have been renamed, and another one made with its name.
     taken: Mutex<HashSet<Vec<u8>>>,
@@ -108,7 +109,7 @@ impl<'a> Keeper<'a> {
     pub(super) fn new(
         client: &'a Client,
         journaled: &'a Stages,
-        used: &'a HashMap<Ino, UsedInode>,
+        used: &'a UsedMeanwhile,
         host: &'a str,
     ) -> Keeper<'a> {
         let (content, taken) = (CopyContent { client }, Mutex::default());
@@ -282,8 +283,7 @@ impl<'a> Keeper<'a> {
         let copy = self.make_or_keep_apart(owner, place, &name, &new).await?;
         entry.kind = ConflictKind::Ranges;
         if let Some(file) = found.and_then(|found| found.file) {
-            let is_changed = |it: &UsedInode| it.changed != file.changed;
-            if !self.used.get(&ino).is_some_and(is_changed) {
+            if !self.used.may_be_changed(ino, &file) {
                 match self.content.copy(&file, copy.ino).await {
                     Ok(()) => entry.kind = ConflictKind::Complete,
                     // It has become another user's: these bytes are not its maker's to read.

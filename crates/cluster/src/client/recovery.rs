@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_env::Env;
 use thalweg_env::connection::Connector;
-use thalweg_env::{Env, HashMap};
 use thalweg_fs::ranges::Ranges;
 use thalweg_fs::{FsError, Ino};
 use thalweg_store::device::DeviceRef;
@@ -32,11 +32,10 @@ use super::journal::ClientJournal;
 use super::journal_slot::{Kept, Reopen, Reopened};
 use super::options::{OnConflict, Options};
 use super::stages::Stages;
+use super::used_meanwhile::UsedMeanwhile;
 use super::write_around::{Refused, pass_skipped, write_around};
 use super::writeback::SendGuard;
-use crate::protocol::{
-    Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request, UsedInode, decode_list,
-};
+use crate::protocol::{Answer, JournalMount, MAX_CLAIMS, MAX_PAYLOAD, Request};
 use crate::squash::acting;
 
 /// The server does not know the session any more.
@@ -176,13 +175,12 @@ async fn unused_of(
     if asked.is_empty() {
         return Ok(unused);
     }
-    let (_, list) = stages.rpc.call(Request::UsedMeanwhile, Vec::new(), |_, _| {}).await?;
-    let used = decode_list::<UsedInode>(&list, MAX_CLAIMS)?;
+    let (UsedMeanwhile { inodes: used, all }, bytes) = UsedMeanwhile::ask(stages).await?;
     // There may be more of them.
-    if used.len() == MAX_CLAIMS || list.len() > MAX_PAYLOAD / 4 {
+    if all.is_some() || used.len() == MAX_CLAIMS || bytes > MAX_PAYLOAD / 4 {
         return Ok(unused);
     }
-    let is_used = |ino: &Ino| skipped.contains(ino) || used.iter().any(|it| it.ino == *ino);
+    let is_used = |ino: &Ino| skipped.contains(ino) || used.contains_key(ino);
     for ino in asked.iter().filter(|ino| !is_used(ino)) {
         if let Ok((Answer::Bytes, path)) = stages.request(Request::Path { ino: *ino }).await {
             unused.push((*ino, path));
@@ -404,7 +402,7 @@ impl Resumption<'_> {
     async fn skipped_of(
         &self,
         found: &FoundJournal,
-        used: &HashMap<Ino, UsedInode>,
+        used: &UsedMeanwhile,
         known: (u64, &Ranges),
     ) -> Result<Ranges, AttachError> {
         let mut rule = ConflictRule::new(self.stages.base.options.conflict, used);
@@ -417,19 +415,16 @@ impl Resumption<'_> {
     }
 
     /// What other clients have used of what the journal may change.
-    async fn used_meanwhile(&self) -> Result<HashMap<Ino, UsedInode>, AttachError> {
-        let answered = self.stages.rpc.call(Request::UsedMeanwhile, Vec::new(), |_, _| {}).await;
-        let (_, list) = answered.map_err(|error| self.pending(error))?;
-        let used = decode_list::<UsedInode>(&list, MAX_CLAIMS);
-        let used = used.map_err(|error| AttachError::lost(error.to_string()))?;
-        Ok(used.into_iter().map(|it| (it.ino, it)).collect())
+    async fn used_meanwhile(&self) -> Result<UsedMeanwhile, AttachError> {
+        let asked = UsedMeanwhile::ask(self.stages).await;
+        asked.map(|(used, _)| used).map_err(|error| self.pending(error))
     }
 
     /// Keeps in conflict copies what other clients have made impossible, or drops it.
     async fn keep_rest(
         &self,
         rest: Rest,
-        used: &HashMap<Ino, UsedInode>,
+        used: &UsedMeanwhile,
         why: &FsError,
     ) -> Result<(), AttachError> {
         let options = &self.stages.base.options;

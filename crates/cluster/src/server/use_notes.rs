@@ -1,5 +1,7 @@
 //! Notes of what sessions use that clients may have changed in their journals, which are away.
 
+use thalweg_fs::FsError;
+use thalweg_fs::mutation::Mutation;
 use thalweg_fs::session_table::Held;
 
 use super::foreign_use::Use;
@@ -29,5 +31,32 @@ impl Sessions {
             }
             session.journal.note_used(held.used);
         }
+    }
+
+    /// The client of a session is back, and is about to make inodes: they were not there when the filesystem was used without a server, if it
+    /// was. When this returns, that is on record.
+    ///
+    /// # Errors
+    /// [`FsError::Invalid`] for a number that an inode has; those of the transaction.
+    pub(super) async fn note_made(
+        &self,
+        session: &Session,
+        mutations: &[Mutation],
+    ) -> Result<(), FsError> {
+        let made = session.journal.unnoted(mutations);
+        let Some(table) = self.base.files.session_table().filter(|_| !made.is_empty()) else {
+            return Ok(());
+        };
+        for ino in &made {
+            match self.base.files.attributes(*ino).await {
+                Err(FsError::Stale | FsError::NotFound) => {}
+                Ok(_) => return Err(FsError::Invalid("an inode has the number")),
+                Err(error) => return Err(error),
+            }
+        }
+        let held = Held { made, ..Held::default() };
+        table.hold(session.serial, &held).await?;
+        session.journal.note_made(held.made);
+        Ok(())
     }
 }

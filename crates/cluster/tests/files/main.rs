@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod absence;
+mod absence_alone;
 mod absence_clocks;
 mod absence_files;
 mod absence_lives;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_cluster::client::{self, AttachError, Client};
-use thalweg_cluster::server::{Options, Server, Visitor};
+use thalweg_cluster::server::{Options, Server, Visitor, use_without_server};
 use thalweg_env::connection::Listener;
 use thalweg_env::{Env, Node};
 use thalweg_fs::{
@@ -229,6 +229,22 @@ impl Scene {
         self.files = disk.open(self.process.env()).await;
         self.disk = Some(disk);
         self.service = serve(&self.process, &self.server, &self.files, &self.options).await;
+    }
+
+    /// The server's machine has stopped, and the volume is used without it: of what was not durable, `left` is on the disk.
+    pub(crate) async fn without_server(
+        &mut self,
+        left: Shape,
+        work: impl AsyncFnOnce(&Arc<dyn Filesystem>),
+    ) {
+        let process = self.env.node();
+        let disk = self.disk.take().unwrap().crash(&self.env, left);
+        let files = disk.open(process.env()).await;
+        use_without_server(files.session_table().unwrap()).await.unwrap();
+        work(&files).await;
+        process.kill();
+        process.gone().await;
+        self.disk = Some(disk);
     }
 
     /// A moment that the server's disk can be brought back to.

@@ -283,7 +283,8 @@ impl<'a> FsCall<'a> {
     /// still or was set back.
     pub(super) fn touch(&self, ino: u64, record: &mut InodeRecord) {
         let before = self.inodes.get(&ino).and_then(|staged| staged.touched);
-        record.changed = before.map_or(self.now, |before| later(self.now, before)).into();
+        let now = self.inner.behind_uses(self.now);
+        record.changed = before.map_or(now, |before| later(now, before)).into();
     }
 
     /// Later changes of an inode in this call are changes of their own: each has a later time.

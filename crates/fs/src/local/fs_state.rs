@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -77,6 +77,8 @@ pub(super) struct FsState {
     pub(super) next_handle: AtomicU64,
     /// Inodes without names stay.
     pub(super) keeps_orphans: AtomicBool,
+    /// The time of the last use without a server that is on record.
+    pub(super) all_used: AtomicI64,
     durable: Mutex<Durable>,
     pub(super) atimes: Mutex<HashMap<u64, u64>>,
     pub(super) inodes: Mutex<i64>,
@@ -178,6 +180,7 @@ impl FsState {
             locks: LockTable::default(),
             next_handle: AtomicU64::new(1),
             keeps_orphans: options.keep_orphans.into(),
+            all_used: i64::MIN.into(),
             durable: Mutex::default(),
             atimes: Mutex::default(),
             inodes: Mutex::new(found.inodes),

@@ -16,6 +16,7 @@ use super::LocalFs;
 use super::external_contents::REACH;
 use super::format::{Tag, decode_time, encode_time, key, key_behind, parse_key};
 use super::fs_call::FsCall;
+use super::use_records::{ALL_USED, MADE, USED, decode_all, decode_use, encode_all, encode_use};
 use crate::attributes::Ino;
 use crate::direct::DirectContents;
 use crate::error::FsError;
@@ -23,7 +24,7 @@ use crate::filesystem::{Filesystem, SessionTable};
 use crate::mutation::{ByteMutations, Mutation};
 use crate::room::RoomShare;
 use crate::session_table::{
-    Held, JournalPosition, MAX_WRITTEN, Recorder, SessionRecord, SlotRecord, SupersededCall,
+    AllUsed, Held, JournalPosition, Recorder, SessionRecord, SlotRecord, SupersededCall,
     UsedByOthers,
 };
 use crate::stored_ahead::{StoreAhead, StoredWrites};
@@ -62,9 +63,6 @@ const DELEGATED: [u8; 6] = [0; 6];
 /// What keys of records of reserved inode numbers have behind the session.
 const RESERVED: [u8; 7] = [0; 7];
 
-/// What keys of records of inodes that other clients have used have behind the session.
-const USED: [u8; 8] = [0; 8];
-
 pub(super) fn session_key(session: u64) -> Vec<u8> {
     key(0, Tag::Session, &session.to_be_bytes())
 }
@@ -77,6 +75,13 @@ fn key_of(session: u64, kind: &[u8], ino: u64) -> Vec<u8> {
 /// The inode that a key is about which begins so behind the session. Keys of other kinds have other lengths.
 fn ino_of(rest: &[u8], kind: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(rest.strip_prefix(kind)?.try_into().ok()?))
+}
+
+fn check_info(info: &[u8]) -> Result<(), FsError> {
+    match info.len() {
+        ..=MAX_INFO => Ok(()),
+        _ => Err(FsError::Invalid("the record of a session is too long")),
+    }
 }
 
 fn slot_key(session: u64, slot: u16) -> Vec<u8> {
@@ -106,37 +111,10 @@ pub(super) enum Record {
     Reserved(u64, u64),
     /// Other clients have used this inode while its client was away, which has a journal.
     Used(UsedByOthers),
-}
-
-/// What the record of an inode that other clients have used has behind the time of its last change, if they have only written bytes of
-/// it: this, and the ranges, each as its first byte and the one behind it.
-const WRITTEN: u8 = 1;
-
-fn encode_use(UsedByOthers { changed, written, .. }: &UsedByOthers) -> Vec<u8> {
-    let mut value = encode_time(*changed).to_le_bytes().to_vec();
-    if let Some(written) = written {
-        assert!(written.len() <= MAX_WRITTEN, "the ranges of a use are few");
-        value.push(WRITTEN);
-        let ends = written.iter().flat_map(|range| [range.start, range.end]);
-        value.extend(ends.flat_map(u64::to_le_bytes));
-    }
-    value
-}
-
-fn decode_use(ino: Ino, value: &[u8]) -> Option<UsedByOthers> {
-    let (changed, rest) = U64::read_from_prefix(value).ok()?;
-    let changed = decode_time(changed.get());
-    let Some((kind, ranges)) = rest.split_first() else {
-        return Some(UsedByOthers { ino, changed, written: None });
-    };
-    let ranges = <[[U64; 2]]>::ref_from_bytes(ranges).ok()?;
-    if *kind != WRITTEN || ranges.len() > MAX_WRITTEN {
-        return None;
-    }
-    let written: Vec<Range<u64>> =
-        ranges.iter().map(|[start, end]| start.get()..end.get()).collect();
-    let is_valid = written.iter().all(|range| range.start < range.end);
-    is_valid.then_some(UsedByOthers { ino, changed, written: Some(written) })
+    /// The filesystem was used without a server while its client was away, which has a journal.
+    AllUsed(AllUsed),
+    /// Its client has made this inode since.
+    Made(Ino),
 }
 
 /// The session of a record's key, and which record it is; `None` when the record is invalid.
@@ -153,6 +131,12 @@ pub(super) fn parse_record(key: &[u8], value: &[u8]) -> Option<(u64, Record)> {
     }
     if rest == [0; 3] {
         return (value.len() <= MAX_ADDRESS).then_some((session, Record::Address));
+    }
+    if rest == ALL_USED {
+        return Some((session, Record::AllUsed(decode_all(value)?)));
+    }
+    if let Some(ino) = ino_of(rest, &MADE) {
+        return value.is_empty().then_some((session, Record::Made(Ino(ino))));
     }
     if let Some(ino) = ino_of(rest, &DELEGATED) {
         return value.is_empty().then_some((session, Record::Delegated(Ino(ino))));
@@ -293,9 +277,7 @@ impl SessionTable for LocalFs {
     }
 
     async fn begin_session(&self, info: Bytes) -> Result<u64, FsError> {
-        if info.len() > MAX_INFO {
-            return Err(FsError::Invalid("the record of a session is too long"));
-        }
+        check_info(&info)?;
         self.inner.count_rooms().await?;
         self.change_as(Durability::Synced, async |txn| {
             let mut op = self.op(&txn);
@@ -340,6 +322,11 @@ impl SessionTable for LocalFs {
                     Record::Delegated(ino) => last.held.inodes.push(ino),
                     Record::Reserved(start, end) => last.held.numbers.push(start..end),
                     Record::Used(used) => last.held.used.push(used),
+                    Record::AllUsed(all) => {
+                        self.inner.note_all_used(encode_time(all.noted));
+                        last.held.all = Some(all);
+                    }
+                    Record::Made(ino) => last.held.made.push(ino),
                     Record::Server | Record::Address | Record::Sizes(_) => {}
                 }
             }
@@ -372,10 +359,34 @@ impl SessionTable for LocalFs {
         .await
     }
 
+    async fn use_all(&self, session: u64, info: Bytes, position: u64) -> Result<(), FsError> {
+        check_info(&info)?;
+        self.change_as(Durability::Synced, async |txn| {
+            let mut op = self.op(&txn);
+            if op.get(&session_key(session)).await?.is_none() {
+                return Err(FsError::Stale);
+            }
+            let own = [&session_key(session), &ALL_USED[..]].concat();
+            let before = op.get(&own).await?.and_then(|value| decode_all(&value));
+            let noted = before.map_or(decode_time(op.now), |it| it.noted);
+            // Before a change can come behind it.
+            self.inner.note_all_used(encode_time(noted));
+            op.put(own, encode_all(&AllUsed { noted, position }));
+            op.put(session_key(session), info.clone());
+            let made = key_of(session, &MADE, 0)..key_of(session, &MADE, u64::MAX);
+            // Records of other kinds lie among these.
+            for (key, value) in op.range(made, usize::MAX).await? {
+                if let Some((_, Record::Made(_))) = parse_record(&key, &value) {
+                    op.delete(key.to_vec());
+                }
+            }
+            Ok(((), op.finish().await?))
+        })
+        .await
+    }
+
     async fn set_session(&self, session: u64, info: Bytes) -> Result<(), FsError> {
-        if info.len() > MAX_INFO {
-            return Err(FsError::Invalid("the record of a session is too long"));
-        }
+        check_info(&info)?;
         self.change_session(session, |op| {
             op.put(session_key(session), info.clone());
         })
@@ -393,6 +404,9 @@ impl SessionTable for LocalFs {
             }
             for used in &held.used {
                 op.put(key_of(session, &USED, used.ino.0), encode_use(used));
+            }
+            for ino in &held.made {
+                op.put(key_of(session, &MADE, ino.0), Bytes::new());
             }
         })
         .await

@@ -154,6 +154,7 @@ pub(super) async fn apply(op: Op<'_>, payload: &Bytes, request: &Request) -> Ans
     if let Some(user) = stages.authorize.user(ctx) {
         user.make(&kept).await?;
     }
+    stages.sessions.note_made(ctx.session, &kept).await?;
     let table = ctx.files.session_table().ok_or(FsError::NotSupported)?;
     let unlinked = Unlinked::reference(ctx, &mutations);
     let change = begin(op, &kept).await?;

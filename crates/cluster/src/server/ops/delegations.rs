@@ -109,7 +109,7 @@ pub(super) fn reclaim_numbers(
 pub(super) async fn used_meanwhile(Op { ctx, stages }: Op<'_>) -> Answered {
     let journal = &ctx.session.journal;
     if !journal.has_returned() {
-        return Ok(Response::with(Answer::Bytes, vec![encode_list::<UsedInode>(&[])]));
+        return Ok(Response::with(Answer::Used(None), vec![encode_list::<UsedInode>(&[])]));
     }
     // What of it they have written by themselves is noted with the batch.
     let inodes: Vec<Ino> = journal.used().into_iter().map(|it| it.ino).collect();
@@ -124,5 +124,6 @@ pub(super) async fn used_meanwhile(Op { ctx, stages }: Op<'_>) -> Answered {
     let used = journal.used().into_iter().take(MAX_CLAIMS).take_while(fits);
     let used =
         used.map(|UsedByOthers { ino, changed, written }| UsedInode { ino, changed, written });
-    Ok(Response::with(Answer::Bytes, vec![encode_list(&used.collect::<Vec<_>>())]))
+    let answer = Answer::Used(journal.all_used());
+    Ok(Response::with(answer, vec![encode_list(&used.collect::<Vec<_>>())]))
 }

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use thalweg_env::HashMap;
+use thalweg_env::{HashMap, HashSet};
 use thalweg_fs::mutation::{Mutation, MutationKind};
-use thalweg_fs::session_table::{Held, JournalPosition, UsedByOthers};
+use thalweg_fs::session_table::{AllUsed, Held, JournalPosition, UsedByOthers};
 use thalweg_fs::{FsError, Ino};
 use tokio::sync::MutexGuard;
 
@@ -32,6 +32,20 @@ pub(in crate::server) struct JournalInfo {
     pub(in crate::server) presence: Presence,
 }
 
+/// A use of the filesystem without a server, by programs that note nothing.
+#[derive(Debug, Default)]
+struct AllUses {
+    noted: Option<AllUsed>,
+    /// Inodes that the client has made since.
+    made: HashSet<Ino>,
+}
+
+impl AllUses {
+    fn has(&self, ino: Ino) -> bool {
+        self.noted.is_some() && !self.made.contains(&ino)
+    }
+}
+
 /// What a session knows of its client's journal.
 #[derive(Debug)]
 pub(in crate::server) struct SessionJournal {
@@ -39,6 +53,8 @@ pub(in crate::server) struct SessionJournal {
     info: Mutex<Option<JournalInfo>>,
     /// Inodes that other clients have used while the client was away.
     used: Mutex<HashMap<Ino, UsedByOthers>>,
+    /// Whether the filesystem was used without a server meanwhile.
+    all: Mutex<AllUses>,
     /// Held while such a use is noted, and while the client comes back.
     pub(in crate::server) noting: tokio::sync::Mutex<()>,
     /// The last position that was applied.
@@ -80,9 +96,11 @@ impl SessionJournal {
     pub(in crate::server) fn new(
         info: Option<JournalInfo>,
         applied: JournalPosition,
-        Held { numbers, used, .. }: Held,
+        Held { numbers, used, all, made, .. }: Held,
     ) -> SessionJournal {
+        let all = AllUses { noted: all, made: made.into_iter().collect() };
         SessionJournal {
+            all: Mutex::new(all),
             info: Mutex::new(info),
             used: Mutex::new(used.into_iter().map(|it| (it.ino, it)).collect()),
             noting: tokio::sync::Mutex::default(),
@@ -144,8 +162,25 @@ impl SessionJournal {
 
     /// The ones of these inodes whose use was not noted yet.
     pub(in crate::server) fn unused<'a>(&self, inodes: impl Iterator<Item = &'a Ino>) -> Vec<Ino> {
-        let used = self.used.lock();
-        inodes.filter(|ino| !used.contains_key(ino)).copied().collect()
+        let (all, used) = (self.all.lock(), self.used.lock());
+        inodes.filter(|ino| !used.contains_key(ino) && !all.has(**ino)).copied().collect()
+    }
+
+    /// A use of the filesystem without a server, while the client was away.
+    pub(in crate::server) fn all_used(&self) -> Option<AllUsed> {
+        self.all.lock().noted
+    }
+
+    /// The inodes that mutations make, if these are to be told from those that were there when the filesystem was used without a server.
+    pub(in crate::server) fn unnoted(&self, mutations: &[Mutation]) -> Vec<Ino> {
+        let all = self.all.lock();
+        let made = mutations.iter().filter_map(|it| it.kind.made());
+        made.filter(|ino| all.has(*ino)).collect()
+    }
+
+    /// The client is about to make these inodes.
+    pub(in crate::server) fn note_made(&self, made: Vec<Ino>) {
+        self.all.lock().made.extend(made);
     }
 
     pub(in crate::server) fn note_used(&self, used: Vec<UsedByOthers>) {
@@ -182,13 +217,19 @@ impl SessionJournal {
     /// have seen is no such inode where names change in it: the inodes behind these are. A write to a file of which they have only
     /// written other bytes is none, either.
     pub(in crate::server) fn check_unused(&self, mutations: &[Mutation]) -> Result<(), FsError> {
-        let used = self.used.lock();
+        let (all, used) = (self.all.lock(), self.used.lock());
+        let made: HashSet<Ino> = match all.noted {
+            Some(_) => mutations.iter().filter_map(|it| it.kind.made()).collect(),
+            None => HashSet::default(),
+        };
+        let is_of_all = |ino: Ino| all.has(ino) && !made.contains(&ino);
         let conflicts = |kind: &MutationKind| match kind {
             MutationKind::Write { ino, offset, data, .. } => {
                 let range = *offset..offset.saturating_add(data.len() as u64);
-                used.get(ino).is_some_and(|it| conflicts_with(it.written.as_deref(), &range))
+                let widely = |it: &UsedByOthers| conflicts_with(it.written.as_deref(), &range);
+                used.get(ino).map_or_else(|| is_of_all(*ino), widely)
             }
-            kind => kind.subjects().any(|ino| used.contains_key(&ino)),
+            kind => kind.subjects().any(|ino| used.contains_key(&ino) || is_of_all(ino)),
         };
         let has_conflict = mutations.iter().any(|mutation| conflicts(&mutation.kind));
         if has_conflict { Err(FsError::Stale) } else { Ok(()) }

@@ -58,7 +58,7 @@ pub use notices::{Changed, FromServer, Invalidated, RemovedInode};
 pub use used::{UsedInode, conflicts_with};
 
 /// The first bytes that each side sends.
-pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 20 };
+pub const HELLO: Hello = Hello { magic: *b"thwg-fil", version: 21 };
 
 /// What a client wants.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

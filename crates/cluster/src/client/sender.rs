@@ -314,10 +314,12 @@ impl BatchSender {
         (batch, replaces): (u64, bool),
         parts: impl Stream<Item = Bytes>,
     ) -> Result<bool, FsError> {
+        let session = self.base.session.generation();
         let staging = parts.enumerate().map(|(part, bytes)| {
             let part = u32::try_from(part).expect("a batch has few parts");
-            let call =
-                Outgoing::with(Request::Stage { part: (batch, part), replaces }, vec![bytes], None);
+            let request = Request::Stage { part: (batch, part), replaces };
+            let mut call = Outgoing::with(request, vec![bytes], None);
+            call.of_session = Some(session);
             self.rpc.make(call, |_, _| {}, std::future::pending())
         });
         let answers: Vec<(Reply, Bytes)> = staging.buffered(PARTS_AT_ONCE).try_collect().await?;

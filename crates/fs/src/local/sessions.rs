@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::LocalFs;
 use super::external_contents::REACH;
-use super::format::{Tag, decode_time, encode_time, key, key_behind, parse_key};
+use super::format::{ALL_USED_VERSION, Tag, decode_time, encode_time, key, key_behind, parse_key};
 use super::fs_call::FsCall;
 use super::use_records::{ALL_USED, MADE, USED, decode_all, decode_use, encode_all, encode_use};
 use crate::attributes::Ino;
@@ -366,6 +366,7 @@ impl SessionTable for LocalFs {
             if op.get(&session_key(session)).await?.is_none() {
                 return Err(FsError::Stale);
             }
+            op.raise_version(ALL_USED_VERSION).await?;
             let own = [&session_key(session), &ALL_USED[..]].concat();
             let before = op.get(&own).await?.and_then(|value| decode_all(&value));
             let noted = before.map_or(decode_time(op.now), |it| it.noted);

@@ -69,8 +69,8 @@ impl DirtyLimit {
         self.used.load(Ordering::Relaxed) > self.journal() / 4 * 3
     }
 
-    /// Whether mutations with so many bytes in memory are to be sent (table 7.1: in the background). What later mutations replace mostly
-    /// waits on, since that is sent once; the journal keeps it.
+    /// Whether mutations with so many bytes in memory are to be sent (table 7.1: in the background). Bytes that later mutations mostly
+    /// replace wait on, since the last ones alone are sent; the journal keeps them.
     pub(super) fn is_memory_short(&self, bytes: usize) -> bool {
         self.background.is_some_and(|most| bytes >= most)
             && self.kept.load(Ordering::Relaxed) > WHOLE / 2

@@ -177,15 +177,7 @@ impl Rpc {
             let channel = connecting.await?;
             let is_first = failed.is_none();
             let Some(counted) = self.count_sent(&mut sent_once, is_first) else { continue };
-            if failed.is_some() && number.is_once && self.base.session.generation() != generation {
-                tracing::error!(
-                    "a call was under way when the server ended the session; it may count or not"
-                );
-                return Err(LinkError::Evicted.into());
-            }
-            if call.of_session.is_some_and(|it| it != self.base.session.generation()) {
-                return Err(LinkError::Evicted.into());
-            }
+            self.check_session(&call, (failed.is_some() && number.is_once).then_some(generation))?;
             base.call_numbers.sends(number.number, base.session.server_number());
             let message = self.message(&call, number.number, slot);
             let (rpc, then, sent) = (self.clone(), then.clone(), self.base.now());
@@ -222,6 +214,24 @@ impl Rpc {
                 Err(CallError::Lost(_) | CallError::Late(_)) => failed = Some(channel.clone()),
             }
         }
+    }
+
+    /// Whether a call may be sent in this session, if it was sent before in one that has this number.
+    ///
+    /// # Errors
+    /// [`LinkError::Evicted`]
+    fn check_session(&self, call: &Outgoing, sent_in: Option<u64>) -> Result<(), FsError> {
+        let now = self.base.session.generation();
+        if sent_in.is_some_and(|it| it != now) {
+            tracing::error!(
+                "a call was under way when the server ended the session; it may count or not"
+            );
+            return Err(LinkError::Evicted.into());
+        }
+        if call.of_session.is_some_and(|it| it != now) {
+            return Err(LinkError::Evicted.into());
+        }
+        Ok(())
     }
 
     fn message(&self, call: &Outgoing, number: u64, slot: u16) -> Call {

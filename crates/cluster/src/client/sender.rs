@@ -447,7 +447,7 @@ impl BatchSender {
         let request = Request::Batch { sync, charged, releases, positions, staged, spent };
         let mut call = Outgoing::with(request, vec![payload], (*user).clone());
         (call.slot, call.named) = (Some(Slot::of_batch()), named.into());
-        // A position is another mutation's in the next session: this one would be applied a second time there, over what others have written.
+        // A position is another mutation's in the next session: this one would be applied a second time there, over what other clients have written.
         call.of_session = positions.map(|_| message.session);
         let (reply, _) = self.rpc.make(call, then, std::future::pending()).await?;
         Ok(reply.answer)

@@ -208,7 +208,7 @@ fn live(seed: u64, rounds: usize) -> Moves {
 #[test]
 fn one_of_the_two_machines_has_the_mount_with_everything_that_was_synced() {
     let mut sum = Moves::default();
-    for seed in campaign::seeds(60) {
+    for seed in campaign::seeds(36) {
         let Moves { tally, moved, stayed, unknown } = live(seed, 4);
         sum.tally.syncs += tally.syncs;
         sum.tally.unsent += tally.unsent;
@@ -219,6 +219,6 @@ fn one_of_the_two_machines_has_the_mount_with_everything_that_was_synced() {
         sum.unknown += unknown;
     }
     println!("{sum:?}");
-    assert!(sum.moved > 60 && sum.stayed > 20 && sum.unknown > 20);
-    assert!(sum.tally.syncs > 100 && sum.tally.unsent > 100);
+    assert!(sum.moved > 36 && sum.stayed > 12 && sum.unknown > 12);
+    assert!(sum.tally.syncs > 60 && sum.tally.unsent > 60);
 }

@@ -41,8 +41,8 @@ pub(crate) fn ratios(
     chart(title, loads, "rate over Ceph's".to_owned(), [stated("thesis", thesis), None], measured)
 }
 
-/// Mean milliseconds of updates and of reads, of one thread whose operations are half updates and half reads: the updates have what the
-/// reads leave of its time.
+/// Mean milliseconds of updates and of reads. One thread makes as many of these as of those, so the time that is not its reads' is that of its
+/// updates.
 pub(crate) fn latencies(
     report: &Report,
     title: &str,

@@ -63,7 +63,7 @@ fn run(options: &Options) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// Of one connection, whose writes are all synced: operations in a second.
+/// Operations in a second of one connection, each of them synced.
 const PAPER: [f64; 2] = [233.0, 1669.0];
 
 fn charts(report: &Report) -> Vec<Chart> {

@@ -401,7 +401,8 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// Those of the transaction.
     async fn end_sessions(&self, sessions: &[u64]) -> Result<(), FsError>;
 
-    /// The sessions that are recorded.
+    /// The sessions that are recorded. From here on a change of an inode is later than the [`Held::all`] of each, so it comes before the first change of an
+    /// opening.
     ///
     /// # Errors
     /// Those of the transaction; [`FsError::Damaged`].
@@ -413,8 +414,9 @@ pub trait SessionTable: Promises + Send + Sync + fmt::Debug {
     /// Those of the transaction; [`FsError::Damaged`].
     async fn number_server(&self) -> Result<u64, FsError>;
 
-    /// The filesystem is about to be used without a server: a session whose client has a journal gets another record, and each inode
-    /// counts as used by others ([`Held::all`]); one transaction, durable. The filesystem has the client's mutations up to a position.
+    /// Notes for a session that the filesystem is about to be used without a server, so that each inode counts as used by others
+    /// ([`Held::all`]), and gives it another record. Both are durable together. The filesystem has the mutations of the session's client up to
+    /// this position of its journal.
     ///
     /// # Errors
     /// As [`SessionTable::set_session`].

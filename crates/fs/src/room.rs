@@ -142,16 +142,31 @@ pub struct RoomShare {
     pub room: Room,
 }
 
+/// When a session is promised more. Each time the free room is looked up, which costs a call where contents are elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refill {
+    /// When it has used half of what it may have.
+    Half,
+    /// When it has used some: its client may have taken all of it for what waits in a journal, and goes on with what it gets when a batch
+    /// of that is applied.
+    Some,
+}
+
 /// The promises of a filesystem to the sessions of its server.
 #[async_trait]
 pub trait Promises {
-    /// Promises a session more room, so that it can make changes by itself: of the volume, and below the root of `quota` unless
-    /// that is 0. Returns what is added to what it was promised before, which is nothing while it has enough, or while other calls
+    /// Promises a session more room when it is due, so that it can make changes by itself: of the volume, and below the root of `quota`
+    /// unless that is 0. Returns what is added to what it was promised before, which is nothing while it has enough, or while other calls
     /// need it.
     ///
     /// # Errors
     /// Those of the transaction.
-    async fn promise(&self, session: u64, quota: u64) -> Result<Vec<RoomShare>, FsError>;
+    async fn promise(
+        &self,
+        session: u64,
+        quota: u64,
+        refill: Refill,
+    ) -> Result<Vec<RoomShare>, FsError>;
 
     /// A session was promised this by a server before this one, and has not used it.
     fn reclaim_room(&self, session: u64, shares: &[RoomShare]);

@@ -217,6 +217,51 @@ fn what_others_have_used_is_in_conflict_copies() {
     assert!(scene.umount("one", &[]).status.success());
 }
 
+/// A mount of the volume without its server notes nothing of each file: all that were there count as used by others.
+#[test]
+fn files_that_were_there_in_a_use_without_a_server_are_in_conflict_copies() {
+    let Some(mut scene) = Scene::with_mounts() else { return };
+    let (mount, journal, directory) = first_mount(&scene);
+    let names = ["read", "changed", "apart"];
+    for name in names {
+        fs::write(directory.join(name), format!("{name} before")).unwrap();
+        good(thalweg(["wait", "--for", "server"]).arg(directory.join(name)));
+    }
+    for name in ["new", "apart", "read", "changed"] {
+        let file = File::create(directory.join(name)).unwrap();
+        file.write_all_at(format!("{name} after").as_bytes(), 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    mount.kill(&scene.home, "one");
+    scene.server.as_mut().unwrap().kill_now();
+    let alone = scene.home.path("alone");
+    fs::create_dir(&alone).unwrap();
+    good(thalweg(["mount"]).arg(scene.home.volume()).arg(&alone));
+    assert_eq!(text(&alone.join("d/read")), "read before");
+    fs::write(alone.join("d/changed"), "changed without a server").unwrap();
+    good(thalweg(["umount"]).arg(&alone));
+
+    scene.serve_with(&[]);
+    let status = good(scene.with("server", &["cluster", "status"]).arg(scene.home.volume()));
+    assert!(status.contains("away with its journal"), "{status}");
+    let options = format!("journal_dev={}", journal.display());
+    good(scene.mount_command("one", "/").args(["-o", &options]));
+    // It came before the others.
+    assert_eq!(text(&directory.join("new")), "new after");
+    assert_eq!(text(&directory.join("read")), "read before");
+    assert_eq!(text(&directory.join("apart")), "apart before");
+    assert_eq!(text(&directory.join("changed")), "changed without a server");
+    let shown = scene.home.path("mnt-one").display().to_string();
+    let sets = json(&mut thalweg(["cluster", "conflicts", "list", "--json", &shown]));
+    let entries = sets[0]["entries"].as_array().unwrap();
+    let of = |it: &Value| (it["path"].as_str().unwrap().to_owned(), it["kind"].clone());
+    let mut found: Vec<_> = entries.iter().map(of).collect();
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    let expected = [("/d/apart", "complete"), ("/d/changed", "ranges"), ("/d/read", "complete")];
+    assert_eq!(found, expected.map(|(path, kind)| (path.to_owned(), Value::from(kind))), "{sets}");
+    assert!(scene.umount("one", &[]).status.success());
+}
+
 /// A journal that was given up at the server cannot be written back; what it has can be taken out of it.
 #[test]
 fn a_journal_that_was_given_up_is_exported() {

@@ -10,7 +10,7 @@ use std::time::Duration;
 const FIRST_RATE: u64 = 16 << 20;
 /// A batch of fewer bytes says nothing of the link.
 const LEAST_MEASURED: usize = 64 << 10;
-/// What batches send of a thousand bytes, if nothing is replaced meanwhile.
+/// Bytes that a batch sends of a thousand, if none is replaced meanwhile.
 const WHOLE: u64 = 1000;
 /// So much may wait on any link.
 const LEAST: u64 = 8 << 20;
@@ -27,7 +27,7 @@ pub(super) struct DirtyLimit {
     unsent: AtomicU64,
     /// What the link has carried in a second, lately.
     rate: AtomicU64,
-    /// Bytes that batches have sent of a thousand that were written, lately.
+    /// Bytes that the last batch has sent of a thousand that were written.
     kept: AtomicU64,
 }
 
@@ -113,10 +113,8 @@ impl DirtyLimit {
         if bytes < LEAST_MEASURED {
             return;
         }
-        let now = (sent.min(bytes) as u64 * WHOLE) / bytes as u64;
-        let before = self.kept.load(Ordering::Relaxed);
-        // What the load does now counts: one batch tells enough.
-        self.kept.store((before + 3 * now) / 4, Ordering::Relaxed);
+        let kept = (sent.min(bytes) as u64 * WHOLE) / bytes as u64;
+        self.kept.store(kept, Ordering::Relaxed);
     }
 
     /// A batch with so many bytes took so long.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use thalweg_env::{HashSet, Time};
-use thalweg_fs::room::{RoomShare, add_share};
+use thalweg_fs::room::{Refill, RoomShare, add_share};
 use thalweg_fs::{FsError, Ino};
 use tokio::sync::Notify;
 
@@ -158,8 +158,9 @@ impl Room {
         if quotas.is_empty() || !self.is_granted() {
             return room;
         }
+        let refill = if session.journal.is_kept() { Refill::Some } else { Refill::Half };
         for quota in quotas {
-            match table.promise(session.serial, quota).await {
+            match table.promise(session.serial, quota, refill).await {
                 Ok(more) => more.iter().for_each(|it| add_share(&mut room, it.quota, it.room)),
                 Err(error) => tracing::debug!(%error, "a client is promised no more room"),
             }

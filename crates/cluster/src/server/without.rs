@@ -50,7 +50,7 @@ pub async fn use_without_server(
     Ok(SessionsWithoutServer { ended: ended.len(), away })
 }
 
-/// The record of a session whose client is away with its journal; `None` for one that has nothing in a journal.
+/// The record of a session from here on, if its client may have changes in a journal: it is away.
 fn lapsed(record: &SessionRecord) -> Option<Bytes> {
     let Recorded { identity, visitor, lease, journal } = decode(&record.info)?;
     let held = &record.held;

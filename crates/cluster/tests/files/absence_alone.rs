@@ -59,6 +59,15 @@ async fn read(files: &dyn Filesystem, path: &str) -> String {
     text(files, at(files, path).await).await
 }
 
+/// The server ends, and a program reads a file without it.
+async fn read_without_server(scene: &mut Scene) {
+    scene.stop().await;
+    let use_it = async |files: &Arc<dyn Filesystem>| {
+        assert_eq!(read(&**files, "d/x").await, "x");
+    };
+    scene.without_server(Shape::Nothing, use_it).await;
+}
+
 /// The paths of a set, with how their copies were made and what these have.
 async fn copies(client: &Client, set: &ConflictSet) -> Vec<(String, ConflictKind, String)> {
     let mut copies = Vec::new();
@@ -218,11 +227,7 @@ fn a_journal_without_changes_goes_on() {
         client.sync_all().await.unwrap();
         machine.crash(Shape::Nothing);
         drop(client);
-        scene.stop().await;
-        let use_it = async |files: &Arc<dyn Filesystem>| {
-            assert_eq!(read(&**files, "d/x").await, "x");
-        };
-        scene.without_server(Shape::Nothing, use_it).await;
+        read_without_server(&mut scene).await;
         scene.start(Shape::Nothing).await;
         let again = machine.mount(&scene, true).await.unwrap();
         assert_eq!(lists(&again).await, []);
@@ -249,11 +254,7 @@ fn a_use_without_a_server_is_on_record_before_it_reads() {
             client.sync(x, false).await.unwrap();
             machine.crash(Shape::Nothing);
             drop(client);
-            scene.stop().await;
-            let use_it = async |files: &Arc<dyn Filesystem>| {
-                assert_eq!(read(&**files, "d/x").await, "x");
-            };
-            scene.without_server(Shape::Nothing, use_it).await;
+            read_without_server(&mut scene).await;
             let again = async |files: &Arc<dyn Filesystem>| {
                 // It is the same use, and changes nothing on record.
                 let table = files.session_table().unwrap();

@@ -14,7 +14,7 @@ use crate::move_node::target;
 use crate::moving_crashes::{Moves, Pair, settle, wait};
 use crate::scene::*;
 
-/// Whose power fails.
+/// The machines that lose their power.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Cut {
     From,

@@ -11,7 +11,7 @@ use super::fs_state::FsState;
 use super::rooms::{Accounts, Cover, Taken, Ticket, VOLUME};
 use crate::attributes::Ino;
 use crate::error::FsError;
-use crate::room::{Promises, Room, RoomShare};
+use crate::room::{Promises, Refill, Room, RoomShare};
 
 /// What a session is promised at most, where the shares below let it: so much may wait at its client, in a journal, before the next change needs a call.
 const MOST: Room = Room { blocks: 1 << 18, inodes: 1 << 16, places: 3 << 16, bytes: 1 << 24 };
@@ -24,10 +24,13 @@ const LEAST_PART: u64 = 1 << 14;
 /// Blocks of metadata that no promise takes: for records of sessions, of removals, and for changes that are made again.
 const SPARE_PAGES: u64 = 16;
 
-/// What is wanted beside what a session has, to come to this: nothing of what it has almost all of. A client may have used all of its promise for what
-/// waits in its journal, and goes on with what it gets when a batch of that is applied.
-fn wanted(own: Room, most: Room) -> Room {
-    let wants = |own: u64, most: u64| if own < most - most / 64 { most - own } else { 0 };
+/// What is wanted beside what a session has, to come to this: nothing of what it has enough of.
+fn wanted(own: Room, most: Room, refill: Refill) -> Room {
+    let enough = |most: u64| match refill {
+        Refill::Half => most / 2,
+        Refill::Some => most - most / 64,
+    };
+    let wants = |own: u64, most: u64| if own < enough(most) { most - own } else { 0 };
     Room {
         blocks: wants(own.blocks, most.blocks),
         inodes: wants(own.inodes, most.inodes),
@@ -38,11 +41,16 @@ fn wanted(own: Room, most: Room) -> Room {
 
 #[async_trait]
 impl Promises for LocalFs {
-    async fn promise(&self, session: u64, quota: u64) -> Result<Vec<RoomShare>, FsError> {
+    async fn promise(
+        &self,
+        session: u64,
+        quota: u64,
+        refill: Refill,
+    ) -> Result<Vec<RoomShare>, FsError> {
         if self.inner.options.read_only {
             Ok(Vec::new())
         } else {
-            self.inner.promise(session, quota).await
+            self.inner.promise(session, quota, refill).await
         }
     }
 
@@ -125,17 +133,20 @@ impl FsState {
         &self,
         session: u64,
         quota: u64,
+        refill: Refill,
     ) -> Result<Vec<RoomShare>, FsError> {
         self.count_rooms().await?;
         let mut granted = Vec::new();
-        let wanted = wanted(self.rooms.promised(session, VOLUME), MOST);
-        let room =
-            if wanted.is_none() { Room::NONE } else { self.promise_of_volume(session).await? };
+        let wanted = wanted(self.rooms.promised(session, VOLUME), MOST, refill);
+        let room = match wanted.is_none() {
+            true => Room::NONE,
+            false => self.promise_of_volume(session, refill).await?,
+        };
         if !room.is_none() {
             granted.push(RoomShare { quota: VOLUME, room });
         }
         if quota != VOLUME {
-            let room = self.promise_of_quota(session, quota).await?;
+            let room = self.promise_of_quota(session, quota, refill).await?;
             if !room.is_none() {
                 granted.push(RoomShare { quota, room });
             }
@@ -143,7 +154,7 @@ impl FsState {
         Ok(granted)
     }
 
-    async fn promise_of_volume(&self, session: u64) -> Result<Room, FsError> {
+    async fn promise_of_volume(&self, session: u64, refill: Refill) -> Result<Room, FsError> {
         // Beside snapshots an overwrite takes room as well, and that is charged to no promise.
         if self.volume.room().is_some() {
             return Ok(Room::NONE);
@@ -169,16 +180,21 @@ impl FsState {
         let parts = std::iter::successors(Some(1), |part| Some(2 * part));
         let parts = parts.take_while(|part| *part <= LEAST_PART);
         // What it has too much of for a smaller part leaves room for what it lacks.
-        let mut parts = parts.map(|part| wanted(own, MOST.part(part)));
+        let mut parts = parts.map(|part| wanted(own, MOST.part(part), refill));
         let room = parts.find(fits).unwrap_or_default();
-        let room = Room { blocks: wanted(own, MOST).blocks.min(blocks), ..room };
+        let room = Room { blocks: wanted(own, MOST, refill).blocks.min(blocks), ..room };
         accounts.add((VOLUME, session), room);
         Ok(room)
     }
 
-    async fn promise_of_quota(&self, session: u64, quota: u64) -> Result<Room, FsError> {
+    async fn promise_of_quota(
+        &self,
+        session: u64,
+        quota: u64,
+        refill: Refill,
+    ) -> Result<Room, FsError> {
         let own = self.rooms.promised(session, quota);
-        let wanted = wanted(own, MOST).of_quota();
+        let wanted = wanted(own, MOST, refill).of_quota();
         if wanted.is_none() {
             return Ok(Room::NONE);
         }
@@ -320,14 +336,16 @@ mod tests {
 
     #[test]
     fn what_a_batch_has_used_is_promised_again() {
-        assert_eq!(wanted(Room::NONE, MOST), MOST);
-        assert_eq!(wanted(MOST, MOST), Room::NONE);
-        // Its client waits for that: it may have used everything, and the server has this much of it.
+        for refill in [Refill::Half, Refill::Some] {
+            assert_eq!(wanted(Room::NONE, MOST, refill), MOST);
+            assert_eq!(wanted(MOST, MOST, refill), Room::NONE);
+            // Not with each small answer.
+            let left = MOST.checked_sub(MOST.part(128)).unwrap();
+            assert_eq!(wanted(left, MOST, refill), Room::NONE);
+        }
         let used = MOST.part(16);
         let left = MOST.checked_sub(used).unwrap();
-        assert_eq!(wanted(left, MOST), used);
-        // Not with each small answer.
-        let left = MOST.checked_sub(MOST.part(128)).unwrap();
-        assert_eq!(wanted(left, MOST), Room::NONE);
+        assert_eq!(wanted(left, MOST, Refill::Some), used);
+        assert_eq!(wanted(left, MOST, Refill::Half), Room::NONE);
     }
 }

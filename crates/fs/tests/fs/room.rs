@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thalweg_env::Env;
 use thalweg_fs::local::{self, Format, LocalFs, Options};
+use thalweg_fs::room::Refill;
 use thalweg_fs::{Filesystem, FsError, Ino, Promises, Room};
 use thalweg_sim::run;
 use thalweg_store::block::{BLOCK_SIZE, BlockStore, Keep, Retained};
@@ -107,7 +108,7 @@ fn no_room_is_promised_beside_snapshots() {
     run(1, |env| async move {
         let (chain, files) = on_chain(&env, None).await;
         let promised = async |session: u64| -> Room {
-            let shares = files.promise(session, 0).await.unwrap();
+            let shares = files.promise(session, 0, Refill::Half).await.unwrap();
             files.release_room(session);
             shares.into_iter().map(|share| share.room).fold(Room::NONE, Room::plus)
         };

@@ -53,7 +53,7 @@ struct Files {
 }
 
 impl Files {
-    /// With so many files, whose bytes are ones.
+    /// With so many files, which have bytes of ones.
     async fn new(env: &Env, rig: &Rig, count: u64) -> Files {
         let recorder = Recorder::with_latency(env, LATENCY);
         let devices = rig.devices(|name, geometry| recorder.device(name, geometry));

@@ -54,10 +54,7 @@ impl Writeback {
 
     /// Whether so much waits that some of it is to be sent: memory, the journal or the room that the server has promised run short.
     fn is_full(&self) -> bool {
-        self.base.queue.is_full()
-            || std::env::var("BUG").as_deref() != Ok("3")
-                && self.base.queue.has_journal()
-                && self.base.room.is_short()
+        self.base.queue.is_full() || self.base.queue.has_journal() && self.base.room.is_short()
     }
 
     async fn send_full(self: &Arc<Self>, mut turn: SendGuard) -> Result<(), FsError> {

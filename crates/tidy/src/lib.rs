@@ -9,10 +9,12 @@
 //! - `parents`: imports of modules from the file of a module around them;
 //! - `impls`: types of `cluster` with `impl` blocks in many files;
 //! - `locks`: a crate with more than one lock says in which order they are taken;
+//! - `environment`: sources that read environment variables;
 //! - `words`: words to avoid in comments and documentation.
 
 mod circles;
 mod comments;
+mod environment;
 mod error;
 mod impls;
 mod items;
@@ -85,6 +87,11 @@ const SECTIONS: &[Section] = &[
         kind: Kind::Reasons,
     },
     Section {
+        name: "environment",
+        about: "Sources that read environment variables, and why.",
+        kind: Kind::Reasons,
+    },
+    Section {
         name: "words",
         about: "Lines of comments and pages with words to avoid (src/words.rs).",
         kind: Kind::Numbers,
@@ -113,7 +120,7 @@ pub fn check(root: &Path) -> Result<Report, TidyError> {
 }
 
 /// What each of [`SECTIONS`] measures.
-fn measure(sources: &Sources) -> Result<[Measured; 10], TidyError> {
+fn measure(sources: &Sources) -> Result<[Measured; 11], TidyError> {
     let parsed = sources.parse()?;
     let packages = sources.packages()?;
     let (mut edges, mut upward) = (Edges::new(), Upward::new());
@@ -132,6 +139,7 @@ fn measure(sources: &Sources) -> Result<[Measured; 10], TidyError> {
         parents::measure(&upward),
         impls::measure(&parsed),
         locks::measure(sources, &parsed, &packages),
+        environment::measure(sources),
         words::measure(sources),
     ])
 }
